@@ -1,0 +1,40 @@
+# trunkline_target(TARGET): warnings, sanitizers and language settings that all of the project's targets share.
+function(trunkline_target target)
+  target_compile_features(${target} PUBLIC cxx_std_23)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+    $<$<BOOL:${TRUNKLINE_WERROR}>:-Werror>)
+  if(TRUNKLINE_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${TRUNKLINE_SANITIZE} -fno-omit-frame-pointer
+      -fno-sanitize-recover=all -g1)
+    target_link_options(${target} PUBLIC -fsanitize=${TRUNKLINE_SANITIZE})
+  endif()
+endfunction()
+
+# trunkline_tests(LAYER LIBRARY): builds src/LAYER/**/*_test.cpp into LAYER_tests and registers each test.
+function(trunkline_tests layer library)
+  file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${layer}/*_test.cpp)
+  if(NOT tests)
+    return()
+  endif()
+  add_executable(${layer}_tests ${tests})
+  trunkline_target(${layer}_tests)
+  target_include_directories(${layer}_tests PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}
+    GTest::gtest GTest::gtest_main)
+  gtest_discover_tests(${layer}_tests DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 300 LABELS ${layer})
+endfunction()
+
+# Every public header compiles alone.
+function(trunkline_header_check)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/trunkline/*.h)
+  set(sources "")
+  foreach(header IN LISTS headers)
+    get_filename_component(name ${header} NAME_WE)
+    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/header_check/${name}.cpp
+      CONTENT "#include \"trunkline/${name}.h\"\n#include \"trunkline/${name}.h\"  // guarded\n")
+    list(APPEND sources ${CMAKE_CURRENT_BINARY_DIR}/header_check/${name}.cpp)
+  endforeach()
+  add_library(header_check OBJECT ${sources})
+  trunkline_target(header_check)
+  target_link_libraries(header_check PRIVATE trunkline)
+endfunction()

@@ -1,0 +1,114 @@
+// The engine: lanes of I/O that every file of it shares.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trunkline/buffer.h"
+#include "trunkline/error.h"
+#include "trunkline/fault.h"
+#include "trunkline/future.h"
+#include "trunkline/memory.h"
+#include "trunkline/stats.h"
+
+namespace trunkline {
+
+class EngineCore;  // src/io/engine_core.h
+class File;
+
+enum class BackendKind { automatic, io_uring, libaio, threads, memory };
+std::string_view to_string(BackendKind kind);
+Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
+
+struct EngineOptions {
+  // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation fails.
+  // memory: files live in this process (an anonymous file per path), for tests.
+  BackendKind backend = BackendKind::automatic;
+  std::optional<unsigned> lanes = {};                     // I/O threads, 1 .. 64
+  std::optional<unsigned> queue_depth = {};               // transfers in flight per lane, 1 .. 4096
+  std::optional<std::uint64_t> block_bytes = {};          // largest transfer; a multiple of 4096, 4 KiB .. 1 GiB
+  std::optional<std::uint64_t> pinned_budget_bytes = {};  // hard bound on buffers of this engine; default 1/4 of memory
+  std::shared_ptr<Faults> faults = {};                     // injected at completions when given
+};
+
+// What the options came to on this machine.
+struct EngineConfig {
+  BackendKind backend;
+  unsigned lanes;
+  unsigned queue_depth;
+  std::uint64_t block_bytes;
+  std::uint64_t pinned_budget_bytes;
+  std::vector<std::string> features;  // of the backend: "defer_taskrun", "registered_buffers", ...
+};
+
+struct Refusal {
+  std::string what;  // "io_uring", "direct I/O", "registered buffers", "huge pages", "memory lock"
+  std::string why;
+};
+
+// Which way the bytes of a path take in an engine, and why.
+struct Explanation {
+  std::string backend;
+  bool direct = false;
+  std::string why;                       // why direct, or why not
+  std::uint64_t memory_alignment = 1;    // bytes; what a copy-free direct transfer asks of the address ...
+  std::uint64_t offset_alignment = 1;    // ... and of offset and length
+  std::string device;                    // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
+  std::string filesystem;                // "ext4", "tmpfs", ...
+  std::string mount;                     // mount point
+  std::vector<Refusal> refused;
+};
+
+// One read or write of a batch.
+struct Request {
+  Op op = Op::read;  // read or write
+  const File* file = nullptr;
+  MemoryView memory = {};
+  std::uint64_t offset = 0;  // bytes from the file's start
+  Keepalive keepalive = {};
+};
+
+// A shared handle: copies are the same engine. Every member function is thread-safe. The last handle (files hold one
+// too) finishes all pending operations and joins the lanes.
+class Engine {
+ public:
+  Engine() = default;  // no engine; only valid() may be called
+  explicit Engine(std::shared_ptr<EngineCore> core) : core_(std::move(core)) {}
+
+  // Fails with invalid_argument, or unsupported when a named backend was refused (the message says why).
+  static Result<Engine> create(const EngineOptions& options = {});
+
+  // The process's own engine, created at first use with defaults; TRUNKLINE_BACKEND in the environment names its
+  // backend. A forked child gets a fresh one.
+  static Result<Engine> default_engine();
+
+  bool valid() const { return core_ != nullptr; }
+  const EngineConfig& config() const;
+
+  // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full. One Future each;
+  // a request that is wrong in itself fails its own Future.
+  std::vector<Future> submit(std::span<const Request> requests) const;
+
+  // `path` is a file, or a directory in which a probe file may be made and removed.
+  Result<Explanation> explain(const std::string& path) const;
+
+  EngineStats stats() const;
+
+  // Page-aligned memory of this engine's budget; out_of_budget when it does not fit beside what is in use.
+  Result<Buffer> allocate(std::uint64_t bytes) const;
+
+  // Finishes what was submitted, then refuses further operations (`closed`). Idempotent.
+  void close() const;
+
+  const std::shared_ptr<EngineCore>& core() const { return core_; }
+
+ private:
+  std::shared_ptr<EngineCore> core_;
+};
+
+}  // namespace trunkline

@@ -1,0 +1,82 @@
+// Files: any size, offset and pointer; blocking and non-blocking.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trunkline/engine.h"
+
+namespace trunkline {
+
+enum class Mode {
+  read,        // "r": must exist
+  read_write,  // "r+": must exist
+  write,       // "w": created, or emptied when it exists; may be read too
+  create,      // "x": must not exist; may be read too
+};
+Result<Mode> parse_mode(std::string_view text);  // also with a "b", as in "rb"
+
+enum class Direct {
+  automatic,  // direct where the filesystem takes it and gains from it
+  always,     // opening fails with unsupported where it is refused
+  never,      // through the page cache
+};
+
+struct OpenOptions {
+  Mode mode = Mode::read;
+  Direct direct = Direct::automatic;
+  // Allocate the blocks of a long write that extends the file before it is sent, where the filesystem can.
+  bool preallocate = true;
+};
+
+class FileCore;  // src/io/file_core.h
+
+// A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations on
+// overlapping ranges run in no particular order unless one is awaited before the next is submitted.
+//
+// Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a failed
+// or cancelled write the bytes of its range are unspecified and all others are untouched.
+class File {
+ public:
+  File() = default;  // no file; only valid() may be called
+  explicit File(std::shared_ptr<FileCore> core) : core_(std::move(core)) {}
+
+  static Result<File> open(const Engine& engine, const std::string& path, const OpenOptions& options = {});
+
+  // A file of the process's default engine, whichever that is at the time of each call (so it works after a fork).
+  static Result<File> open(const std::string& path, const OpenOptions& options = {});
+
+  bool valid() const { return core_ != nullptr; }
+  const std::string& path() const;
+  Mode mode() const;
+
+  // Bytes moved, always all of `memory`.
+  Result<std::uint64_t> pread(MemoryView memory, std::uint64_t offset) const;
+  Result<std::uint64_t> pwrite(MemoryView memory, std::uint64_t offset) const;
+
+  // Memory must stay valid until the Future is done; a Keepalive given is held until then. Blocks only while the
+  // engine's queue is full. What is wrong with the request itself fails the Future.
+  Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
+  Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
+
+  Result<std::uint64_t> size() const;     // bytes
+  Status truncate(std::uint64_t bytes) const;
+
+  // Waits for the writes submitted before, then makes data and size durable (fsync). A failure is final for this
+  // file: every later sync and write returns it again, since the kernel may have dropped the dirty pages
+  // (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020).
+  Status sync() const;
+
+  // Waits for all pending operations on the file, then closes it. Idempotent. Later operations fail with `closed`.
+  Status close() const;
+
+  const std::shared_ptr<FileCore>& core() const { return core_; }
+
+ private:
+  std::shared_ptr<FileCore> core_;
+};
+
+}  // namespace trunkline

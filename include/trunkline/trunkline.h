@@ -1,0 +1,14 @@
+// The whole public surface.
+#pragma once
+
+#include "trunkline/buffer.h"
+#include "trunkline/checksum.h"
+#include "trunkline/engine.h"
+#include "trunkline/error.h"
+#include "trunkline/fault.h"
+#include "trunkline/file.h"
+#include "trunkline/future.h"
+#include "trunkline/memory.h"
+#include "trunkline/stats.h"
+#include "trunkline/units.h"
+#include "trunkline/volume.h"

@@ -1,0 +1,161 @@
+#include "trunkline/error.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace trunkline {
+namespace {
+
+// The likely cause of an errno in an I/O library and what to try next; empty where the text of the errno says
+// it all.
+std::string_view hint(int code) {
+  switch (code) {
+    case ENOSPC:
+      return "the filesystem is full (of bytes or of inodes), see df and df -i; free some or write elsewhere";
+    case EDQUOT:
+      return "the quota of this user, group or project is used up, see quota; free some or write elsewhere";
+    case EIO:
+      return "the device or the network storage reported it, see dmesg and the device's health (smartctl)";
+    case EBADF:
+      return "the file was not opened for this, or was closed while in use; check the mode it was opened "
+             "with";
+    case EINVAL:
+      return "the kernel refused an argument, with direct I/O mostly the alignment; try without direct I/O";
+    case EACCES:
+      return "check the permissions of the file and of every directory above it, for this user";
+    case EPERM:
+      return "the kernel forbids it to this process: an immutable file, a security policy (seccomp, LSM) or "
+             "a missing "
+             "capability; check lsattr and the container's profile";
+    case EROFS:
+      return "the filesystem is mounted read-only; remount it writable or use another path";
+    case ENOENT:
+      return "the file or a directory of its path is missing; check the path";
+    case EEXIST:
+      return "remove it first, or open it in a mode that may overwrite";
+    case EMFILE:
+      return "this process is at its limit of open files; raise it (ulimit -n) or close some";
+    case ENFILE:
+      return "the machine is at its limit of open files; raise fs.file-max or close some";
+    case ENOMEM:
+      return "memory or a limit on it (memlock, cgroup) is used up; see ulimit -l and the container's "
+             "limits, or use "
+             "smaller buffers";
+    case EFBIG:
+      return "the file would pass the largest size that the filesystem or ulimit -f allows";
+    case EISDIR:
+      return "the path is a directory; name a file in it";
+    case ENOTDIR:
+      return "a part of the path is not a directory; check the path";
+    case ENAMETOOLONG:
+      return "the path or a name in it is too long; shorten it";
+    case ELOOP:
+      return "the path leads through too many symbolic links; check for a loop";
+    case ENOTEMPTY:
+      return "the directory still holds files";
+    case EXDEV:
+      return "the two paths are on different filesystems";
+    case EBUSY:
+      return "something else is using it; see lsof and mount";
+    case ETXTBSY:
+      return "the file is a program that is running";
+    case ENODEV:
+    case ENXIO:
+      return "the device is gone or does not support this; see lsblk and dmesg";
+    case ENOTCONN:
+    case ESTALE:
+      return "the network filesystem lost it; remount and open again";
+    case ETIMEDOUT:
+      return "the storage did not answer in time; see dmesg and the network";
+    case ENOSYS:
+      return "this kernel does not have the call, or a sandbox hides it; see trunkline doctor";
+    case EOPNOTSUPP:
+      return "the filesystem or device does not support this; see trunkline doctor";
+    case EAGAIN:
+      return "a resource is short for the moment; try again, or with fewer operations at once";
+    case ESPIPE:
+      return "it is a pipe or socket, which has no offsets; use a regular file or a block device";
+    case EFAULT:
+      return "the memory handed in is not mapped (or not writable) in this process; was it freed too early?";
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::string errno_name(int code) {
+  const char* name = strerrorname_np(code);
+  return code != 0 && name != nullptr ? std::string(name) : fmt::format("errno {}", code);
+}
+
+Error system_error(int code, std::string_view action, std::string_view path) {
+  std::string message = fmt::format("{}: {}", action, errno_name(code));
+  // strerrordesc_np rather than strerror: thread-safe, and the same text in every locale.
+  if (const char* description = strerrordesc_np(code); code != 0 && description != nullptr) {
+    message += fmt::format(" ({})", description);
+  }
+  if (const std::string_view next = hint(code); !next.empty()) message += fmt::format("; {}", next);
+  return {ErrorKind::system, code, std::move(message), std::string(path)};
+}
+
+Error make_error(ErrorKind kind, std::string message, std::string_view path) {
+  // The errno that a caller who knows only errno (Python's OSError) expects for the kind.
+  int code = 0;
+  switch (kind) {
+    case ErrorKind::invalid_argument:
+      code = EINVAL;
+      break;
+    case ErrorKind::unsupported:
+      code = EOPNOTSUPP;
+      break;
+    case ErrorKind::cancelled:
+      code = ECANCELED;
+      break;
+    case ErrorKind::timed_out:
+      code = ETIMEDOUT;
+      break;
+    case ErrorKind::out_of_budget:
+      code = ENOMEM;
+      break;
+    case ErrorKind::closed:
+      code = EBADF;
+      break;
+    case ErrorKind::system:
+    case ErrorKind::end_of_file:
+    case ErrorKind::corrupt:
+    case ErrorKind::format:
+      break;
+  }
+  return {kind, code, std::move(message), std::string(path)};
+}
+
+std::string_view to_string(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::invalid_argument:
+      return "invalid_argument";
+    case ErrorKind::system:
+      return "system";
+    case ErrorKind::end_of_file:
+      return "end_of_file";
+    case ErrorKind::unsupported:
+      return "unsupported";
+    case ErrorKind::cancelled:
+      return "cancelled";
+    case ErrorKind::timed_out:
+      return "timed_out";
+    case ErrorKind::out_of_budget:
+      return "out_of_budget";
+    case ErrorKind::corrupt:
+      return "corrupt";
+    case ErrorKind::format:
+      return "format";
+    case ErrorKind::closed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+}  // namespace trunkline

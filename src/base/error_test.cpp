@@ -1,0 +1,56 @@
+#include "trunkline/error.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+namespace trunkline {
+namespace {
+
+TEST(ErrnoName, NamesKnownNumbersAndPrintsOthers) {
+  EXPECT_EQ(errno_name(EIO), "EIO");
+  EXPECT_EQ(errno_name(ENOSPC), "ENOSPC");
+  EXPECT_EQ(errno_name(EAGAIN), "EAGAIN");
+  EXPECT_EQ(errno_name(4711), "errno 4711");
+  EXPECT_EQ(errno_name(0), "errno 0");
+  EXPECT_EQ(errno_name(-5), "errno -5");
+}
+
+TEST(SystemError, SaysWhatWasDoneTheCauseAndTheNextStep) {
+  const Error error = system_error(ENOSPC, "pwrite of 4096 bytes at 0 of /data/a.bin", "/data/a.bin");
+  EXPECT_EQ(error.kind, ErrorKind::system);
+  EXPECT_EQ(error.code, ENOSPC);
+  EXPECT_EQ(error.path, "/data/a.bin");
+  EXPECT_TRUE(error.message.starts_with(
+      "pwrite of 4096 bytes at 0 of /data/a.bin: ENOSPC (No space left on device); the filesystem is full"))
+      << error.message;
+}
+
+TEST(SystemError, EveryErrnoThatFilesGiveHasANextStep) {
+  for (const int code : {ENOSPC, EDQUOT, EIO, EBADF, EINVAL, EACCES, EPERM, EROFS, ENOENT, EEXIST, EMFILE,
+                         ENOMEM, EFBIG, EISDIR, ENOTDIR, ENAMETOOLONG}) {
+    EXPECT_NE(system_error(code, "x").message.find("); "), std::string::npos) << errno_name(code);
+  }
+}
+
+TEST(SystemError, ANumberWithoutANameIsPrintedAsItIs) {
+  EXPECT_EQ(system_error(4711, "opening x").message, "opening x: errno 4711");
+}
+
+TEST(MakeError, CarriesTheErrnoThatFitsTheKind) {
+  EXPECT_EQ(make_error(ErrorKind::invalid_argument, "m").code, EINVAL);
+  EXPECT_EQ(make_error(ErrorKind::out_of_budget, "m").code, ENOMEM);
+  EXPECT_EQ(make_error(ErrorKind::closed, "m").code, EBADF);
+  const Error corrupt = make_error(ErrorKind::corrupt, "member is missing", "/a");
+  EXPECT_EQ(corrupt.code, 0);
+  EXPECT_EQ(corrupt.message, "member is missing");
+  EXPECT_EQ(corrupt.path, "/a");
+}
+
+TEST(ErrorKindName, IsTheEnumerator) {
+  EXPECT_EQ(to_string(ErrorKind::end_of_file), "end_of_file");
+  EXPECT_EQ(to_string(ErrorKind::out_of_budget), "out_of_budget");
+}
+
+}  // namespace
+}  // namespace trunkline

@@ -1,0 +1,157 @@
+// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only, and the rung below io_uring.
+#include <libaio.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "io/backend.h"
+#include "io/backends/wake_event.h"
+
+namespace trunkline::io {
+namespace {
+
+class LibaioBackend final : public Backend {
+ public:
+  LibaioBackend(WakeEvent wake, unsigned depth) : wake_(std::move(wake)), blocks_(depth), events_(depth + 1) {
+    pending_.reserve(depth + 1);
+  }
+  LibaioBackend(const LibaioBackend&) = delete;
+  LibaioBackend& operator=(const LibaioBackend&) = delete;
+  ~LibaioBackend() override {
+    if (context_ != nullptr) io_destroy(context_);
+  }
+
+  Status set_up() {
+    const int code = -io_setup(static_cast<int>(events_.size()), &context_);
+    if (code != 0) return std::unexpected(system_error(code, "io_setup"));
+    // The probe: a real poll through the context, that of the wake-up event.
+    wake_.signal();
+    std::vector<Completion> completions;
+    reap(completions);
+    if (wake_result_ <= 0 || (wake_result_ & POLLIN) == 0)
+      return std::unexpected(system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing poll through libaio"));
+    return {};
+  }
+
+  void push(const Command& command) override {
+    iocb& block = blocks_[command.tag];
+    const auto offset = static_cast<long long>(command.offset);
+    switch (command.op) {
+      case Op::read:
+        io_prep_pread(&block, command.fd, command.data, command.length, offset);
+        break;
+      case Op::write:
+        io_prep_pwrite(&block, command.fd, command.data, command.length, offset);
+        break;
+      case Op::sync:
+        io_prep_fsync(&block, command.fd);
+        break;
+    }
+    block.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(command.tag));  // NOLINT(performance-no-int-to-ptr)
+    pending_.push_back(&block);
+  }
+
+  void reap(std::vector<Completion>& completions) override {
+    bool woken = false;
+    const std::size_t before = completions.size();
+    while (!woken && completions.size() == before) {
+      if (!wake_armed_) arm_wake();
+      send(completions);
+      if (completions.size() != before) break;
+      woken = collect(completions);
+    }
+  }
+
+  void wake() override { wake_.signal(); }
+
+ private:
+  void arm_wake() {
+    io_prep_poll(&wake_block_, wake_.fd(), POLLIN);
+    wake_block_.data = &wake_block_;
+    pending_.push_back(&wake_block_);
+    wake_armed_ = true;
+  }
+
+  // Sends from the front; a command that the kernel refuses outright completes with that error.
+  void send(std::vector<Completion>& completions) {
+    std::size_t sent = 0;
+    while (sent < pending_.size()) {
+      const int result = io_submit(context_, static_cast<long>(pending_.size() - sent), pending_.data() + sent);
+      if (result > 0) {
+        sent += static_cast<std::size_t>(result);
+        in_flight_ += static_cast<unsigned>(result);
+      } else if (result == -EAGAIN || result == 0) {
+        if (in_flight_ > 0) break;  // room comes with the next completion
+        std::this_thread::yield();
+      } else if (result != -EINTR) {
+        refuse(pending_[sent++], result, completions);
+      }
+    }
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(sent));
+  }
+
+  void refuse(const iocb* block, int result, std::vector<Completion>& completions) {
+    if (block == &wake_block_) {
+      wake_armed_ = false;
+      wake_result_ = result;
+      probe_failed_ = true;
+    } else {
+      completions.push_back({tag_of(block->data), result});
+    }
+  }
+
+  bool collect(std::vector<Completion>& completions) {
+    if (probe_failed_) return true;
+    const int count = io_getevents(context_, 1, static_cast<long>(events_.size()), events_.data(), nullptr);
+    bool woken = false;
+    for (int index = 0; index < count; ++index) {
+      const io_event& event = events_[static_cast<std::size_t>(index)];
+      --in_flight_;
+      const auto result = static_cast<std::int64_t>(static_cast<long>(event.res));
+      if (event.data == &wake_block_) {
+        woken = true;
+        wake_armed_ = false;
+        wake_result_ = static_cast<int>(result);
+        drain_wake();
+      } else {
+        completions.push_back({tag_of(event.data), result});
+      }
+    }
+    return woken;
+  }
+
+  void drain_wake() const {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.fd(), &count, sizeof count);
+  }
+
+  static std::uint32_t tag_of(const void* data) {
+    return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(data));
+  }
+
+  io_context_t context_ = nullptr;
+  WakeEvent wake_;
+  iocb wake_block_{};
+  bool wake_armed_ = false;
+  bool probe_failed_ = false;
+  int wake_result_ = 0;
+  unsigned in_flight_ = 0;
+  std::vector<iocb> blocks_;     // by tag
+  std::vector<iocb*> pending_;   // pushed, not sent
+  std::vector<io_event> events_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_libaio_backend(unsigned depth) {
+  auto wake = WakeEvent::create(EFD_NONBLOCK);
+  if (!wake) return std::unexpected(wake.error());
+  auto backend = std::make_unique<LibaioBackend>(std::move(*wake), depth);
+  if (auto status = backend->set_up(); !status) return std::unexpected(status.error());
+  return backend;
+}
+
+}  // namespace trunkline::io

@@ -1,0 +1,13 @@
+// One command by one system call, on the calling thread.
+#pragma once
+
+#include <cstdint>
+
+#include "io/backend.h"
+
+namespace trunkline::io {
+
+// Bytes moved, or a negative errno value. Does not retry: who asked decides.
+std::int64_t run_command(const Command& command);
+
+}  // namespace trunkline::io

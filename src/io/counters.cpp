@@ -1,0 +1,48 @@
+#include "io/counters.h"
+
+namespace trunkline::io {
+
+void Counters::count_completion(const Transfer& transfer, const Verdict& verdict, std::uint64_t took_ns) {
+  const std::scoped_lock lock(mutex_);
+  ++stats_.transfers;
+  stats_.retries += verdict.retried ? 1 : 0;
+  stats_.short_resumes += verdict.resumed ? 1 : 0;
+  stats_.direct_refusals += verdict.refused_direct ? 1 : 0;
+  if (transfer.op == Op::read) stats_.read_latency.add(took_ns);
+  if (transfer.op == Op::write) stats_.write_latency.add(took_ns);
+}
+
+void Counters::count_payload(Way way, bool through_cache, std::uint64_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  if (way == Way::buffered || through_cache)
+    stats_.bytes_buffered += bytes;
+  else if (way == Way::bounced)
+    stats_.bytes_bounced += bytes;
+  else
+    stats_.bytes_direct += bytes;
+}
+
+void Counters::count_operation(bool failed, bool inlined) {
+  const std::scoped_lock lock(mutex_);
+  ++stats_.operations;
+  stats_.errors += failed ? 1 : 0;
+  stats_.inline_operations += inlined ? 1 : 0;
+}
+
+void Counters::add_to(EngineStats& sum) const {
+  const std::scoped_lock lock(mutex_);
+  sum.bytes_direct += stats_.bytes_direct;
+  sum.bytes_bounced += stats_.bytes_bounced;
+  sum.bytes_buffered += stats_.bytes_buffered;
+  sum.operations += stats_.operations;
+  sum.transfers += stats_.transfers;
+  sum.inline_operations += stats_.inline_operations;
+  sum.retries += stats_.retries;
+  sum.short_resumes += stats_.short_resumes;
+  sum.direct_refusals += stats_.direct_refusals;
+  sum.errors += stats_.errors;
+  sum.read_latency.add(stats_.read_latency);
+  sum.write_latency.add(stats_.write_latency);
+}
+
+}  // namespace trunkline::io

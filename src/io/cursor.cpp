@@ -1,0 +1,31 @@
+#include "io/cursor.h"
+
+#include "io/file_core.h"
+#include "io/plan.h"
+
+namespace trunkline::io {
+
+bool Cursor::exhausted() const { return issued == (op == Op::sync ? file->layout.members : memory.bytes); }
+
+bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
+  if (exhausted()) return false;
+  transfer.op = op;
+  if (op == Op::sync) {
+    transfer.member = &file->members[issued++];
+    return true;
+  }
+  const Run run = file->layout.locate(offset + issued, memory.bytes - issued);
+  Member& member = file->members[run.member];
+  const os::DirectLimits& limits = member.pair.limits;
+  const PlanLimits plan{.direct = limits.usable && !member.direct_refused.load(std::memory_order_relaxed),
+                        .memory_alignment = limits.memory_alignment,
+                        .offset_alignment = limits.offset_alignment,
+                        .block_bytes = block_bytes};
+  transfer.member = &member;
+  transfer.memory = memory.data + issued;
+  transfer.piece = next_piece(op, plan, reinterpret_cast<std::uintptr_t>(transfer.memory), run.offset, run.length);
+  issued += transfer.piece.length;
+  return true;
+}
+
+}  // namespace trunkline::io

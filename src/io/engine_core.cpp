@@ -1,0 +1,299 @@
+#include "io/engine_core.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "device/device.h"
+#include "io/backends/faulty.h"
+#include "io/backends/run_command.h"
+#include "io/file_core.h"
+#include "os/fork_generation.h"
+
+namespace trunkline {
+namespace {
+
+// Operations that may stand in the queue before submitters wait.
+constexpr std::size_t kQueueBound = 4096;
+// Bounce slots of a lane, at most: enough to keep a device busy while copies run.
+constexpr unsigned kMaxLaneSlots = 32;
+// Callers that can bounce inline at the same time; further ones go through the lanes.
+constexpr unsigned kInlineSlots = 4;
+
+constexpr std::array kLadder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
+
+// An engine whose last handle is dropped on one of its own lanes (by an operation that was the last to hold it) cannot
+// join itself there.
+void destroy(EngineCore* core) {
+  if (core->belongs_to_parent()) return;  // leaked on purpose: its threads and locks are the parent's
+  const auto close_and_delete = [core] {
+    core->close();
+    delete core;  // NOLINT(cppcoreguidelines-owning-memory)
+  };
+  if (core->is_lane_thread())
+    std::thread(close_and_delete).detach();
+  else
+    close_and_delete();
+}
+
+Error closed_error(std::string message) {
+  Error error = make_error(ErrorKind::closed, std::move(message));
+  error.code = EBADF;
+  return error;
+}
+
+}  // namespace
+
+EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
+    : generation_(os::fork_generation()),
+      config_(config),
+      faults_(std::static_pointer_cast<io::FaultPlan>(options.faults)),
+      budget_(std::make_shared<PinnedBudget>(config.pinned_budget_bytes)),
+      queue_(config.block_bytes, kQueueBound) {}
+
+Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options) {
+  auto config = io::resolve(options);
+  if (!config) return std::unexpected(config.error());
+  std::shared_ptr<EngineCore> core(new EngineCore(options, *config), destroy);
+  if (options.backend != BackendKind::automatic) {
+    if (auto started = core->start_lanes(options.backend); !started) {
+      return std::unexpected(make_error(
+          ErrorKind::unsupported,
+          fmt::format("backend: {} was refused here: {}; use backend=\"auto\" for the best one that works",
+                      to_string(options.backend), started.error().message)));
+    }
+    return core;
+  }
+  for (const BackendKind kind : kLadder) {
+    auto started = core->start_lanes(kind);
+    if (started) return core;
+    core->refused_backends_.push_back({std::string(to_string(kind)), started.error().message});
+  }
+  return std::unexpected(make_error(ErrorKind::unsupported,
+                                    fmt::format("no backend works here; the last, {}, was refused: {}",
+                                                core->refused_backends_.back().what, core->refused_backends_.back().why)));
+}
+
+Status EngineCore::start_lanes(BackendKind kind) {
+  for (unsigned index = 0; index < config_.lanes; ++index) {
+    const io::LaneOptions lane{.backend = kind,
+                               .index = index,
+                               .depth = config_.queue_depth,
+                               .slot_bytes = config_.block_bytes,
+                               .slots = bounce_slots(std::min(kMaxLaneSlots, config_.queue_depth)),
+                               .budget = budget_,
+                               .faults = faults_};
+    lanes_.push_back(std::make_unique<io::Lane>(lane, queue_));
+    if (auto started = lanes_.back()->start(); !started) {
+      lanes_.clear();  // joins those that run
+      return started;
+    }
+  }
+  config_.backend = kind;
+  config_.features = lanes_.front()->features();
+  return {};
+}
+
+// Slots of one pool. Half of the budget at most is for bouncing, shared by the lanes and inline work; the rest is the
+// user's.
+unsigned EngineCore::bounce_slots(unsigned most) const {
+  const std::uint64_t room = config_.pinned_budget_bytes / 2 / config_.block_bytes / (config_.lanes + 1);
+  return static_cast<unsigned>(std::min<std::uint64_t>(room, most));
+}
+
+Status EngineCore::usable() const {
+  if (belongs_to_parent()) {
+    return std::unexpected(closed_error(
+        "this engine belongs to the parent of a fork; create one in the child, or use the default engine, which is made anew"));
+  }
+  if (queue_.closed()) return std::unexpected(closed_error("the engine is closed"));
+  return {};
+}
+
+bool EngineCore::belongs_to_parent() const { return generation_ != os::fork_generation(); }
+
+bool EngineCore::is_lane_thread() const {
+  return std::ranges::any_of(lanes_, [](const auto& lane) { return lane->is_this_thread(); });
+}
+
+Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& request) {
+  if (request.file == nullptr || !request.file->valid())
+    return std::unexpected(make_error(ErrorKind::invalid_argument, "file: a request needs an open file"));
+  if (request.op == Op::sync)
+    return std::unexpected(make_error(ErrorKind::invalid_argument, "op: a request reads or writes; use File::sync"));
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  const auto& file = request.file->core();
+  const MemoryView& memory = request.memory;
+  if (memory.data == nullptr && memory.bytes > 0)
+    return std::unexpected(make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file->name));
+  unsigned write_epoch = 0;
+  if (auto begun = file->begin(request.op, request.offset, memory.bytes, write_epoch); !begun)
+    return std::unexpected(begun.error());
+  Status ready;
+  if (request.op == Op::write && memory.bytes > 0) ready = file->extend(request.offset, memory.bytes, config_.block_bytes);
+  if (memory.bytes == 0 || !ready) {
+    file->end(request.op, write_epoch);
+    if (!ready) return std::unexpected(ready.error());
+    return Operation::finished(0);
+  }
+  auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset, request.keepalive);
+  operation->write_epoch = write_epoch;
+  return operation;
+}
+
+std::vector<Future> EngineCore::submit(std::span<const Request> requests) {
+  std::vector<Future> futures;
+  futures.reserve(requests.size());
+  std::vector<std::shared_ptr<Operation>> operations;
+  operations.reserve(requests.size());
+  for (const Request& request : requests) {
+    auto operation = make_operation(request);
+    if (!operation) {
+      counters_.count_operation(true, false);
+      futures.emplace_back(Operation::failed(operation.error()));
+      continue;
+    }
+    if ((*operation)->done())
+      counters_.count_operation(false, false);
+    else
+      operations.push_back(*operation);
+    futures.emplace_back(std::move(*operation));
+  }
+  enqueue(operations);
+  return futures;
+}
+
+void EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations) {
+  while (!operations.empty()) {
+    const std::size_t taken = queue_.push(operations);
+    if (taken == 0) break;
+    operations = operations.subspan(taken);
+    // A long operation is work for every lane, and so are many.
+    for (const auto& lane : lanes_) lane->wake_if_hungry();
+  }
+  for (const auto& left : operations) {  // closed meanwhile
+    left->fail(closed_error("the engine was closed before the operation was sent"));
+    left->end_share();
+  }
+}
+
+Result<std::uint64_t> EngineCore::run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
+                                      std::uint64_t offset) {
+  if (memory.bytes <= config_.block_bytes && queue_.empty()) return run_inline(*file, op, memory, offset);
+  const File handle(file);
+  const Request request{.op = op, .file = &handle, .memory = memory, .offset = offset};
+  return submit({&request, 1}).front().result();
+}
+
+Status EngineCore::run_sync(const std::shared_ptr<FileCore>& file) {
+  if (file->layout.members == 1) {
+    Status status = usable();
+    if (status) status = move_all_inline({.op = Op::sync, .file = file.get()});
+    file->end(Op::sync, 0);
+    counters_.count_operation(!status, true);
+    return status;
+  }
+  auto operation = std::make_shared<Operation>(Op::sync, shared_from_this(), file, MemoryView{}, 0, nullptr);
+  enqueue({&operation, 1});
+  operation->wait(std::nullopt);
+  if (auto result = operation->result(); !result) return std::unexpected(result.error());
+  return {};
+}
+
+Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset) {
+  Status status = usable();
+  unsigned write_epoch = 0;
+  if (status && memory.data == nullptr && memory.bytes > 0)
+    status = std::unexpected(make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file.name));
+  if (status) {
+    status = file.begin(op, offset, memory.bytes, write_epoch);
+    if (status) {
+      if (op == Op::write && memory.bytes > 0) status = file.extend(offset, memory.bytes, config_.block_bytes);
+      if (status) status = move_all_inline({.op = op, .file = &file, .memory = memory, .offset = offset});
+      file.end(op, write_epoch);
+    }
+  }
+  counters_.count_operation(!status, true);
+  if (!status) return std::unexpected(status.error());
+  return memory.bytes;
+}
+
+Status EngineCore::move_all_inline(io::Cursor cursor) {
+  io::Transfer transfer;
+  while (cursor.next(config_.block_bytes, transfer)) {
+    if (auto moved = move_inline(transfer, cursor.memory); !moved) return moved;
+    transfer = {};
+  }
+  return {};
+}
+
+SlotPool& EngineCore::inline_slots() {
+  const std::scoped_lock lock(inline_mutex_);
+  if (inline_slots_ == nullptr) inline_slots_ = SlotPool::allocate(config_.block_bytes, bounce_slots(kInlineSlots), budget_);
+  return *inline_slots_;
+}
+
+Status EngineCore::move_inline(io::Transfer& transfer, const MemoryView& memory) {
+  if (transfer.piece.way == io::Way::bounced && transfer.op != Op::sync) {
+    transfer.slot = inline_slots().try_lease();
+    if (transfer.slot.valid())
+      copy_in(transfer, memory);
+    else
+      avoid_slot(transfer);
+  }
+  while (true) {
+    const std::uint64_t sent_ns = io::now_ns();
+    const std::int64_t result = run_command_inline(transfer.next_command());
+    io::Verdict verdict = advance(transfer, result);
+    counters_.count_completion(transfer, verdict, io::now_ns() - sent_ns);
+    if (verdict.refused_direct) transfer.member->direct_refused.store(true);
+    if (verdict.step == io::Verdict::Step::failed) return std::unexpected(std::move(verdict.error));
+    if (verdict.step == io::Verdict::Step::finished) break;
+  }
+  copy_out(transfer, memory);
+  if (transfer.op != Op::sync) counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
+  return {};
+}
+
+std::int64_t EngineCore::run_command_inline(const io::Command& command) {
+  if (faults_ == nullptr) return io::run_command(command);
+  const io::Fault fault = faults_->next(command);
+  const auto changed = io::under_fault(command, fault);
+  const std::int64_t result = changed ? io::run_command(*changed) : 0;
+  if (fault.hold) faults_->wait_released();
+  return io::result_under_fault(command, fault, result);
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats sum;
+  counters_.add_to(sum);
+  for (const auto& lane : lanes_) lane->counters().add_to(sum);
+  sum.pinned_bytes = budget_->used_bytes();
+  sum.peak_pinned_bytes = budget_->peak_bytes();
+  return sum;
+}
+
+std::vector<Refusal> EngineCore::refusals() const {
+  std::vector<Refusal> all = refused_backends_;
+  for (const auto& lane : lanes_) {
+    if (const auto refusal = lane->registration_refusal()) {
+      all.push_back({"registered buffers", refusal->message});
+      break;
+    }
+  }
+  return all;
+}
+
+void EngineCore::close() {
+  if (belongs_to_parent()) return;
+  const std::scoped_lock lock(close_mutex_);
+  queue_.close();
+  for (const auto& lane : lanes_) lane->join();
+}
+
+}  // namespace trunkline

@@ -1,0 +1,89 @@
+// The engine behind Engine handles: its queue, its lanes, and the way past them for small blocking operations.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "io/counters.h"
+#include "io/lane.h"
+#include "io/memory_files.h"
+#include "io/work_queue.h"
+#include "mem/pinned_budget.h"
+#include "mem/slot_pool.h"
+#include "trunkline/engine.h"
+
+namespace trunkline {
+
+class EngineCore : public std::enable_shared_from_this<EngineCore> {
+ public:
+  static Result<std::shared_ptr<EngineCore>> create(const EngineOptions& options);
+  EngineCore(const EngineOptions& options, const EngineConfig& config);
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+  ~EngineCore() = default;
+
+  const EngineConfig& config() const { return config_; }
+  const std::shared_ptr<PinnedBudget>& budget() const { return budget_; }
+  io::WorkQueue& queue() { return queue_; }
+  io::MemoryFiles& memory_files() { return memory_files_; }
+
+  std::vector<Future> submit(std::span<const Request> requests);
+
+  // Reads or writes on the caller's thread when that is what costs least (fits a block, nothing queued), else through
+  // the lanes; returns when all is moved.
+  Result<std::uint64_t> run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory, std::uint64_t offset);
+
+  // fsync of all members at once. The caller has begun the operation in the file; this ends it.
+  Status run_sync(const std::shared_ptr<FileCore>& file);
+
+  void count_operation(bool failed) { counters_.count_operation(failed, false); }
+
+  EngineStats stats() const;
+  std::vector<Refusal> refusals() const;
+
+  // Finishes what was submitted and joins the lanes. Idempotent; the second caller waits for the first.
+  void close();
+
+  // `closed` when this engine takes no operations (any more, or in a forked child).
+  Status usable() const;
+
+  bool is_lane_thread() const;
+
+  // In a forked child nothing of the parent's threads may be touched, not even to destroy it.
+  bool belongs_to_parent() const;
+
+ private:
+  Status start_lanes(BackendKind kind);
+  unsigned bounce_slots(unsigned most) const;
+  Result<std::shared_ptr<Operation>> make_operation(const Request& request);
+  void enqueue(std::span<const std::shared_ptr<Operation>> operations);
+  Result<std::uint64_t> run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset);
+  Status move_all_inline(io::Cursor cursor);
+  Status move_inline(io::Transfer& transfer, const MemoryView& memory);
+  SlotPool& inline_slots();
+  std::int64_t run_command_inline(const io::Command& command);
+
+  const unsigned generation_;
+  EngineConfig config_;
+  std::shared_ptr<io::FaultPlan> faults_;
+  std::shared_ptr<PinnedBudget> budget_;
+  io::WorkQueue queue_;
+  io::MemoryFiles memory_files_;
+  io::Counters counters_;  // of inline work, and of whole operations
+  std::vector<std::unique_ptr<io::Lane>> lanes_;
+  std::vector<Refusal> refused_backends_;
+
+  std::mutex inline_mutex_;
+  std::unique_ptr<SlotPool> inline_slots_;
+  std::mutex close_mutex_;
+};
+
+namespace io {
+
+// Checks what can be checked before anything is allocated, and fills in the defaults.
+Result<EngineConfig> resolve(const EngineOptions& options);
+
+}  // namespace io
+}  // namespace trunkline

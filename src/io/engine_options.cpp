@@ -1,0 +1,76 @@
+// From what was asked for to what this machine runs.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <thread>
+
+#include "io/engine_core.h"
+#include "trunkline/units.h"
+
+namespace trunkline {
+namespace {
+
+struct BackendName {
+  BackendKind kind;
+  std::string_view name;
+};
+constexpr std::array<BackendName, 5> kBackendNames = {{
+    {BackendKind::automatic, "auto"},
+    {BackendKind::io_uring, "io_uring"},
+    {BackendKind::libaio, "libaio"},
+    {BackendKind::threads, "threads"},
+    {BackendKind::memory, "memory"},
+}};
+
+// Bytes of memory this process may use: the machine's, or its control group's where that is less.
+std::uint64_t memory_bytes() {
+  std::uint64_t bytes =
+      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::uint64_t limit = 0;
+    if (std::ifstream(path) >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+Error out_of_range(std::string_view name, std::string_view range, std::uint64_t value) {
+  return make_error(ErrorKind::invalid_argument, fmt::format("{}: {} is not {}", name, value, range));
+}
+
+}  // namespace
+
+std::string_view to_string(BackendKind kind) {
+  return std::ranges::find(kBackendNames, kind, &BackendName::kind)->name;
+}
+
+Result<BackendKind> parse_backend(std::string_view name) {
+  const auto* found = std::ranges::find(kBackendNames, name, &BackendName::name);
+  if (found == kBackendNames.end()) {
+    return std::unexpected(make_error(
+        ErrorKind::invalid_argument,
+        fmt::format("backend: \"{}\" is not one of \"auto\", \"io_uring\", \"libaio\", \"threads\", \"memory\"", name)));
+  }
+  return found->kind;
+}
+
+Result<EngineConfig> io::resolve(const EngineOptions& options) {
+  // Two lanes let one copy or collect while the other waits; more only pay where many cores share the copying.
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  EngineConfig config{.backend = options.backend,
+                      .lanes = options.lanes.value_or(std::clamp(cores / 2, 1U, 4U)),
+                      .queue_depth = options.queue_depth.value_or(32),
+                      .block_bytes = options.block_bytes.value_or(kMiB),
+                      .pinned_budget_bytes = options.pinned_budget_bytes.value_or(memory_bytes() / 4),
+                      .features = {}};
+  if (config.lanes < 1 || config.lanes > 64) return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));
+  if (config.queue_depth < 1 || config.queue_depth > 4096)
+    return std::unexpected(out_of_range("queue_depth", "1 to 4096", config.queue_depth));
+  if (config.block_bytes < 4096 || config.block_bytes > kGiB || config.block_bytes % 4096 != 0)
+    return std::unexpected(out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));
+  return config;
+}
+
+}  // namespace trunkline

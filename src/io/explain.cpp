@@ -1,0 +1,96 @@
+#include "io/explain.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+
+#include "io/backend.h"
+#include "io/engine_core.h"
+#include "os/file_pair.h"
+#include "os/topology.h"
+
+namespace trunkline::io {
+namespace {
+
+// A file that is unlinked as soon as it is open: what a new file in `directory` would be like.
+Result<os::FilePair> open_probe(const std::string& directory) {
+  std::string path = directory + "/.trunkline-probe-XXXXXX";
+  os::UniqueFd fd(::mkostemp(path.data(), O_CLOEXEC));
+  if (!fd.valid()) return std::unexpected(system_error(errno, fmt::format("creating a probe file in {}", directory), directory));
+  ::unlink(path.c_str());
+  return os::make_pair_of(std::move(fd), path, O_RDWR, os::DirectPolicy::automatic);
+}
+
+Result<os::FilePair> open_for_probe(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0)
+    return std::unexpected(system_error(errno, fmt::format("explaining {}", path), path));
+  if (S_ISDIR(status.st_mode)) return open_probe(path);
+  return os::open_pair(path, O_RDONLY, os::DirectPolicy::automatic);
+}
+
+void probe_memory_lock(std::uint64_t bytes, std::vector<Refusal>& refused) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return;
+  if (::mlock(memory, bytes) != 0) {
+    const Error error = system_error(errno, fmt::format("locking {} bytes (raise `ulimit -l`)", bytes));
+    refused.push_back({"memory lock", error.message});
+  }
+  ::munmap(memory, bytes);
+}
+
+// As a lane does it when a transfer must bounce for the first time.
+void probe_registration(const EngineConfig& config, std::uint64_t bytes, std::vector<Refusal>& refused) {
+  if (config.backend != BackendKind::io_uring) return;
+  for (const Refusal& known : refused) {
+    if (known.what == "registered buffers") return;
+  }
+  auto memory = Buffer::allocate(bytes);
+  auto backend = make_io_uring_backend(1);
+  if (!memory || !backend) return;
+  if (auto status = (*backend)->register_memory(memory->span()); !status)
+    refused.push_back({"registered buffers", status.error().message});
+}
+
+void probe_huge_pages(std::vector<Refusal>& refused) {
+  std::string line;
+  std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
+  if (!std::getline(setting, line))
+    refused.push_back({"huge pages", "this kernel has no transparent huge pages"});
+  else if (line.find("[never]") != std::string::npos)
+    refused.push_back({"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" is enough"});
+}
+
+}  // namespace
+
+Result<Explanation> explain(const EngineCore& core, const std::string& path) {
+  Explanation explanation;
+  explanation.backend = to_string(core.config().backend);
+  explanation.refused = core.refusals();
+  auto pair = open_for_probe(path);
+  if (!pair) return std::unexpected(pair.error());
+  explanation.direct = pair->limits.usable;
+  explanation.why = pair->limits.why;
+  explanation.memory_alignment = pair->limits.memory_alignment;
+  explanation.offset_alignment = pair->limits.offset_alignment;
+  if (!pair->limits.usable) explanation.refused.push_back({"direct I/O", pair->limits.why});
+  auto location = os::locate(path);
+  if (!location) return std::unexpected(location.error());
+  explanation.device = location->device;
+  explanation.filesystem = location->filesystem;
+  explanation.mount = location->mount;
+
+  const std::uint64_t bytes = core.config().block_bytes * core.config().queue_depth;
+  probe_memory_lock(std::min<std::uint64_t>(bytes, 64ULL << 20), explanation.refused);
+  probe_registration(core.config(), std::min<std::uint64_t>(bytes, 64ULL << 20), explanation.refused);
+  probe_huge_pages(explanation.refused);
+  return explanation;
+}
+
+}  // namespace trunkline::io

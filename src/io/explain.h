@@ -1,0 +1,12 @@
+// Which way the bytes of a path take, and why; what was refused, found by trying it.
+#pragma once
+
+#include <string>
+
+#include "trunkline/engine.h"
+
+namespace trunkline::io {
+
+Result<Explanation> explain(const EngineCore& core, const std::string& path);
+
+}  // namespace trunkline::io

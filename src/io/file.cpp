@@ -1,0 +1,74 @@
+#include "trunkline/file.h"
+
+#include <fmt/format.h>
+
+#include "io/engine_core.h"
+#include "io/file_core.h"
+#include "io/open_members.h"
+#include "io/operation.h"
+
+namespace trunkline {
+namespace {
+
+Future start(Op op, const File& file, MemoryView memory, std::uint64_t offset, Keepalive keepalive) {
+  auto engine = file.core()->engine();
+  if (!engine) return Future(Operation::failed(engine.error()));
+  const Request request{.op = op, .file = &file, .memory = memory, .offset = offset, .keepalive = std::move(keepalive)};
+  return engine->submit({&request, 1}).front();
+}
+
+Result<std::uint64_t> move(Op op, const std::shared_ptr<FileCore>& core, const MemoryView& memory, std::uint64_t offset) {
+  auto engine = core->engine();
+  if (!engine) return std::unexpected(engine.error());
+  return engine->core()->run(op, core, memory, offset);
+}
+
+}  // namespace
+
+Result<Mode> parse_mode(std::string_view text) {
+  if (text == "r" || text == "rb") return Mode::read;
+  if (text == "r+" || text == "rb+" || text == "r+b") return Mode::read_write;
+  if (text == "w" || text == "wb") return Mode::write;
+  if (text == "x" || text == "xb") return Mode::create;
+  return std::unexpected(make_error(
+      ErrorKind::invalid_argument,
+      fmt::format("mode: \"{}\" is not \"r\" (read), \"r+\" (read and write), \"w\" (create or empty) or \"x\" (create)", text)));
+}
+
+Result<File> File::open(const Engine& engine, const std::string& path, const OpenOptions& options) {
+  return io::open_members(engine, {path}, {}, options, path);
+}
+
+Result<File> File::open(const std::string& path, const OpenOptions& options) {
+  return io::open_members(std::nullopt, {path}, {}, options, path);
+}
+
+const std::string& File::path() const { return core_->name; }
+
+Mode File::mode() const { return core_->options.mode; }
+
+Result<std::uint64_t> File::pread(MemoryView memory, std::uint64_t offset) const {
+  return move(Op::read, core_, memory, offset);
+}
+
+Result<std::uint64_t> File::pwrite(MemoryView memory, std::uint64_t offset) const {
+  return move(Op::write, core_, memory, offset);
+}
+
+Future File::async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive) const {
+  return start(Op::read, *this, memory, offset, std::move(keepalive));
+}
+
+Future File::async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive) const {
+  return start(Op::write, *this, memory, offset, std::move(keepalive));
+}
+
+Result<std::uint64_t> File::size() const { return core_->size(); }
+
+Status File::truncate(std::uint64_t bytes) const { return core_->truncate(bytes); }
+
+Status File::sync() const { return core_->sync(); }
+
+Status File::close() const { return core_->close(); }
+
+}  // namespace trunkline

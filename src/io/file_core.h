@@ -1,0 +1,84 @@
+// The open file behind File handles: its members, and what is pending on it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "io/layout.h"
+#include "os/file_pair.h"
+#include "trunkline/file.h"
+
+namespace trunkline {
+namespace io {
+
+struct Member {
+  std::string path;
+  os::FilePair pair;
+  // Set when the kernel refuses a direct transfer that it should have taken: from then on the page cache is used.
+  std::atomic<bool> direct_refused{false};
+};
+
+}  // namespace io
+
+// Thread-safe but for the constructor. Counts are atomic and no lock is held across calls, so that a forked child can go
+// on using the file.
+class FileCore : public std::enable_shared_from_this<FileCore> {
+ public:
+  FileCore(std::optional<Engine> engine, std::string name, const OpenOptions& options, io::Layout layout_in);
+  FileCore(const FileCore&) = delete;
+  FileCore& operator=(const FileCore&) = delete;
+
+  // Takes the size as the files have it; `corrupt` when the members' sizes do not fit each other.
+  Status adopt_sizes();
+
+  const std::string name;
+  const OpenOptions options;
+  const io::Layout layout;
+  std::deque<io::Member> members;
+
+  // The engine given at opening, else the process's default one.
+  Result<Engine> engine() const;
+
+  // Whether `op` may run now on [offset, offset + bytes); counts it as pending if so. end() must follow, with the epoch.
+  Status begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch);
+  void end(Op op, unsigned write_epoch);
+
+  // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write.
+  Status extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
+
+  Result<std::uint64_t> size() const;
+  Status truncate(std::uint64_t bytes);
+  Status sync();
+  Status close();
+
+ private:
+  Status check_open() const;
+  void forget_parent_operations();
+  Status preallocate(std::uint64_t offset, std::uint64_t bytes);
+  Status resize_members(std::uint64_t bytes, bool shrink);
+
+  const std::optional<Engine> engine_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> can_preallocate_;
+  std::atomic<std::uint64_t> known_bytes_{0};  // the file is at least this long, unless others shrink it
+  std::mutex size_mutex_;
+
+  std::atomic<std::uint64_t> pending_{0};
+  // Writes pending, by the epoch in which they were submitted. A sync flips the epoch and waits for the old one to
+  // empty, so that it waits for earlier writes and not for later ones.
+  std::atomic<std::uint64_t> pending_writes_[2] = {0, 0};
+  std::atomic<unsigned> epoch_{0};
+  std::atomic<unsigned> generation_;  // fork generation that the counts above belong to
+  std::mutex sync_mutex_;
+
+  mutable std::mutex failure_mutex_;
+  std::atomic<bool> sync_failed_{false};
+  std::optional<Error> sync_error_;
+};
+
+}  // namespace trunkline

@@ -1,0 +1,58 @@
+#include "trunkline/future.h"
+
+#include <cerrno>
+
+#include "io/operation.h"
+
+namespace trunkline {
+namespace {
+
+Error timed_out_error() {
+  Error error = make_error(ErrorKind::timed_out, "waiting for an operation: the timeout came first; the operation goes on");
+  error.code = ETIMEDOUT;
+  return error;
+}
+
+}  // namespace
+
+bool Future::done() const { return operation_->done(); }
+
+bool Future::wait(Timeout timeout) const { return operation_->wait(timeout); }
+
+Result<std::uint64_t> Future::result(Timeout timeout) const {
+  if (!operation_->wait(timeout)) return std::unexpected(timed_out_error());
+  return operation_->result();
+}
+
+bool Future::cancel() {
+  Error error = make_error(ErrorKind::cancelled, "the operation was cancelled before all of it was sent");
+  error.code = ECANCELED;
+  return operation_->drop_unissued(std::move(error));
+}
+
+void Future::on_done(std::function<void()> fn) { operation_->on_done(std::move(fn)); }
+
+std::uint64_t Future::bytes_done() const { return operation_->bytes_done(); }
+
+Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout timeout) {
+  using Clock = std::chrono::steady_clock;
+  std::uint64_t total = 0;
+  std::optional<Error> first;
+  const auto start = Clock::now();
+  // From the end: the last submitted is likely the last to be done, so that one sleep covers them all.
+  for (auto future = futures.rbegin(); future != futures.rend(); ++future) {
+    Future::Timeout left = timeout;
+    if (timeout) left = std::max(std::chrono::nanoseconds(0), *timeout - (Clock::now() - start));
+    auto result = future->result(left);
+    if (result) {
+      total += *result;
+      continue;
+    }
+    if (result.error().kind == ErrorKind::timed_out && !future->done()) return result;
+    first = result.error();  // the last one kept is the first of the list
+  }
+  if (first) return std::unexpected(std::move(*first));
+  return total;
+}
+
+}  // namespace trunkline

@@ -1,0 +1,95 @@
+// A lane: one thread that drives one backend.
+#pragma once
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "io/backend.h"
+#include "io/counters.h"
+#include "io/transfer.h"
+#include "io/work_queue.h"
+#include "mem/pinned_budget.h"
+#include "mem/slot_pool.h"
+
+namespace trunkline::io {
+
+class FaultPlan;  // io/backends/faulty.h
+
+struct LaneOptions {
+  BackendKind backend;
+  unsigned index;
+  unsigned depth;                 // transfers in flight
+  std::uint64_t slot_bytes;       // of a bounce slot: one block
+  unsigned slots;                 // at most, allocated when the first transfer must bounce
+  std::shared_ptr<PinnedBudget> budget;
+  std::shared_ptr<FaultPlan> faults;  // or null
+};
+
+// Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish (judge each
+// result; resume, retry, copy out, release). Only the lane's thread touches its transfers, so none of it is locked.
+class Lane {
+ public:
+  Lane(const LaneOptions& options, WorkQueue& queue) : options_(options), queue_(queue) {}
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane();
+
+  // Starts the thread and sets up the backend on it.
+  Status start();
+
+  // Returns whether the lane was asleep with room to spare, and is awake now.
+  bool wake_if_hungry();
+
+  // Ends the lane when the queue is empty and all that it sent is complete.
+  void join();
+
+  bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  const Counters& counters() const { return counters_; }
+  Counters& counters() { return counters_; }
+  std::vector<std::string> features() const { return features_; }
+  std::optional<Error> registration_refusal() const;
+
+ private:
+  void run(std::promise<Status>& started);
+  void submit_ready();
+  bool prepare(Transfer& transfer);
+  void send(Transfer&& transfer);
+  void finish(const Completion& completion);
+  void release(std::uint32_t tag);
+  SlotPool& slots();
+
+  const LaneOptions options_;
+  WorkQueue& queue_;
+  Counters counters_;
+  std::vector<std::string> features_;
+  std::unique_ptr<Backend> backend_;
+  std::atomic<bool> hungry_{false};
+  std::atomic<bool> stopping_{false};
+
+  std::unique_ptr<SlotPool> slots_;
+  std::atomic<bool> registered_{false};
+  mutable std::mutex refusal_mutex_;
+  std::optional<Error> registration_refusal_;
+
+  std::vector<Transfer> transfers_;       // by tag
+  std::vector<std::uint32_t> free_tags_;
+  std::optional<Transfer> parked_;        // must bounce, and waits for a slot
+  std::thread thread_;
+};
+
+// Monotonic nanoseconds.
+std::uint64_t now_ns();
+
+// Copies what a bounced transfer read to where it belongs, or what it writes to its slot.
+void copy_out(const Transfer& transfer, const MemoryView& memory);
+void copy_in(const Transfer& transfer, const MemoryView& memory);
+
+// Where no slot can be had for a transfer that should bounce: the page cache takes any address and offset.
+void avoid_slot(Transfer& transfer);
+
+}  // namespace trunkline::io

@@ -1,0 +1,114 @@
+#include "io/operation.h"
+
+#include <utility>
+
+#include "io/engine_core.h"
+#include "io/file_core.h"
+
+namespace trunkline {
+
+Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
+                     std::uint64_t offset, Keepalive keepalive)
+    : cursor{.op = op, .file = file.get(), .memory = memory, .offset = offset},
+      engine_(std::move(engine)),
+      file_(std::move(file)),
+      keepalive_(std::move(keepalive)) {}
+
+std::shared_ptr<Operation> Operation::failed(Error error) {
+  auto operation = std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr);
+  operation->error_ = std::move(error);
+  operation->done_ = true;
+  return operation;
+}
+
+std::shared_ptr<Operation> Operation::finished(std::uint64_t bytes) {
+  auto operation = std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr);
+  operation->bytes_done_ = bytes;
+  operation->done_ = true;
+  return operation;
+}
+
+bool Operation::done() const {
+  const std::scoped_lock lock(mutex_);
+  return done_;
+}
+
+bool Operation::wait(Future::Timeout timeout) const {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [this] { return done_; };
+  if (!timeout) {
+    changed_.wait(lock, is_done);
+    return true;
+  }
+  // A timeout that the clock cannot hold is no timeout.
+  const auto now = std::chrono::steady_clock::now();
+  if (*timeout > std::chrono::steady_clock::time_point::max() - now) {
+    changed_.wait(lock, is_done);
+    return true;
+  }
+  return changed_.wait_until(lock, now + *timeout, is_done);
+}
+
+Result<std::uint64_t> Operation::result() const {
+  const std::scoped_lock lock(mutex_);
+  if (error_) return std::unexpected(*error_);
+  return bytes_done_.load();
+}
+
+void Operation::on_done(std::function<void()> callback) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!done_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+bool Operation::drop_unissued(Error error) {
+  std::shared_ptr<EngineCore> engine;
+  {
+    const std::scoped_lock lock(mutex_);
+    engine = engine_;
+  }
+  return engine != nullptr && engine->queue().drop(*this, std::move(error));
+}
+
+void Operation::fail(Error error) {
+  const std::scoped_lock lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  stopped_.store(true, std::memory_order_release);
+}
+
+void Operation::end_share() {
+  if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) complete();
+}
+
+void Operation::complete() {
+  // 1 nothing touches the memory any more: let it and the file go, before anybody can learn that we are done
+  keepalive_.reset();
+  std::shared_ptr<FileCore> file;
+  std::shared_ptr<EngineCore> engine;  // may be the last reference: it goes when everything else is done
+  bool failed = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    file = std::move(file_);
+    engine = std::move(engine_);
+    failed = error_.has_value();
+  }
+  engine->count_operation(failed);
+  file->end(op(), write_epoch);
+  file.reset();
+  // 2 those who wait, 3 those who asked to be called
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::scoped_lock lock(mutex_);
+    done_ = true;
+    callbacks = std::move(callbacks_);
+  }
+  changed_.notify_all();
+  for (const auto& callback : callbacks) callback();
+}
+
+}  // namespace trunkline

@@ -1,0 +1,84 @@
+// One read, write or sync of a caller: what a Future is a handle to.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "io/cursor.h"
+#include "trunkline/error.h"
+#include "trunkline/fault.h"
+#include "trunkline/file.h"
+#include "trunkline/future.h"
+#include "trunkline/memory.h"
+
+namespace trunkline {
+
+// Life: created -> shares of it are issued as transfers (under the work queue's lock) -> each transfer ends -> when
+// nothing is left to issue and no transfer is under way, the operation is done, once. The first error wins; what was
+// not issued by then is dropped, what was is awaited.
+class Operation {
+ public:
+  Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
+            std::uint64_t offset, Keepalive keepalive);
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // An operation that is done already.
+  static std::shared_ptr<Operation> failed(Error error);
+  static std::shared_ptr<Operation> finished(std::uint64_t bytes);
+
+  Op op() const { return cursor.op; }
+  const MemoryView& memory() const { return cursor.memory; }
+
+  // --- the waiting side, any thread
+  bool done() const;
+  bool wait(Future::Timeout timeout) const;
+  Result<std::uint64_t> result() const;  // once done
+  void on_done(std::function<void()> callback);
+  std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+
+  // Drops what the work queue still holds of this operation; it ends with `error` unless it has one already. False when
+  // nothing was left to drop.
+  bool drop_unissued(Error error);
+
+  // --- the moving side
+  // Whether an error or a cancellation has made further transfers pointless.
+  bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+  void fail(Error error);
+  void add_bytes(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  // Shares: one for what is still unissued, one for each transfer under way. The end of the last completes.
+  void begin_share() { shares_.fetch_add(1, std::memory_order_relaxed); }
+  void end_share();
+
+  // What is issued and what is not. Guarded by the work queue's lock.
+  io::Cursor cursor;
+
+  // What ends with the operation in its file (FileCore::begin).
+  unsigned write_epoch = 0;
+
+ private:
+  void complete();
+
+  std::shared_ptr<EngineCore> engine_;  // these two and the memory are dropped at completion
+  std::shared_ptr<FileCore> file_;
+  Keepalive keepalive_;
+
+  std::atomic<std::uint64_t> shares_{1};
+  std::atomic<std::uint64_t> bytes_done_{0};
+  std::atomic<bool> stopped_{false};
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool done_ = false;
+  std::optional<Error> error_;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace trunkline

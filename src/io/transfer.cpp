@@ -1,0 +1,93 @@
+#include "io/transfer.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+
+#include "io/file_core.h"
+
+namespace trunkline::io {
+namespace {
+
+// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, and still an end.
+constexpr unsigned kMaxAttempts = 1000;
+
+std::string describe(const Transfer& transfer) {
+  if (transfer.op == Op::sync) return fmt::format("fsync of {}", transfer.member->path);
+  return fmt::format("{} of {} bytes at {} of {}", transfer.op == Op::read ? "pread" : "pwrite", transfer.piece.length,
+                     transfer.piece.offset, transfer.member->path);
+}
+
+Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = std::move(error)}; }
+
+Verdict after_error(Transfer& transfer, int code) {
+  const bool direct = transfer.piece.way != Way::buffered && !transfer.through_cache && transfer.op != Op::sync;
+  if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
+    return {.step = Verdict::Step::again, .error = {}, .retried = true};
+  if (code == EINVAL && direct) {
+    // open(2): filesystems may refuse O_DIRECT when it is used, not only when the file is opened.
+    transfer.through_cache = true;
+    return {.step = Verdict::Step::again, .error = {}, .refused_direct = true};
+  }
+  return failed(system_error(code, describe(transfer), transfer.member->path));
+}
+
+Verdict after_nothing(const Transfer& transfer) {
+  if (transfer.op == Op::write) {
+    return failed(system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
+                               transfer.member->path));
+  }
+  Error error = make_error(ErrorKind::end_of_file,
+                           fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
+                                       describe(transfer), transfer.piece.span_offset + transfer.moved),
+                           transfer.member->path);
+  error.code = ENODATA;
+  return failed(std::move(error));
+}
+
+// Whether the rest of the span may go on past the page cache.
+bool rest_is_aligned(const Transfer& transfer) {
+  const auto& limits = transfer.member->pair.limits;
+  const Command rest = transfer.next_command();
+  return rest.offset % limits.offset_alignment == 0 && rest.length % limits.offset_alignment == 0 &&
+         reinterpret_cast<std::uintptr_t>(rest.data) % limits.memory_alignment == 0;
+}
+
+}  // namespace
+
+Command Transfer::next_command() const {
+  Command command;
+  command.op = op;
+  command.direct = piece.way != Way::buffered && !through_cache && op != Op::sync;
+  command.fd = command.direct ? member->pair.direct.get() : member->pair.buffered.get();
+  if (op == Op::sync) return command;
+  command.data = (piece.way == Way::bounced ? slot.data() : memory) + moved;
+  command.length = piece.span_length - moved;
+  command.offset = piece.span_offset + moved;
+  command.registered = piece.way == Way::bounced && slot_registered;
+  return command;
+}
+
+std::uint64_t Transfer::needed() const {
+  return op == Op::read ? piece.offset + piece.length - piece.span_offset : piece.span_length;
+}
+
+Verdict advance(Transfer& transfer, std::int64_t result) {
+  if (result < 0) return after_error(transfer, static_cast<int>(-result));
+  if (transfer.op == Op::sync) return {};
+  if (result == 0) return after_nothing(transfer);
+  const auto bytes = static_cast<std::uint64_t>(result);
+  if (bytes > transfer.piece.span_length - transfer.moved) {
+    return failed(system_error(EIO, fmt::format("{}: the kernel reports {} bytes, more than were asked for",
+                                                describe(transfer), bytes),
+                               transfer.member->path));
+  }
+  transfer.moved += bytes;
+  transfer.attempts = 0;
+  if (transfer.moved >= transfer.needed()) return {};
+  if (!transfer.through_cache && transfer.piece.way != Way::buffered && !rest_is_aligned(transfer))
+    transfer.through_cache = true;
+  return {.step = Verdict::Step::again, .error = {}, .resumed = true};
+}
+
+}  // namespace trunkline::io

@@ -1,0 +1,53 @@
+// One piece of an operation on its way: which command comes next, and what a result means. No I/O of its own, so that
+// every rule of completion is tested on tables.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "io/backend.h"
+#include "io/plan.h"
+#include "mem/slot_pool.h"
+
+namespace trunkline {
+class Operation;
+}
+
+namespace trunkline::io {
+
+struct Member;  // io/file_core.h
+
+struct Transfer {
+  std::shared_ptr<Operation> operation;
+  Member* member = nullptr;
+  Op op = Op::read;
+  Piece piece;
+  std::byte* memory = nullptr;  // of the payload, the caller's
+  SlotPool::Lease slot;         // held by bounced pieces
+  bool slot_registered = false;
+
+  std::uint64_t moved = 0;     // bytes of the span
+  bool through_cache = false;  // what is left of the span goes through the page cache
+  unsigned attempts = 0;       // without progress
+  std::uint64_t sent_ns = 0;
+
+  // The command that moves what is left of the span.
+  Command next_command() const;
+
+  // Bytes of the span that must move: a bounced read needs those up to the payload's end, not the rounding behind it.
+  std::uint64_t needed() const;
+};
+
+struct Verdict {
+  enum class Step { finished, again, failed };
+  Step step = Step::finished;
+  Error error;              // when failed
+  bool retried = false;     // interrupted, and sent again
+  bool resumed = false;     // went on after a short result
+  bool refused_direct = false;  // direct I/O was refused, and the page cache takes over
+};
+
+// Takes the result of the last next_command() into account.
+Verdict advance(Transfer& transfer, std::int64_t result);
+
+}  // namespace trunkline::io

@@ -1,0 +1,122 @@
+#include "io/transfer.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "io/file_core.h"
+
+namespace trunkline::io {
+namespace {
+
+class TransferTest : public testing::Test {
+ protected:
+  TransferTest() {
+    member_.path = "/data/a.bin";
+    member_.pair.limits = {.usable = true, .memory_alignment = 512, .offset_alignment = 512, .why = {}};
+  }
+
+  Transfer make(Op op, Way way, std::uint64_t offset, std::uint64_t length) {
+    Transfer transfer;
+    transfer.op = op;
+    transfer.member = &member_;
+    transfer.memory = reinterpret_cast<std::byte*>(4096);  // NOLINT(performance-no-int-to-ptr): never followed
+    transfer.piece = {way, offset, length, offset, length};
+    return transfer;
+  }
+
+  Member member_;
+};
+
+TEST_F(TransferTest, AFullResultFinishes) {
+  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  EXPECT_EQ(advance(transfer, 4096).step, Verdict::Step::finished);
+}
+
+TEST_F(TransferTest, AnAlignedShortResultGoesOnDirectly) {
+  Transfer transfer = make(Op::write, Way::direct, 4096, 8192);
+  const Verdict verdict = advance(transfer, 512);
+  EXPECT_EQ(verdict.step, Verdict::Step::again);
+  EXPECT_TRUE(verdict.resumed);
+  const Command rest = transfer.next_command();
+  EXPECT_TRUE(rest.direct);
+  EXPECT_EQ(rest.offset, 4608U);
+  EXPECT_EQ(rest.length, 7680U);
+  EXPECT_EQ(rest.data, transfer.memory + 512);
+}
+
+TEST_F(TransferTest, AnUnalignedShortResultGoesOnThroughTheCache) {
+  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  EXPECT_EQ(advance(transfer, 100).step, Verdict::Step::again);
+  const Command rest = transfer.next_command();
+  EXPECT_FALSE(rest.direct);
+  EXPECT_EQ(rest.offset, 100U);
+  EXPECT_EQ(rest.length, 3996U);
+}
+
+TEST_F(TransferTest, ABouncedReadNeedsNoMoreThanItsPayload) {
+  Transfer transfer = make(Op::read, Way::bounced, 100, 200);
+  transfer.piece.span_offset = 0;
+  transfer.piece.span_length = 512;
+  EXPECT_EQ(transfer.needed(), 300U);
+  EXPECT_EQ(advance(transfer, 300).step, Verdict::Step::finished);  // the file ends there
+}
+
+TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
+  Transfer transfer = make(Op::read, Way::buffered, 1000, 200);
+  EXPECT_EQ(advance(transfer, 50).step, Verdict::Step::again);
+  const Verdict verdict = advance(transfer, 0);
+  EXPECT_EQ(verdict.step, Verdict::Step::failed);
+  EXPECT_EQ(verdict.error.kind, ErrorKind::end_of_file);
+  EXPECT_NE(verdict.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"), std::string::npos)
+      << verdict.error.message;
+}
+
+TEST_F(TransferTest, AWriteOfNothingIsAnError) {
+  Transfer transfer = make(Op::write, Way::buffered, 0, 10);
+  const Verdict verdict = advance(transfer, 0);
+  EXPECT_EQ(verdict.step, Verdict::Step::failed);
+  EXPECT_EQ(verdict.error.code, EIO);
+}
+
+TEST_F(TransferTest, InterruptionsAreRetriedButNotForever) {
+  for (const int code : {EINTR, EAGAIN}) {
+    Transfer transfer = make(Op::write, Way::buffered, 0, 10);
+    int retries = 0;
+    Verdict verdict = advance(transfer, -code);
+    while (verdict.step == Verdict::Step::again && retries < 100000) {
+      EXPECT_TRUE(verdict.retried);
+      ++retries;
+      verdict = advance(transfer, -code);
+    }
+    EXPECT_EQ(verdict.step, Verdict::Step::failed);
+    EXPECT_EQ(verdict.error.code, code);
+    EXPECT_GE(retries, 100);
+  }
+}
+
+TEST_F(TransferTest, RefusedDirectIoFallsBackOnce) {
+  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  const Verdict verdict = advance(transfer, -EINVAL);
+  EXPECT_EQ(verdict.step, Verdict::Step::again);
+  EXPECT_TRUE(verdict.refused_direct);
+  EXPECT_FALSE(transfer.next_command().direct);
+  EXPECT_EQ(advance(transfer, -EINVAL).step, Verdict::Step::failed);
+}
+
+TEST_F(TransferTest, MoreThanWasAskedForIsNotBelieved) {
+  Transfer transfer = make(Op::read, Way::buffered, 0, 10);
+  EXPECT_EQ(advance(transfer, 11).step, Verdict::Step::failed);
+}
+
+TEST_F(TransferTest, ASystemErrorNamesOperationPlaceAndFile) {
+  Transfer transfer = make(Op::write, Way::direct, 4096, 8192);
+  const Verdict verdict = advance(transfer, -ENOSPC);
+  EXPECT_EQ(verdict.error.code, ENOSPC);
+  EXPECT_EQ(verdict.error.path, "/data/a.bin");
+  EXPECT_NE(verdict.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"), std::string::npos)
+      << verdict.error.message;
+}
+
+}  // namespace
+}  // namespace trunkline::io

@@ -1,0 +1,69 @@
+#include "io/work_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace trunkline::io {
+
+std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations) {
+  std::unique_lock lock(mutex_);
+  room_.wait(lock, [this] { return closed_.load() || operations_.size() < bound_; });
+  if (closed_.load()) return 0;
+  const std::size_t count = std::min(operations.size(), bound_ - operations_.size());
+  operations_.insert(operations_.end(), operations.begin(), operations.begin() + static_cast<std::ptrdiff_t>(count));
+  size_.store(operations_.size());
+  return count;
+}
+
+void WorkQueue::pop_front_locked() {
+  operations_.pop_front();
+  size_.store(operations_.size());
+  room_.notify_one();
+}
+
+Transfer WorkQueue::take() {
+  Transfer transfer;
+  // Operations that end here do so outside the lock: completing runs callbacks.
+  std::vector<std::shared_ptr<Operation>> ended;
+  {
+    const std::scoped_lock lock(mutex_);
+    while (!operations_.empty() && transfer.operation == nullptr) {
+      std::shared_ptr<Operation>& front = operations_.front();
+      if (!front->stopped() && front->cursor.next(block_bytes_, transfer)) {
+        front->begin_share();
+        transfer.operation = front;
+      } else {
+        ended.push_back(std::move(front));
+        pop_front_locked();
+      }
+    }
+  }
+  for (const auto& operation : ended) operation->end_share();
+  return transfer;
+}
+
+bool WorkQueue::drop(Operation& operation, Error error) {
+  std::shared_ptr<Operation> dropped;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found =
+        std::ranges::find_if(operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
+    // An operation leaves the queue only when a lane finds nothing left of it, so it may stand there wholly issued.
+    if (found == operations_.end() || operation.stopped() || operation.cursor.exhausted()) return false;
+    dropped = std::move(*found);
+    operations_.erase(found);
+    size_.store(operations_.size());
+    room_.notify_one();
+    dropped->fail(std::move(error));
+  }
+  dropped->end_share();
+  return true;
+}
+
+void WorkQueue::close() {
+  const std::scoped_lock lock(mutex_);
+  closed_.store(true);
+  room_.notify_all();
+}
+
+}  // namespace trunkline::io

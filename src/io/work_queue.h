@@ -1,0 +1,52 @@
+// The operations that are not wholly issued yet, in order. Lanes take transfers from it when they have room, so load
+// balances itself, and a bound makes callers wait instead of memory grow.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "io/operation.h"
+#include "io/transfer.h"
+
+namespace trunkline::io {
+
+class WorkQueue {
+ public:
+  // `block_bytes`: the largest piece; `bound`: operations that may stand in the queue.
+  WorkQueue(std::uint64_t block_bytes, std::size_t bound) : block_bytes_(block_bytes), bound_(bound) {}
+
+  // Appends as many as there is room for, waiting until there is room for at least one. Returns how many; 0 once the
+  // queue is closed.
+  std::size_t push(std::span<const std::shared_ptr<Operation>> operations);
+
+  // The next transfer, or nothing (operation == nullptr). It counts as a share of its operation.
+  Transfer take();
+
+  // Takes `operation` out and ends it with `error`, unless all of it was issued.
+  bool drop(Operation& operation, Error error);
+
+  bool empty() const { return size_.load(std::memory_order_seq_cst) == 0; }
+
+  // No more pushes; what stands in the queue is still taken.
+  void close();
+  bool closed() const { return closed_.load(std::memory_order_seq_cst); }
+
+ private:
+  void pop_front_locked();
+
+  const std::uint64_t block_bytes_;
+  const std::size_t bound_;
+  std::mutex mutex_;
+  std::condition_variable room_;
+  std::deque<std::shared_ptr<Operation>> operations_;
+  std::atomic<std::size_t> size_{0};
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace trunkline::io

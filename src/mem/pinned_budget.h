@@ -1,0 +1,36 @@
+// A hard bound on the bytes of pinned memory of one engine. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace trunkline {
+
+class PinnedBudget {
+ public:
+  explicit PinnedBudget(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  // Takes `bytes` when they fit beside what is taken, else nothing.
+  bool try_take(std::uint64_t bytes) {
+    std::uint64_t used = used_bytes_.load();
+    do {
+      if (bytes > limit_bytes_ || used > limit_bytes_ - bytes) return false;
+    } while (!used_bytes_.compare_exchange_weak(used, used + bytes));
+    std::uint64_t peak = peak_bytes_.load();
+    while (peak < used + bytes && !peak_bytes_.compare_exchange_weak(peak, used + bytes)) {
+    }
+    return true;
+  }
+  void give_back(std::uint64_t bytes) { used_bytes_.fetch_sub(bytes); }
+
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
+  std::uint64_t used_bytes() const { return used_bytes_.load(); }
+  std::uint64_t peak_bytes() const { return peak_bytes_.load(); }
+
+ private:
+  const std::uint64_t limit_bytes_;
+  std::atomic<std::uint64_t> used_bytes_{0};
+  std::atomic<std::uint64_t> peak_bytes_{0};
+};
+
+}  // namespace trunkline

@@ -1,0 +1,108 @@
+#include "os/durable.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "os/unique_fd.h"
+
+namespace trunkline::os {
+namespace {
+
+std::string directory_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// A file under a name that no other has; removed at destruction unless it was given its real name.
+class TemporaryFile {
+ public:
+  static Result<TemporaryFile> create(const std::string& directory) {
+    constexpr mode_t kMode = 0666;  // less the umask, as any file that a program writes
+    std::random_device random;
+    for (;;) {
+      std::string path = fmt::format("{}/.trunkline-{:08x}{:08x}.tmp", directory, random(), random());
+      UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode));
+      if (fd.valid()) return TemporaryFile(std::move(path), std::move(fd));
+      if (errno == EEXIST || errno == EINTR) continue;
+      return std::unexpected(system_error(errno, "creating a temporary file in " + directory, directory));
+    }
+  }
+  TemporaryFile(TemporaryFile&& other) noexcept
+      : path_(std::exchange(other.path_, {})), fd_(std::move(other.fd_)) {}
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+
+  Status write(std::string_view contents) const {
+    while (!contents.empty()) {
+      const ssize_t put = ::write(fd_.get(), contents.data(), contents.size());
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) {
+        return std::unexpected(
+            system_error(errno, fmt::format("writing {} bytes to {}", contents.size(), path_), path_));
+      }
+      contents.remove_prefix(static_cast<std::size_t>(put));
+    }
+    return {};
+  }
+
+  Status sync() const {
+    if (::fsync(fd_.get()) == 0) return {};
+    return std::unexpected(system_error(errno, "fsync of " + path_, path_));
+  }
+
+  Status rename_to(const std::string& path, IfPresent if_present) {
+    const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
+    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), flags) == 0) {
+      path_.clear();
+      return {};
+    }
+    // NFS and others rename, but know no flags; a link fails as well when the name exists. The temporary name
+    // then goes at destruction.
+    if (errno == EINVAL && flags != 0 && ::link(path_.c_str(), path.c_str()) == 0) return {};
+    return std::unexpected(system_error(errno, fmt::format("renaming {} to {}", path_, path), path));
+  }
+
+ private:
+  TemporaryFile(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+
+  std::string path_;
+  UniqueFd fd_;
+};
+
+}  // namespace
+
+Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
+  const std::string directory = directory_of(path);
+  // 1. A unique name in the target's directory: rename is atomic only within a filesystem.
+  auto file = TemporaryFile::create(directory);
+  if (!file) return std::unexpected(file.error());
+  // 2. All of the contents.
+  if (auto written = file->write(contents); !written) return written;
+  // 3. The contents to the device, before any name leads to them: else a crash could leave an empty file.
+  //    A failed fsync is not repeated, since the kernel may have dropped the pages that it could not write.
+  if (auto synced = file->sync(); !synced) return synced;
+  // 4. The real name, in one step.
+  if (auto renamed = file->rename_to(path, if_present); !renamed) return renamed;
+  // 5. The name to the device.
+  return fsync_directory(directory);
+}
+
+Status fsync_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
+  if (::fsync(fd.get()) != 0)
+    return std::unexpected(system_error(errno, "fsync of the directory " + path, path));
+  return {};
+}
+
+}  // namespace trunkline::os

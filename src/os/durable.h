@@ -1,0 +1,23 @@
+// Small files that survive a power failure.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "trunkline/error.h"
+
+namespace trunkline::os {
+
+enum class IfPresent { replace, fail };
+
+// Writes `contents` to `path`, replacing what is there: a reader, and a crash at any time, sees the old file
+// or the new one, whole. On failure the old file is still in place (unless only the last step failed: then it
+// is unknown which of the two a power failure leaves) and no temporary file stays. With IfPresent::fail an
+// existing `path` is left alone: system (EEXIST), decided by the filesystem in one step.
+Status write_file_durably(const std::string& path, std::string_view contents,
+                          IfPresent if_present = IfPresent::replace);
+
+// Makes names that were created, renamed or removed in a directory durable.
+Status fsync_directory(const std::string& path);
+
+}  // namespace trunkline::os

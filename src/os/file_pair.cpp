@@ -1,0 +1,175 @@
+#include "os/file_pair.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+namespace trunkline::os {
+namespace {
+
+constexpr std::uint64_t kAssumedAlignment = 4096;  // where statx does not say: no device in use asks for more
+
+// Filesystem magic numbers that <linux/magic.h> does not list (statfs(2)).
+constexpr std::uint32_t kCifsMagic = 0xFF534D42;
+constexpr std::uint32_t kLustreMagic = 0x0BD00BD0;
+constexpr std::uint32_t kGpfsMagic = 0x47504653;
+constexpr std::uint32_t kBeegfsMagic = 0x19830326;
+
+struct Filesystem {
+  bool in_memory = false;
+  std::string_view network;  // its name when direct I/O is known to lose there
+};
+
+Filesystem filesystem_of(int fd) {
+  struct statfs status {};
+  if (::fstatfs(fd, &status) != 0) return {};
+  switch (static_cast<std::uint32_t>(status.f_type)) {
+    case TMPFS_MAGIC:
+    case RAMFS_MAGIC:
+    case HUGETLBFS_MAGIC:
+      return {.in_memory = true, .network = {}};
+    case NFS_SUPER_MAGIC:
+      return {.in_memory = false, .network = "NFS"};
+    case SMB_SUPER_MAGIC:
+    case SMB2_SUPER_MAGIC:
+    case kCifsMagic:
+      return {.in_memory = false, .network = "SMB"};
+    case CEPH_SUPER_MAGIC:
+      return {.in_memory = false, .network = "Ceph"};
+    case kLustreMagic:
+      return {.in_memory = false, .network = "Lustre"};
+    case kGpfsMagic:
+      return {.in_memory = false, .network = "GPFS"};
+    case kBeegfsMagic:
+      return {.in_memory = false, .network = "BeeGFS"};
+    case FUSE_SUPER_MAGIC:
+      return {.in_memory = false, .network = "FUSE"};
+    case V9FS_MAGIC:
+      return {.in_memory = false, .network = "9p"};
+    case AFS_SUPER_MAGIC:
+      return {.in_memory = false, .network = "AFS"};
+    default:
+      return {};
+  }
+}
+
+// A second open file description of the same inode, so that a path replaced meanwhile cannot split the pair.
+UniqueFd reopen_direct(int fd, int flags, int& code) {
+  const std::string link = fmt::format("/proc/self/fd/{}", fd);
+  const int kept = flags & (O_ACCMODE | O_CLOEXEC);
+  UniqueFd direct(::open(link.c_str(), kept | O_DIRECT | O_CLOEXEC));
+  code = direct.valid() ? 0 : errno;
+  return direct;
+}
+
+struct FreeDeleter {
+  void operator()(void* memory) const { std::free(memory); }  // NOLINT(*-no-malloc)
+};
+
+// 0 when a direct read of the assumed alignment is taken, else its errno. A write-only file cannot be asked.
+int probe_read(int fd) {
+  const std::unique_ptr<void, FreeDeleter> block(std::aligned_alloc(kAssumedAlignment, kAssumedAlignment));
+  if (!block) return ENOMEM;
+  ssize_t moved = 0;
+  do moved = ::pread(fd, block.get(), kAssumedAlignment, 0);
+  while (moved < 0 && errno == EINTR);
+  return moved < 0 ? errno : 0;
+}
+
+DirectLimits refuse(std::string why) { return {.usable = false, .memory_alignment = 1, .offset_alignment = 1, .why = std::move(why)}; }
+
+// Alignment as the kernel states it (statx(2), STATX_DIOALIGN, Linux 6.1), or nothing where it does not.
+struct StatedAlignment {
+  std::uint64_t memory;
+  std::uint64_t offset;
+};
+std::optional<StatedAlignment> stated_alignment(int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) != 0) return std::nullopt;
+  if ((status.stx_mask & STATX_DIOALIGN) == 0) return std::nullopt;
+  return StatedAlignment{status.stx_dio_mem_align, status.stx_dio_offset_align};
+#else
+  (void)fd;
+  return std::nullopt;
+#endif
+}
+
+DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
+  if (policy == DirectPolicy::never) return refuse("buffered I/O was asked for (direct=never)");
+  const bool automatic = policy == DirectPolicy::automatic;
+  if (filesystem.in_memory) return refuse("the filesystem keeps files in memory; there is no device to go to directly");
+  if (automatic && !filesystem.network.empty())
+    return refuse(fmt::format("direct I/O is known to lose on {}; force it with direct=always", filesystem.network));
+
+  const auto stated = stated_alignment(pair.buffered.get());
+  if (stated && stated->offset == 0) return refuse("the filesystem says that this file has no direct I/O (statx)");
+  int code = 0;
+  UniqueFd direct = reopen_direct(pair.buffered.get(), flags, code);
+  if (!direct.valid()) return refuse(fmt::format("opening with O_DIRECT was refused: {}", errno_name(code)));
+  DirectLimits limits{.usable = true, .memory_alignment = kAssumedAlignment, .offset_alignment = kAssumedAlignment, .why = {}};
+  if (stated) {
+    limits.memory_alignment = stated->memory == 0 ? 1 : stated->memory;
+    limits.offset_alignment = stated->offset;
+    limits.why = "the filesystem takes direct I/O and states its alignment (statx)";
+  } else {
+    if (const int refused = probe_read(direct.get()); refused != 0)
+      return refuse(fmt::format("a direct read was refused: {}", errno_name(refused)));
+    limits.why = "a direct read was taken; the filesystem states no alignment, so 4096 is kept to";
+  }
+  pair.direct = std::move(direct);
+  return limits;
+}
+
+}  // namespace
+
+Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy) {
+  struct stat status {};
+  if (::fstat(buffered.get(), &status) != 0)
+    return std::unexpected(system_error(errno, fmt::format("reading the status of {}", path), path));
+  if (S_ISDIR(status.st_mode)) return std::unexpected(system_error(EISDIR, fmt::format("opening {}", path), path));
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+    return std::unexpected(make_error(ErrorKind::unsupported,
+                                      fmt::format("opening {}: it is neither a regular file nor a block device", path), path));
+  }
+  FilePair pair;
+  pair.buffered = std::move(buffered);
+  const Filesystem filesystem = filesystem_of(pair.buffered.get());
+  pair.in_memory = filesystem.in_memory;
+  pair.limits = find_limits(pair, filesystem, flags, policy);
+  if (policy == DirectPolicy::always && !pair.limits.usable) {
+    return std::unexpected(make_error(
+        ErrorKind::unsupported, fmt::format("opening {} for direct I/O: {}; open it with direct=auto", path, pair.limits.why),
+        path));
+  }
+  return pair;
+}
+
+Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions) {
+  int fd = -1;
+  // O_NONBLOCK: opening a FIFO must not hang before it can be refused; it means nothing to files and disks.
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, permissions);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
+  ::fcntl(fd, F_SETFL, 0);  // O_NONBLOCK off again: io_uring would answer EAGAIN instead of waiting
+  return make_pair_of(UniqueFd(fd), path, flags, policy);
+}
+
+Result<std::uint64_t> file_bytes(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
+  if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
+  const off_t end = ::lseek(fd, 0, SEEK_END);
+  if (end < 0) return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
+  return static_cast<std::uint64_t>(end);
+}
+
+}  // namespace trunkline::os

@@ -1,0 +1,23 @@
+// What a path stands on: filesystem, mount, block device.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "trunkline/error.h"
+
+namespace trunkline::os {
+
+struct StorageLocation {
+  std::string filesystem;  // "ext4", "tmpfs", "nfs4", ... as /proc/self/mountinfo names it
+  std::string mount;       // mount point
+  std::string source;      // what is mounted: "/dev/vda", "tmpfs", "server:/export"
+  std::string device;      // block device node under the filesystem, else `source`
+  bool in_memory = false;  // tmpfs, ramfs: no device
+  bool network = false;    // nfs, cifs, ceph, lustre, fuse, 9p, ...: direct I/O is known to lose there
+};
+
+// Of an existing file or directory, or of the directory that would hold `path`.
+Result<StorageLocation> locate(const std::string& path);
+
+}  // namespace trunkline::os

@@ -1,0 +1,40 @@
+// The engines that a test runs on: every backend that works here, named in the test's name.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trunkline/engine.h"
+
+namespace trunkline::test {
+
+inline const std::vector<BackendKind>& all_backends() {
+  static const std::vector<BackendKind> kinds = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads,
+                                                 BackendKind::memory};
+  return kinds;
+}
+
+inline std::string backend_name(const testing::TestParamInfo<BackendKind>& info) { return std::string(to_string(info.param)); }
+
+// A fixture over backends: skips where the kernel refuses one, saying why.
+class OnEveryBackend : public testing::TestWithParam<BackendKind> {
+ protected:
+  void SetUp() override {
+    if (auto engine = Engine::create({.backend = GetParam(), .lanes = 1}); !engine)
+      GTEST_SKIP() << engine.error().message;
+  }
+
+  Engine make_engine(EngineOptions options = {}) {
+    options.backend = GetParam();
+    auto engine = Engine::create(options);
+    EXPECT_TRUE(engine) << engine.error().message;
+    EXPECT_EQ(engine->config().backend, GetParam());
+    return std::move(*engine);
+  }
+};
+
+}  // namespace trunkline::test

@@ -1,0 +1,34 @@
+// A directory of a test's own, removed with all in it.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace trunkline::test {
+
+class TempDirectory {
+ public:
+  // Under TRUNKLINE_TEST_DIR, else /var/tmp: a real filesystem, where /tmp may be memory.
+  TempDirectory() {
+    const char* root = std::getenv("TRUNKLINE_TEST_DIR");
+    path_ = std::string(root != nullptr ? root : "/var/tmp") + "/trunkline-test-XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("cannot create " + path_);
+  }
+  TempDirectory(const TempDirectory&) = delete;
+  TempDirectory& operator=(const TempDirectory&) = delete;
+  ~TempDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace trunkline::test
