@@ -1,7 +1,9 @@
-# What the library stands on, all from the distribution: liburing, libaio, ISA-L, fmt (header only). Static archives are
+# What the library stands on, all from the distribution: liburing, libaio, ISA-L, and fmt and
+# nlohmann-json (headers only). Static archives are
 # preferred where the distribution ships them, so that a wheel or an installed program needs no more than libisal.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
 
 function(trunkline_find_library variable name header)
   find_path(${variable}_INCLUDE_DIR ${header} REQUIRED)
@@ -13,7 +15,7 @@ endfunction()
 # Include directories and header-only libraries, for the project's own targets; what must be linked is in
 # TRUNKLINE_LINK_LIBRARIES.
 add_library(trunkline_private_dependencies INTERFACE)
-target_link_libraries(trunkline_private_dependencies INTERFACE fmt::fmt-header-only)
+target_link_libraries(trunkline_private_dependencies INTERFACE fmt::fmt-header-only nlohmann_json::nlohmann_json)
 trunkline_find_library(LIBURING uring liburing.h)
 trunkline_find_library(LIBAIO aio libaio.h)
 trunkline_find_library(ISAL isal isa-l.h)

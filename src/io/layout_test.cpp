@@ -42,7 +42,7 @@ TEST(Layout, AgreesWithDealingByteByByte) {
           ASSERT_EQ(layout.member_bytes(member, bytes), sizes[member]) << members << " x " << stripe_bytes;
       }
       for (std::uint64_t offset = 0; offset < places.size(); ++offset) {
-        const Run run = layout.locate(offset, places.size() - offset);
+        const auto run = layout.locate(offset, places.size() - offset);
         ASSERT_GT(run.length, 0U);
         for (std::uint64_t i = 0; i < run.length; ++i) {
           ASSERT_EQ(places[offset + i].member, run.member);
@@ -61,7 +61,7 @@ TEST(Layout, RunsTileAnyRange) {
     const std::uint64_t end = offset + random() % (64 * layout.stripe_bytes);
     std::vector<std::uint64_t> moved(layout.members, 0);
     for (std::uint64_t at = offset; at < end;) {
-      const Run run = layout.locate(at, end - at);
+      const auto run = layout.locate(at, end - at);
       ASSERT_LT(run.member, layout.members);
       ASSERT_GT(run.length, 0U);
       ASSERT_LE(run.length, std::min(end - at, layout.stripe_bytes));
@@ -91,7 +91,7 @@ TEST(Layout, MemberBytesAddUpAndNeverShrink) {
 
 TEST(Layout, OneMemberIsTheFileItself) {
   const Layout layout;
-  const Run run = layout.locate(12'345, 1ULL << 40);
+  const auto run = layout.locate(12'345, 1ULL << 40);
   EXPECT_EQ(run.member, 0U);
   EXPECT_EQ(run.offset, 12'345U);
   EXPECT_EQ(run.length, 1ULL << 40);

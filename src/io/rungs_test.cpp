@@ -29,6 +29,13 @@ namespace {
 
 constexpr const char* kCaseVariable = "TRUNKLINE_RUNG_CASE";
 
+// The sanitizers replace mlock(2) by a function that does nothing and succeeds.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kMlockIsReal = false;
+#else
+constexpr bool kMlockIsReal = true;
+#endif
+
 void deny(std::vector<unsigned> calls, int code) {
   std::vector<sock_filter> program = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
   for (const unsigned call : calls) {
@@ -111,13 +118,13 @@ void run_case(const std::string& name) {
     expect_works(*engine, directory.file("a"));
     const auto explanation = engine->explain(directory.path());
     ASSERT_TRUE(explanation);
-    EXPECT_NE(why_refused(*explanation, "memory lock"), "");
+    EXPECT_EQ(why_refused(*explanation, "memory lock") != "", kMlockIsReal);
     if (engine->config().backend == BackendKind::io_uring) {
       EXPECT_NE(why_refused(*explanation, "registered buffers").find("ENOMEM"), std::string::npos);
     }
     const auto buffer = engine->allocate(kMiB);
     ASSERT_TRUE(buffer);
-    EXPECT_FALSE(buffer->locked());
+    EXPECT_EQ(buffer->locked(), !kMlockIsReal);
   } else {
     FAIL() << "no case " << name;
   }

@@ -1,0 +1,204 @@
+#include "volume/stripe_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "os/read_text.h"
+#include "os/unique_fd.h"
+#include "volume/descriptor.h"
+
+namespace trunkline::volume {
+namespace {
+
+std::unexpected<Error> corrupt(const StripeFiles& files, const std::string& path, std::string_view why) {
+  return std::unexpected(make_error(
+      ErrorKind::corrupt, fmt::format("opening striped file {}: {} {}", files.name(), path, why), path));
+}
+
+Result<bool> exists(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT) return false;
+  return std::unexpected(system_error(errno, "looking for " + path, path));
+}
+
+bool is_regular_file(const std::string& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+Result<Descriptor> read_descriptor(const std::string& path) {
+  auto text = os::read_text(path, kMaxDescriptorBytes + 1);
+  if (!text) return std::unexpected(text.error());
+  return parse_descriptor(*text, path);
+}
+
+Status unlink_if_present(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
+  return std::unexpected(system_error(errno, "removing " + path, path));
+}
+
+// Also through fsync: an emptied member must not have its contents back after a power failure.
+Status empty_durably(const std::string& path) {
+  const os::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "emptying " + path, path));
+  if (::fsync(fd.get()) != 0) return std::unexpected(system_error(errno, "fsync of " + path, path));
+  return {};
+}
+
+}  // namespace
+
+StripeFiles::StripeFiles(const std::vector<std::string>& directories, const std::string& name)
+    : name_(directories.front() + "/" + name), directories_(directories), base_(name) {
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    members_.push_back(fmt::format("{}/{}.{}", directories[i], name, i));
+    descriptors_.push_back(fmt::format("{}/{}.stripe", directories[i], name));
+  }
+}
+
+Status StripeFiles::check_name(const std::string& name) {
+  constexpr std::size_t kMaxNameBytes = 200;  // leaves room for suffixes below NAME_MAX (255)
+  const auto refuse = [](std::string_view why) {
+    return std::unexpected(make_error(ErrorKind::invalid_argument,
+                                      fmt::format("name of a striped file: {}; use a plain file name", why)));
+  };
+  if (name.empty()) return refuse("it is empty");
+  if (name == "." || name == "..") return refuse(fmt::format("\"{}\" is a directory", name));
+  if (name.find('/') != std::string::npos) return refuse(fmt::format("\"{}\" contains a slash", name));
+  if (name.find('\0') != std::string::npos) return refuse("it contains a zero byte");
+  if (name.size() > kMaxNameBytes)
+    return refuse(fmt::format("it has {} bytes, more than {}", name.size(), kMaxNameBytes));
+  return {};
+}
+
+bool StripeFiles::Presence::any_descriptor() const {
+  return std::ranges::find(descriptors, true) != descriptors.end();
+}
+
+bool StripeFiles::Presence::any() const {
+  return any_descriptor() || std::ranges::find(members, true) != members.end();
+}
+
+Result<StripeFiles::Presence> StripeFiles::survey() const {
+  Presence presence;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto member = exists(members_[i]);
+    if (!member) return std::unexpected(member.error());
+    auto descriptor = exists(descriptors_[i]);
+    if (!descriptor) return std::unexpected(descriptor.error());
+    presence.members.push_back(*member);
+    presence.descriptors.push_back(*descriptor);
+  }
+  return presence;
+}
+
+Result<std::uint64_t> StripeFiles::check() const {
+  auto presence = survey();
+  if (!presence) return std::unexpected(presence.error());
+  if (!presence->any()) return std::unexpected(system_error(ENOENT, "opening striped file " + name_, name_));
+  Descriptor first;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const std::string& path = descriptors_[i];
+    if (!presence->descriptors[i])
+      return corrupt(*this, path,
+                     "is missing; restore it from a copy, or remove the file and write it again");
+    auto found = read_descriptor(path);
+    if (!found) return std::unexpected(found.error());
+    if (found->members != members_.size()) {
+      return corrupt(
+          *this, path,
+          fmt::format("says that the file lies in {} directories, not in these {}; open it with all of "
+                      "those it was written to",
+                      found->members, members_.size()));
+    }
+    if (i == 0) first = *found;
+    if (found->id != first.id) {
+      return corrupt(
+          *this, path,
+          fmt::format("belongs to another file than {}: their ids differ (a copy of another time, or an "
+                      "interrupted overwrite); restore the right one, or write the file again",
+                      descriptors_[0]));
+    }
+    if (found->member != i) {
+      return corrupt(
+          *this, path,
+          fmt::format("says that this is member {}, where member {} is looked for; list the directories "
+                      "in the order in which the file was written",
+                      found->member, i));
+    }
+    if (found->stripe_bytes != first.stripe_bytes) {
+      return corrupt(
+          *this, path,
+          fmt::format("gives a stripe unit of {} bytes, {} one of {}; restore the right one from a copy",
+                      found->stripe_bytes, descriptors_[0], first.stripe_bytes));
+    }
+    if (!is_regular_file(members_[i]))
+      return corrupt(*this, members_[i],
+                     "is missing or no regular file; restore it, or remove the file and write it again");
+  }
+  return first.stripe_bytes;
+}
+
+Status StripeFiles::write_descriptors(std::uint64_t stripe_bytes, os::IfPresent if_present) const {
+  const std::string id = random_id();
+  for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+    const Descriptor descriptor{id, static_cast<unsigned>(i), static_cast<unsigned>(descriptors_.size()),
+                                stripe_bytes};
+    auto written = os::write_file_durably(descriptors_[i], format_descriptor(descriptor), if_present);
+    if (written) continue;
+    // The first descriptor decides between two that create the same file at once; what was written since is
+    // ours.
+    for (std::size_t made = 0; if_present == os::IfPresent::fail && made < i; ++made)
+      ::unlink(descriptors_[made].c_str());
+    return written;
+  }
+  return {};
+}
+
+Status StripeFiles::remove_displaced(std::size_t index) const {
+  const auto descriptor = read_descriptor(descriptors_[index]);
+  // One that cannot be read names no file that could be removed.
+  if (!descriptor || descriptor->member == index) return {};
+  return unlink_if_present(fmt::format("{}/{}.{}", directories_[index], base_, descriptor->member));
+}
+
+Status StripeFiles::empty_members(const Presence& presence) const {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (presence.descriptors[i]) {
+      if (auto removed = remove_displaced(i); !removed) return removed;
+    }
+    if (presence.members[i]) {
+      if (auto emptied = empty_durably(members_[i]); !emptied) return emptied;
+    }
+  }
+  return {};
+}
+
+Status StripeFiles::remove() const {
+  // 1. Members, by their place and by what the descriptor beside them says.
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (auto removed = remove_displaced(i); !removed) return removed;
+    if (auto removed = unlink_if_present(members_[i]); !removed) return removed;
+  }
+  // 2. Durably, so that no member can outlive all of the descriptors that say what it is.
+  if (auto synced = sync_directories(); !synced) return synced;
+  // 3. Descriptors.
+  for (const std::string& path : descriptors_) {
+    if (auto removed = unlink_if_present(path); !removed) return removed;
+  }
+  return sync_directories();
+}
+
+Status StripeFiles::sync_directories() const {
+  for (const std::string& directory : directories_) {
+    if (auto synced = os::fsync_directory(directory); !synced) return synced;
+  }
+  return {};
+}
+
+}  // namespace trunkline::volume
