@@ -70,6 +70,9 @@ class File {
   // (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020).
   Status sync() const;
 
+  // Operations submitted and not done yet.
+  std::uint64_t pending() const;
+
   // Waits for all pending operations on the file, then closes it. Idempotent. Later operations fail with `closed`.
   Status close() const;
 

@@ -123,8 +123,10 @@ Error make_error(ErrorKind kind, std::string message, std::string_view path) {
     case ErrorKind::closed:
       code = EBADF;
       break;
-    case ErrorKind::system:
     case ErrorKind::end_of_file:
+      code = ENODATA;
+      break;
+    case ErrorKind::system:
     case ErrorKind::corrupt:
     case ErrorKind::format:
       break;

@@ -1,6 +1,5 @@
-#include <cstring>
-
 #include "device/device.h"
+#include "mem/streaming_copy.h"
 
 namespace trunkline {
 namespace {
@@ -10,10 +9,10 @@ class HostDevice final : public Device {
   std::string_view name() const override { return "cpu"; }
   bool host_accessible() const override { return true; }
   void copy_from_host(std::byte* target, const std::byte* source, std::uint64_t bytes) override {
-    std::memcpy(target, source, bytes);
+    streaming_copy(target, source, bytes);
   }
   void copy_to_host(std::byte* target, const std::byte* source, std::uint64_t bytes) override {
-    std::memcpy(target, source, bytes);
+    streaming_copy(target, source, bytes);
   }
 };
 

@@ -41,12 +41,6 @@ void destroy(EngineCore* core) {
     close_and_delete();
 }
 
-Error closed_error(std::string message) {
-  Error error = make_error(ErrorKind::closed, std::move(message));
-  error.code = EBADF;
-  return error;
-}
-
 }  // namespace
 
 EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
@@ -108,10 +102,10 @@ unsigned EngineCore::bounce_slots(unsigned most) const {
 
 Status EngineCore::usable() const {
   if (belongs_to_parent()) {
-    return std::unexpected(closed_error(
+    return std::unexpected(make_error(ErrorKind::closed, 
         "this engine belongs to the parent of a fork; create one in the child, or use the default engine, which is made anew"));
   }
-  if (queue_.closed()) return std::unexpected(closed_error("the engine is closed"));
+  if (queue_.closed()) return std::unexpected(make_error(ErrorKind::closed, "the engine is closed"));
   return {};
 }
 
@@ -177,7 +171,7 @@ void EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations)
     for (const auto& lane : lanes_) lane->wake_if_hungry();
   }
   for (const auto& left : operations) {  // closed meanwhile
-    left->fail(closed_error("the engine was closed before the operation was sent"));
+    left->fail(make_error(ErrorKind::closed, "the engine was closed before the operation was sent"));
     left->end_share();
   }
 }

@@ -69,6 +69,8 @@ Status File::truncate(std::uint64_t bytes) const { return core_->truncate(bytes)
 
 Status File::sync() const { return core_->sync(); }
 
+std::uint64_t File::pending() const { return core_->pending(); }
+
 Status File::close() const { return core_->close(); }
 
 }  // namespace trunkline

@@ -64,9 +64,7 @@ Result<Engine> FileCore::engine() const {
 
 Status FileCore::check_open() const {
   if (!closed_.load()) return {};
-  Error error = make_error(ErrorKind::closed, fmt::format("{} is closed", name), name);
-  error.code = EBADF;
-  return std::unexpected(std::move(error));
+  return std::unexpected(make_error(ErrorKind::closed, fmt::format("{} is closed", name), name));
 }
 
 void FileCore::forget_parent_operations() {

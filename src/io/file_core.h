@@ -55,6 +55,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status truncate(std::uint64_t bytes);
   Status sync();
   Status close();
+  std::uint64_t pending() const { return pending_.load(); }
 
  private:
   Status check_open() const;

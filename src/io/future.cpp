@@ -1,33 +1,24 @@
 #include "trunkline/future.h"
 
-#include <cerrno>
-
 #include "io/operation.h"
 
 namespace trunkline {
-namespace {
-
-Error timed_out_error() {
-  Error error = make_error(ErrorKind::timed_out, "waiting for an operation: the timeout came first; the operation goes on");
-  error.code = ETIMEDOUT;
-  return error;
-}
-
-}  // namespace
 
 bool Future::done() const { return operation_->done(); }
 
 bool Future::wait(Timeout timeout) const { return operation_->wait(timeout); }
 
 Result<std::uint64_t> Future::result(Timeout timeout) const {
-  if (!operation_->wait(timeout)) return std::unexpected(timed_out_error());
+  if (!operation_->wait(timeout)) {
+    return std::unexpected(make_error(ErrorKind::timed_out,
+                                      "waiting for an operation: the timeout came first; the operation goes on"));
+  }
   return operation_->result();
 }
 
 bool Future::cancel() {
-  Error error = make_error(ErrorKind::cancelled, "the operation was cancelled before all of it was sent");
-  error.code = ECANCELED;
-  return operation_->drop_unissued(std::move(error));
+  return operation_->drop_unissued(
+      make_error(ErrorKind::cancelled, "the operation was cancelled before all of it was sent"));
 }
 
 void Future::on_done(std::function<void()> fn) { operation_->on_done(std::move(fn)); }

@@ -37,12 +37,10 @@ Verdict after_nothing(const Transfer& transfer) {
     return failed(system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
                                transfer.member->path));
   }
-  Error error = make_error(ErrorKind::end_of_file,
+  return failed(make_error(ErrorKind::end_of_file,
                            fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
                                        describe(transfer), transfer.piece.span_offset + transfer.moved),
-                           transfer.member->path);
-  error.code = ENODATA;
-  return failed(std::move(error));
+                           transfer.member->path));
 }
 
 // Whether the rest of the span may go on past the page cache.

@@ -1,0 +1,19 @@
+// One register_* per concept; module.cpp calls them in the order in which the types need each other.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace trunkline::python {
+
+namespace nb = nanobind;
+
+void register_faults(nb::module_& module);
+void register_buffer(nb::module_& module);
+void register_future(nb::module_& module);
+void register_engine(nb::module_& module);
+void register_file(nb::module_& module);
+void register_volume(nb::module_& module);
+void register_batch(nb::module_& module);
+void register_shutdown();  // what happens at the interpreter's exit
+
+}  // namespace trunkline::python

@@ -1,0 +1,44 @@
+// The consumer's side of DLPack (https://dmlc.github.io/dlpack/latest/), versions 0 and 1, for host memory.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace trunkline::python {
+
+// A tensor that a producer lent; given back at destruction. Needs the GIL.
+class DlpackTensor {
+ public:
+  DlpackTensor() = default;
+  DlpackTensor(DlpackTensor&& other) noexcept
+      : tensor_(std::exchange(other.tensor_, nullptr)), versioned_(other.versioned_) {}
+  DlpackTensor& operator=(DlpackTensor&& other) noexcept {
+    std::swap(tensor_, other.tensor_);
+    std::swap(versioned_, other.versioned_);
+    return *this;
+  }
+  ~DlpackTensor();
+
+  // Asks `producer` for its tensor: with version 1, so that it can say what is read-only, else as version 0.
+  static DlpackTensor borrow_from(nanobind::handle producer);
+
+  std::byte* data() const;
+  std::uint64_t bytes()
+      const;                // of all elements; those of less than a byte are packed unless marked as padded
+  bool contiguous() const;  // in C order
+  bool read_only() const;   // version 0 cannot say so
+  bool copied() const;      // the producer lent a copy, which a read would fill in vain
+
+ private:
+  void* tensor_ = nullptr;  // ManagedTensor or VersionedManagedTensor
+  bool versioned_ = false;
+};
+
+// Device types of __dlpack_device__ whose memory the host reads and writes.
+inline constexpr int kDlpackCpu = 1;
+inline constexpr int kDlpackCudaHost = 3;
+inline constexpr int kDlpackRocmHost = 11;
+
+}  // namespace trunkline::python

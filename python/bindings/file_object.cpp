@@ -1,0 +1,122 @@
+#include "file_object.h"
+
+#include <memory>
+
+#include "arguments.h"
+#include "errors.h"
+#include "future_object.h"
+#include "host_view.h"
+#include "interruptible.h"
+
+namespace trunkline::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+std::uint64_t block_bytes_of(const std::optional<Engine>& engine) {
+  if (engine) return engine->config().block_bytes;
+  return unwrap(Engine::default_engine()).config().block_bytes;
+}
+
+}  // namespace
+
+FileObject::FileObject(const std::optional<Engine>& engine, Result<File> opened)
+    : file_(unwrap(std::move(opened))), block_bytes_(block_bytes_of(engine)) {}
+
+std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value) const {
+  const std::uint64_t offset = count_argument(offset_value, "offset");
+  const HostView view(buffer, Access::writable);
+  Result<std::uint64_t> result;
+  Future future;
+  {
+    const GilReleased unlocked;
+    if (view.memory().bytes <= block_bytes_) {
+      result = file_.pread(view.memory(), offset);
+    } else {
+      future = file_.async_pread(view.memory(), offset);
+    }
+  }
+  return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
+}
+
+std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value) const {
+  const std::uint64_t offset = count_argument(offset_value, "offset");
+  const HostView view(buffer, Access::read_only);
+  Result<std::uint64_t> result;
+  Future future;
+  {
+    const GilReleased unlocked;
+    if (view.memory().bytes <= block_bytes_) {
+      result = file_.pwrite(view.memory(), offset);
+    } else {
+      future = file_.async_pwrite(view.memory(), offset);
+    }
+  }
+  return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
+}
+
+FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset_value) const {
+  const std::uint64_t offset = count_argument(offset_value, "offset");
+  auto object = std::make_unique<FutureObject>(std::make_unique<HostView>(buffer, Access::writable));
+  Future future;
+  {
+    const GilReleased unlocked;
+    future = file_.async_pread(object->memory(), offset);
+  }
+  object->start(std::move(future));
+  return object.release();
+}
+
+FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset_value) const {
+  const std::uint64_t offset = count_argument(offset_value, "offset");
+  auto object = std::make_unique<FutureObject>(std::make_unique<HostView>(buffer, Access::read_only));
+  Future future;
+  {
+    const GilReleased unlocked;
+    future = file_.async_pwrite(object->memory(), offset);
+  }
+  object->start(std::move(future));
+  return object.release();
+}
+
+std::uint64_t FileObject::size() const {
+  Result<std::uint64_t> bytes = [&] {
+    const GilReleased unlocked;
+    return file_.size();
+  }();
+  return unwrap(std::move(bytes));
+}
+
+void FileObject::truncate(nb::handle bytes_value) const {
+  const std::uint64_t bytes = size_argument(bytes_value, "nbytes");
+  Status status = [&] {
+    const GilReleased unlocked;
+    return file_.truncate(bytes);
+  }();
+  unwrap(std::move(status));
+}
+
+void FileObject::sync() const {
+  unwrap(call_interruptibly([file = file_] { return file.sync(); }));
+}
+
+void FileObject::close() const {
+  unwrap(call_interruptibly([file = file_] { return file.close(); }));
+}
+
+const char* FileObject::mode() const {
+  switch (file_.mode()) {
+    case Mode::read:
+      return "r";
+    case Mode::read_write:
+      return "r+";
+    case Mode::write:
+      return "w";
+    case Mode::create:
+      return "x";
+  }
+  return "";
+}
+
+}  // namespace trunkline::python

@@ -1,0 +1,48 @@
+// The Python class File.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "gil.h"
+#include "trunkline/file.h"
+
+namespace trunkline::python {
+
+class FutureObject;
+
+class FileObject {
+ public:
+  // `engine` nullopt: a file of the process's default engine. Raises what the opening or that engine's
+  // creation fails with.
+  FileObject(const std::optional<Engine>& engine, Result<File> opened);
+  FileObject(const FileObject&) = delete;
+  FileObject& operator=(const FileObject&) = delete;
+  ~FileObject() {
+    const GilReleased unlocked;  // the last handle of a file closes it
+    file_ = File();
+  }
+
+  const File& file() const { return file_; }
+
+  std::uint64_t pread(nanobind::handle buffer, nanobind::handle offset) const;
+  std::uint64_t pwrite(nanobind::handle buffer, nanobind::handle offset) const;
+  FutureObject* async_pread(nanobind::handle buffer, nanobind::handle offset) const;
+  FutureObject* async_pwrite(nanobind::handle buffer, nanobind::handle offset) const;
+  std::uint64_t size() const;
+  void truncate(nanobind::handle bytes) const;
+  void sync() const;
+  void close() const;
+  const char* mode() const;
+
+ private:
+  File file_;
+  // A blocking operation of at most this runs as one call of the library, often on this thread; a larger one
+  // as a Future, so that Ctrl-C can cancel it.
+  std::uint64_t block_bytes_;
+};
+
+}  // namespace trunkline::python

@@ -1,0 +1,57 @@
+// The Python class Future: one operation, and the Python memory that it moves.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "host_view.h"
+#include "trunkline/future.h"
+
+namespace trunkline::python {
+
+// Holds its HostView until the operation is done. When Python drops the object before that, the notifier
+// holds it instead, so the common case costs no hop to another thread. All members need the GIL.
+class FutureObject {
+ public:
+  explicit FutureObject(std::unique_ptr<HostView> memory);
+  FutureObject(const FutureObject&) = delete;
+  FutureObject& operator=(const FutureObject&) = delete;
+  ~FutureObject();
+
+  // To be called once, before the object is given to Python.
+  void start(Future future) { future_ = std::move(future); }
+
+  const MemoryView& memory() const { return view_; }
+  const Future& future() const { return future_; }
+
+  bool done();
+  bool wait(Future::Timeout timeout);  // raises `closed` for an operation of a fork's parent
+  Result<std::uint64_t> result(Future::Timeout timeout);  // timed_out when the timeout came first
+  bool cancel();
+  std::uint64_t bytes_done() const { return future_.bytes_done(); }
+
+  // Of the objects alive in this process, the futures whose operations are not done.
+  static std::vector<Future> pending();
+
+ private:
+  void settle();  // once done: lets go of the memory
+  void unlink();
+
+  Future future_;
+  MemoryView view_;
+  std::unique_ptr<HostView> memory_;
+  unsigned generation_;
+
+  // The list of objects whose operations were not seen done yet.
+  FutureObject* previous_ = nullptr;
+  FutureObject* next_ = nullptr;
+  static FutureObject* first_;
+};
+
+// Timed out after `timeout`, as an Error.
+Error wait_timed_out(Future::Timeout timeout);
+
+}  // namespace trunkline::python

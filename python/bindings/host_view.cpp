@@ -1,0 +1,225 @@
+#include "host_view.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string_view>
+
+#include "arguments.h"
+#include "errors.h"
+
+namespace trunkline::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+[[noreturn]] void refuse_strided(const char* name, nb::handle buffer, std::string_view remedy) {
+  raise_value_error(fmt::format("{}: the memory of this {} is not contiguous (in C order); use {}", name,
+                                shown_type(buffer), remedy));
+}
+
+[[noreturn]] void refuse_read_only(const char* name, nb::handle buffer) {
+  raise_value_error(
+      fmt::format("{}: the memory of this {} is read-only and cannot be read into; use a writable one, such "
+                  "as a bytearray, numpy.empty or torch.empty",
+                  name, shown_type(buffer)));
+}
+
+[[noreturn]] void refuse_objects(const char* name, nb::handle buffer) {
+  raise_value_error(
+      fmt::format("{}: this {} holds references to Python objects, not bytes", name, shown_type(buffer)));
+}
+
+[[noreturn]] void refuse_device(const char* name, nb::handle buffer, std::string_view device) {
+  raise(make_error(
+      ErrorKind::unsupported,
+      fmt::format("{}: this {} is on the device {}; GPU memory is not supported by this build, go through a "
+                  "tensor on the CPU (tensor.cpu(), tensor.copy_())",
+                  name, shown_type(buffer), device)));
+}
+
+constexpr std::string_view kNumpyRemedy =
+    "numpy.ascontiguousarray() for a write, or read into a contiguous array and copy";
+constexpr std::string_view kTorchRemedy =
+    ".contiguous() for a write, or read into a contiguous tensor and copy_() from it";
+
+// What the path of a torch tensor needs of torch; found once torch has been imported by someone. The
+// references are kept for the life of the process, as torch itself is.
+struct TorchNames {
+  PyTypeObject* tensor;
+  PyObject* strided;
+
+  static const TorchNames* find() {
+    static std::optional<TorchNames> found;
+    if (found) return &*found;
+    PyObject* modules = PyImport_GetModuleDict();  // borrowed
+    PyObject* torch = PyDict_GetItemString(modules, "torch");
+    if (torch == nullptr) return nullptr;
+    const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
+    const nb::object strided = nb::getattr(torch, "strided", nb::none());
+    if (!PyType_Check(tensor.ptr()) || strided.is_none()) return nullptr;  // torch is being imported
+    found = TorchNames{reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr()),
+                       nb::object(strided).release().ptr()};
+    return &*found;
+  }
+};
+
+// Interned, so that an attribute is found by comparing pointers.
+struct Names {
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* is_conj = PyUnicode_InternFromString("is_conj");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* nbytes = PyUnicode_InternFromString("nbytes");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+
+  static const Names& get() {
+    static const Names names;
+    return names;
+  }
+};
+
+nb::object attribute(nb::handle object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object.ptr(), name);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+nb::object call_method(nb::handle object, PyObject* name) {
+  PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), name);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+// Exactly these have the buffer protocol and nothing before it in the order; spares them the search.
+bool is_builtin_buffer(nb::handle buffer) {
+  return PyMemoryView_Check(buffer.ptr()) || PyByteArray_CheckExact(buffer.ptr()) ||
+         PyBytes_CheckExact(buffer.ptr());
+}
+
+// Whether a format of the struct module's syntax (as PEP 3118 extends it) has an object reference outside of
+// the names of fields, which stand between colons.
+bool has_objects(const char* format) {
+  bool in_name = false;
+  for (; format != nullptr && *format != '\0'; ++format) {
+    if (*format == ':') in_name = !in_name;
+    if (!in_name && *format == 'O') return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+HostView::HostView(nb::handle buffer, Access access, const char* name) {
+  const Wanted wanted{buffer, access, name};
+  if (!is_builtin_buffer(buffer)) {
+    const TorchNames* torch = TorchNames::find();
+    if (torch != nullptr && PyObject_TypeCheck(buffer.ptr(), torch->tensor)) {
+      take_torch(wanted);
+      return;
+    }
+  }
+  if (take_buffer_protocol(wanted) || take_numpy(wanted) || take_dlpack(wanted)) return;
+  raise_type_error(fmt::format(
+      "{}: must be a tensor, an array or another object with the buffer protocol or DLPack, not {}", name,
+      shown_type(buffer)));
+}
+
+void HostView::take_torch(const Wanted& wanted) {
+  const Names& names = Names::get();
+  const nb::handle tensor = wanted.buffer;
+  if (attribute(tensor, names.is_cpu).ptr() != Py_True) {
+    refuse_device(wanted.name, tensor, nb::str(nb::getattr(tensor, "device")).c_str());
+  }
+  if (attribute(tensor, names.layout).ptr() != TorchNames::find()->strided) {
+    raise_value_error(
+        fmt::format("{}: this {} has the layout {}; only dense (strided) tensors are bytes in a row, use "
+                    ".to_dense() or its parts",
+                    wanted.name, shown_type(tensor), nb::str(nb::getattr(tensor, "layout")).c_str()));
+  }
+  if (call_method(tensor, names.is_contiguous).ptr() != Py_True)
+    refuse_strided(wanted.name, tensor, kTorchRemedy);
+  // A tensor with one of these bits shows other values than its memory holds.
+  if (call_method(tensor, names.is_neg).ptr() == Py_True) {
+    raise_value_error(
+        fmt::format("{}: this tensor is a lazily negated view; use .resolve_neg()", wanted.name));
+  }
+  if (call_method(tensor, names.is_conj).ptr() == Py_True) {
+    raise_value_error(
+        fmt::format("{}: this tensor is a lazily conjugated view; use .resolve_conj()", wanted.name));
+  }
+  const std::uint64_t bytes = PyLong_AsUnsignedLongLong(attribute(tensor, names.nbytes).ptr());
+  void* data = PyLong_AsVoidPtr(call_method(tensor, names.data_ptr).ptr());
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (data == nullptr && bytes != 0) {
+    raise_value_error(fmt::format("{}: this {} has no memory of its own", wanted.name, shown_type(tensor)));
+  }
+  memory_ = {static_cast<std::byte*>(data), bytes};
+  owner_ = nb::borrow(tensor);
+}
+
+bool HostView::take_buffer_protocol(const Wanted& wanted) {
+  if (PyObject_CheckBuffer(wanted.buffer.ptr()) == 0) return false;
+  const bool writable = wanted.access == Access::writable;
+  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+  Py_buffer& view = exported_.view;
+  if (PyObject_GetBuffer(wanted.buffer.ptr(), &view, flags) == 0) {
+    if (has_objects(view.format)) refuse_objects(wanted.name, wanted.buffer);
+    memory_ = {static_cast<std::byte*>(view.buf), static_cast<std::uint64_t>(view.len)};
+    return true;
+  }
+  view.obj = nullptr;
+  const nb::python_error refusal;
+  // Why: ask again for a view that demands nothing.
+  if (PyObject_GetBuffer(wanted.buffer.ptr(), &view, PyBUF_FULL_RO) != 0) {
+    view.obj = nullptr;
+    PyErr_Clear();
+    return false;  // a dtype without a letter: the other ways know it
+  }
+  if (writable && view.readonly != 0) refuse_read_only(wanted.name, wanted.buffer);
+  if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strided(wanted.name, wanted.buffer, kNumpyRemedy);
+  throw refusal;
+}
+
+bool HostView::take_numpy(const Wanted& wanted) {
+  const nb::object dtype = nb::getattr(wanted.buffer, "dtype", nb::none());
+  const nb::object has_object = nb::getattr(dtype, "hasobject", nb::none());
+  if (!PyBool_Check(has_object.ptr()) || !nb::hasattr(wanted.buffer, "__array_interface__")) return false;
+  if (has_object.ptr() == Py_True) refuse_objects(wanted.name, wanted.buffer);
+  const nb::object interface = wanted.buffer.attr("__array_interface__");
+  const nb::object data = interface["data"];
+  if (wanted.access == Access::writable && nb::cast<bool>(data[1]))
+    refuse_read_only(wanted.name, wanted.buffer);
+  // numpy gives strides exactly when they are not those of C order.
+  if (!interface.attr("get")("strides").is_none()) refuse_strided(wanted.name, wanted.buffer, kNumpyRemedy);
+  std::uint64_t bytes = nb::cast<std::uint64_t>(dtype.attr("itemsize"));
+  for (const nb::handle extent : interface["shape"]) bytes *= nb::cast<std::uint64_t>(extent);
+  memory_ = {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(data[0])), bytes};
+  owner_ = nb::borrow(wanted.buffer);
+  return true;
+}
+
+bool HostView::take_dlpack(const Wanted& wanted) {
+  if (!nb::hasattr(wanted.buffer, "__dlpack__") || !nb::hasattr(wanted.buffer, "__dlpack_device__"))
+    return false;
+  const nb::object device = wanted.buffer.attr("__dlpack_device__")();
+  const int type = nb::cast<int>(device[0]);
+  if (type != kDlpackCpu && type != kDlpackCudaHost && type != kDlpackRocmHost) {
+    refuse_device(wanted.name, wanted.buffer, fmt::format("DLPack device type {}", type));
+  }
+  DlpackTensor tensor = DlpackTensor::borrow_from(wanted.buffer);
+  const bool writable = wanted.access == Access::writable;
+  if (writable && tensor.read_only()) refuse_read_only(wanted.name, wanted.buffer);
+  if (writable && tensor.copied()) {
+    raise_value_error(fmt::format("{}: this {} lends only copies of its memory; what was read would be lost",
+                                  wanted.name, shown_type(wanted.buffer)));
+  }
+  if (!tensor.contiguous()) refuse_strided(wanted.name, wanted.buffer, "a contiguous copy");
+  memory_ = {tensor.data(), tensor.bytes()};
+  dlpack_ = std::move(tensor);
+  return true;
+}
+
+}  // namespace trunkline::python

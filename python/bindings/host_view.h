@@ -1,0 +1,62 @@
+// The bytes of a Python object: torch tensors, the buffer protocol, numpy arrays of any dtype, DLPack.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+
+#include "dlpack.h"
+#include "trunkline/memory.h"
+
+namespace trunkline::python {
+
+enum class Access { read_only, writable };
+
+// A view that an exporter of the buffer protocol granted; given back at destruction.
+struct ExportedBuffer {
+  ExportedBuffer() = default;
+  ExportedBuffer(const ExportedBuffer&) = delete;
+  ExportedBuffer& operator=(const ExportedBuffer&) = delete;
+  ~ExportedBuffer() {
+    if (view.obj != nullptr) PyBuffer_Release(&view);
+  }
+  Py_buffer view{};  // its obj is set while it is granted
+};
+
+// Contiguous host memory of a Python object, kept alive and (for exporters of the buffer protocol)
+// unresizable for as long as the HostView lives. Neither copyable nor movable, since an exporter may know the
+// Py_buffer by its address. All members but memory() need the GIL.
+class HostView {
+ public:
+  // Ways in the order in which they are tried: torch.Tensor (recognised without importing torch), buffer
+  // protocol, numpy's __array_interface__ (dtypes that the buffer protocol has no letter for: bfloat16,
+  // datetime64), DLPack. Raises TypeError for what is no buffer, ValueError for memory that is not
+  // contiguous, or read-only where `access` is writable, Unsupported for memory of a GPU. `name` is what the
+  // error calls the argument.
+  HostView(nanobind::handle buffer, Access access, const char* name = "buffer");
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+
+  const MemoryView& memory() const { return memory_; }
+
+ private:
+  struct Wanted {
+    nanobind::handle buffer;
+    Access access;
+    const char* name;
+  };
+
+  void take_torch(const Wanted& wanted);
+  bool take_buffer_protocol(const Wanted& wanted);
+  bool take_numpy(const Wanted& wanted);
+  bool take_dlpack(const Wanted& wanted);
+
+  MemoryView memory_;
+  // One of these keeps the memory.
+  ExportedBuffer exported_;
+  nanobind::object owner_;
+  DlpackTensor dlpack_;
+};
+
+}  // namespace trunkline::python

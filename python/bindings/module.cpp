@@ -1,0 +1,20 @@
+#include "bindings.h"
+
+namespace nb = nanobind;
+namespace tlp = trunkline::python;
+
+NB_MODULE(_core, module) {
+  // A torch tensor over a Buffer that is still alive at exit (a model in a global, say) keeps it for good:
+  // torch gives no memory back once the interpreter is finalizing. That is no leak to warn users of.
+  nb::set_leak_warnings(false);
+  module.doc() = "The engine of Trunkline; use it through the package trunkline.";
+  module.attr("version") = TRUNKLINE_VERSION;
+  tlp::register_faults(module);
+  tlp::register_future(module);
+  tlp::register_engine(module);
+  tlp::register_buffer(module);
+  tlp::register_file(module);
+  tlp::register_volume(module);
+  tlp::register_batch(module);
+  tlp::register_shutdown();
+}

@@ -1,0 +1,55 @@
+// The one thread that runs Python code when operations complete, so that the lanes never wait for the GIL.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "trunkline/future.h"
+
+namespace trunkline::python {
+
+class Notifier : public std::enable_shared_from_this<Notifier> {
+ public:
+  // Runs and is destroyed on the notifier's thread, under the GIL; must not throw.
+  class Task {
+   public:
+    Task() = default;
+    Task(const Task&) = delete;
+    Task& operator=(const Task&) = delete;
+    virtual ~Task() = default;
+    virtual void run() = 0;
+  };
+
+  // This process's notifier; a forked child gets a fresh one. Needs the GIL.
+  static Notifier& instance();
+
+  // Runs `task` once `future` is done. The thread is started by the first call. Needs the GIL.
+  void when_done(Future future, std::unique_ptr<Task> task);
+
+  // Whether all tasks have ended, those of pending operations too; waits for it as long as `timeout`, without
+  // the GIL.
+  bool drained(std::chrono::milliseconds timeout);
+
+  // Ends the thread. Tasks that come later are dropped with what they own: at the interpreter's exit, which
+  // is the only time to call this, that is safe and freeing is not. Needs the GIL.
+  void stop();
+
+ private:
+  void push(std::unique_ptr<Task> task);
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable ready_;    // tasks_ has some, or stopped_
+  std::condition_variable drained_;  // pending_ is 0
+  std::vector<std::unique_ptr<Task>> tasks_;
+  std::size_t pending_ = 0;  // tasks that were handed in and have not ended
+  bool stopped_ = false;
+  std::thread thread_;
+};
+
+}  // namespace trunkline::python

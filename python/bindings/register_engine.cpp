@@ -1,0 +1,201 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "faults_object.h"
+#include "interruptible.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle queue_depth,
+            nb::handle block_bytes, nb::handle pinned_budget_bytes, nb::handle faults) {
+  EngineOptions options;
+  options.backend = backend_argument(backend);
+  options.lanes = optional_count_argument(lanes, "lanes");
+  options.queue_depth = optional_count_argument(queue_depth, "queue_depth");
+  options.block_bytes = optional_size_argument(block_bytes, "block_bytes");
+  options.pinned_budget_bytes = optional_size_argument(pinned_budget_bytes, "pinned_budget_bytes");
+  if (!faults.is_none()) {
+    if (!nb::isinstance<FaultsObject>(faults)) {
+      raise_type_error("faults: must be trunkline.Faults or None, not " + shown_type(faults));
+    }
+    options.faults = nb::cast<FaultsObject&>(faults).faults;
+  }
+  Result<Engine> engine = [&] {
+    const GilReleased unlocked;
+    return Engine::create(options);
+  }();
+  new (self) EngineObject(unwrap(std::move(engine)));
+}
+
+nb::dict latency(const LatencyHistogram& histogram) {
+  nb::dict dict;
+  dict["count"] = histogram.count();
+  dict["mean_ns"] = histogram.mean_ns();
+  dict["p50_ns"] = histogram.percentile(50);
+  dict["p99_ns"] = histogram.percentile(99);
+  return dict;
+}
+
+nb::dict stats(const EngineObject& self) {
+  const EngineStats stats = [&] {
+    const GilReleased unlocked;
+    return self.engine.stats();
+  }();
+  nb::dict bytes;
+  bytes["direct"] = stats.bytes_direct;
+  bytes["bounced"] = stats.bytes_bounced;
+  bytes["buffered"] = stats.bytes_buffered;
+  bytes["gds"] = stats.bytes_gds;
+  nb::dict dict;
+  dict["bytes"] = bytes;
+  dict["operations"] = stats.operations;
+  dict["transfers"] = stats.transfers;
+  dict["inline_operations"] = stats.inline_operations;
+  dict["retries"] = stats.retries;
+  dict["short_resumes"] = stats.short_resumes;
+  dict["direct_refusals"] = stats.direct_refusals;
+  dict["errors"] = stats.errors;
+  dict["pinned_bytes"] = stats.pinned_bytes;
+  dict["peak_pinned_bytes"] = stats.peak_pinned_bytes;
+  dict["read_latency"] = latency(stats.read_latency);
+  dict["write_latency"] = latency(stats.write_latency);
+  return dict;
+}
+
+nb::dict explain(const EngineObject& self, nb::handle path_value) {
+  const std::string path = path_argument(path_value, "path");
+  Result<Explanation> result = [&] {
+    const GilReleased unlocked;
+    return self.engine.explain(path);
+  }();
+  const Explanation explanation = unwrap(std::move(result));
+  nb::dict alignment;
+  alignment["memory"] = explanation.memory_alignment;
+  alignment["offset"] = explanation.offset_alignment;
+  nb::list refused;
+  for (const Refusal& refusal : explanation.refused) {
+    nb::dict entry;
+    entry["what"] = refusal.what;
+    entry["why"] = decode_path(refusal.why);
+    refused.append(entry);
+  }
+  nb::dict dict;
+  dict["backend"] = explanation.backend;
+  dict["direct"] = explanation.direct;
+  dict["why"] = decode_path(explanation.why);
+  dict["alignment"] = alignment;
+  dict["device"] = decode_path(explanation.device);
+  dict["filesystem"] = explanation.filesystem;
+  dict["mount"] = decode_path(explanation.mount);
+  dict["refused"] = refused;
+  return dict;
+}
+
+void close(const EngineObject& self) {
+  unwrap(call_interruptibly([engine = self.engine]() -> Status {
+    engine.close();
+    return {};
+  }));
+}
+
+std::string repr(const EngineObject& self) {
+  const EngineConfig& config = self.engine.config();
+  return "<trunkline.Engine backend='" + std::string(to_string(config.backend)) +
+         "' lanes=" + std::to_string(config.lanes) + " queue_depth=" + std::to_string(config.queue_depth) +
+         " block_bytes=" + std::to_string(config.block_bytes) + ">";
+}
+
+EngineObject* default_engine() {
+  Result<Engine> engine = [] {
+    const GilReleased unlocked;
+    return Engine::default_engine();
+  }();
+  return new EngineObject(unwrap(std::move(engine)));
+}
+
+template <class T>
+auto config_member(T EngineConfig::* member) {
+  return [member](const EngineObject& self) { return self.engine.config().*member; };
+}
+
+}  // namespace
+
+std::optional<Engine> engine_argument(nb::handle value) {
+  if (value.is_none()) return std::nullopt;
+  if (!nb::isinstance<EngineObject>(value)) {
+    raise_type_error("engine: must be trunkline.Engine or None, not " + shown_type(value));
+  }
+  return nb::cast<EngineObject&>(value).engine;
+}
+
+void register_engine(nb::module_& module) {
+  nb::class_<EngineObject>(
+      module, "Engine", nb::is_weak_referenceable(),
+      "Lanes of I/O that all files of the engine share. Thread-safe; a context manager that closes.\n\n"
+      "backend: \"io_uring\", \"libaio\" or \"threads\" (used or refused with Unsupported), \"auto\" (the "
+      "first of them\n"
+      "that a probe finds working) or \"memory\" (files live in this process, for tests). lanes: I/O "
+      "threads. queue_depth:\n"
+      "transfers in flight per lane. block_bytes: largest transfer, a multiple of 4096. pinned_budget_bytes: "
+      "hard bound\n"
+      "on the page-locked memory of the engine. Sizes are ints or strings such as \"4MiB\"; None leaves the "
+      "choice to\n"
+      "the engine. faults: injected at completions.\n\n"
+      "An engine does not survive a fork: a child makes its own, or uses the default engine.")
+      .def("__init__", &create, "backend"_a.none() = "auto", "lanes"_a = nb::none(),
+           "queue_depth"_a = nb::none(), "block_bytes"_a = nb::none(), "pinned_budget_bytes"_a = nb::none(),
+           "faults"_a = nb::none(),
+           nb::sig("def __init__(self, backend: typing.Literal['auto', 'io_uring', 'libaio', 'threads', "
+                   "'memory'] = 'auto', "
+                   "lanes: int | None = None, queue_depth: int | None = None, block_bytes: int | str | None "
+                   "= None, "
+                   "pinned_budget_bytes: int | str | None = None, faults: Faults | None = None) -> None"))
+      .def("explain", &explain, "path"_a.none(),
+           nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
+           "Which way the bytes of `path` take, and why, as a dict.\n\n"
+           "`path` is a file, or a directory in which a probe file may be made and removed. \"alignment\" is "
+           "what a\n"
+           "copy-free direct transfer asks of address (\"memory\") and of offset and length (\"offset\"), in "
+           "bytes;\n"
+           "\"refused\" lists what was tried and refused, each with \"what\" and \"why\".")
+      .def("stats", &stats, nb::sig("def stats(self) -> trunkline._types.Stats"),
+           "Counters since the engine was made, as a dict: payload bytes by the way they took, operations,\n"
+           "transfers, retries, errors, pinned memory (bytes) and latencies of transfers (nanoseconds).")
+      .def("close", &close,
+           "Finishes what was submitted, then refuses further operations with Error (EBADF). Idempotent.")
+      .def_prop_ro(
+          "backend",
+          [](const EngineObject& self) { return std::string(to_string(self.engine.config().backend)); },
+          "The backend in use: \"io_uring\", \"libaio\", \"threads\" or \"memory\" (str).")
+      .def_prop_ro("lanes", config_member(&EngineConfig::lanes), "I/O threads (int).")
+      .def_prop_ro("queue_depth", config_member(&EngineConfig::queue_depth),
+                   "Transfers in flight per lane (int).")
+      .def_prop_ro("block_bytes", config_member(&EngineConfig::block_bytes),
+                   "Largest transfer, in bytes (int).")
+      .def_prop_ro("pinned_budget_bytes", config_member(&EngineConfig::pinned_budget_bytes),
+                   "Hard bound on page-locked memory, in bytes (int).")
+      .def_prop_ro("features", config_member(&EngineConfig::features),
+                   "What the backend makes use of, such as \"registered_buffers\" (list of str).")
+      .def(
+          "__enter__", [](nb::handle_t<EngineObject> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> typing_extensions.Self"))
+      .def(
+          "__exit__", [](const EngineObject& self, const nb::args&) { close(self); },
+          nb::sig("def __exit__(self, *exc: object) -> None"))
+      .def("__repr__", &repr);
+
+  module.def("default_engine", &default_engine,
+             "The process's own engine, made at first use with defaults (TRUNKLINE_BACKEND in the "
+             "environment names its\n"
+             "backend). After a fork the child gets a fresh one. Thread-safe.");
+}
+
+}  // namespace trunkline::python

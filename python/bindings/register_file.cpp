@@ -1,0 +1,135 @@
+#include "arguments.h"
+#include "bindings.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "file_object.h"
+#include "future_object.h"
+#include "trunkline/volume.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+// [dir, dir, ..., name] or ([dir, dir, ...], name).
+Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, const OpenOptions& options) {
+  const nb::sequence parts = nb::borrow<nb::sequence>(path);
+  const std::size_t count = nb::len(parts);
+  if (count < 2) {
+    raise_value_error(
+        "path: a list must hold directories and then a name, as in [\"/disk0\", \"/disk1\", \"weights\"]");
+  }
+  const std::string name = path_argument(parts[count - 1], "path");
+  const nb::object first = parts[0];
+  const bool nested = count == 2 && (PyList_Check(first.ptr()) || PyTuple_Check(first.ptr()));
+  std::vector<std::string> directories = paths_argument(
+      nested ? first : nb::object(parts[nb::slice(nb::int_(0), nb::int_(count - 1), nb::none())]), "path");
+  const GilReleased unlocked;
+  Result<Volume> volume = Volume::create(std::move(directories));
+  if (!volume) return std::unexpected(volume.error());
+  return engine ? volume->open(*engine, name, options) : volume->open(name, options);
+}
+
+FileObject* open(nb::handle path, nb::handle mode, nb::handle engine_value, nb::handle direct) {
+  const std::optional<Engine> engine = engine_argument(engine_value);
+  const OpenOptions options = open_options_argument(mode, direct);
+  if (PyList_Check(path.ptr()) || PyTuple_Check(path.ptr())) {
+    return new FileObject(engine, open_striped(path, engine, options));
+  }
+  const std::string name = path_argument(path, "path");
+  Result<File> file = [&] {
+    const GilReleased unlocked;
+    return engine ? File::open(*engine, name, options) : File::open(name, options);
+  }();
+  return new FileObject(engine, std::move(file));
+}
+
+nb::object repr(const FileObject& self) {
+  return nb::str("<trunkline.File {!r} mode={!r}>").format(decode_path(self.file().path()), self.mode());
+}
+
+}  // namespace
+
+void register_file(nb::module_& module) {
+  nb::class_<FileObject>(
+      module, "File", nb::is_weak_referenceable(),
+      "An open file, made by trunkline.open or Volume.open. Thread-safe; a context manager that closes.\n\n"
+      "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol or DLPack: "
+      "contiguous, in CPU\n"
+      "memory, of any dtype; its bytes move as they are. Not contiguous, or read-only where it is read into: "
+      "ValueError.\n"
+      "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order "
+      "unless one\n"
+      "is awaited before the next is submitted.")
+      .def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0,
+           nb::sig("def pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> int"),
+           "Fills all of `buffer` from `offset` and returns its size in bytes.\n\n"
+           "Raises EndOfFile when the file ends before, another trunkline.Error when the reading fails. "
+           "Other threads run\n"
+           "meanwhile; Ctrl-C cancels a read of more than one block (Engine.block_bytes).")
+      .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0,
+           nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> int"),
+           "Writes all of `buffer` at `offset` and returns its size in bytes.\n\n"
+           "Not durable before sync(). Raises trunkline.Error when the writing fails; the bytes of its range "
+           "are then\n"
+           "unspecified. Other threads run meanwhile; Ctrl-C cancels a write of more than one block "
+           "(Engine.block_bytes).")
+      .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0,
+           nb::sig(
+               "def async_pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> Future"),
+           "Submits a pread and returns its Future, which keeps `buffer` alive until the operation is "
+           "done.\n\n"
+           "Waits only while the engine's queue is full. Raises for a bad argument; errors of the reading "
+           "are the Future's.")
+      .def("async_pwrite", &FileObject::async_pwrite, "buffer"_a.none(), "offset"_a.none() = 0,
+           nb::sig(
+               "def async_pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> Future"),
+           "Submits a pwrite and returns its Future, which keeps `buffer` alive until the operation is "
+           "done.\n\n"
+           "The buffer must not change before. Waits only while the engine's queue is full. Raises for a bad "
+           "argument;\n"
+           "errors of the writing are the Future's.")
+      .def_prop_ro("size", &FileObject::size, "Size of the file in bytes (int).")
+      .def_prop_ro(
+          "path", [](const FileObject& self) { return decode_path(self.file().path()); },
+          nb::for_getter(nb::sig("def path(self) -> str")), "The path it was opened by (str).")
+      .def_prop_ro("mode", &FileObject::mode, "\"r\", \"r+\", \"w\" or \"x\" (str).")
+      .def("truncate", &FileObject::truncate, "nbytes"_a.none(),
+           nb::sig("def truncate(self, nbytes: int | str) -> None"),
+           "Makes the file `nbytes` long: cuts it, or extends it with zeros.")
+      .def(
+          "sync", &FileObject::sync,
+          "Waits for the writes submitted before, then makes data and size durable (fsync).\n\n"
+          "A failure is final: every later sync and write of the file raises it again. Ctrl-C ends the wait.")
+      .def("close", &FileObject::close,
+           "Waits for the file's pending operations, then closes it. Later operations raise Error (EBADF). "
+           "Idempotent.")
+      .def(
+          "__enter__", [](nb::handle_t<FileObject> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> typing_extensions.Self"))
+      .def(
+          "__exit__", [](const FileObject& self, const nb::args&) { self.close(); },
+          nb::sig("def __exit__(self, *exc: object) -> None"))
+      .def("__repr__", &repr, nb::sig("def __repr__(self) -> str"));
+
+  module.def(
+      "open", &open, "path"_a.none(), "mode"_a.none() = "r", nb::kw_only(), "engine"_a = nb::none(),
+      "direct"_a.none() = "auto",
+      nb::sig("def open(path: trunkline._types.Path | trunkline._types.StripedPath, mode: "
+              "trunkline._types.Mode = 'r', "
+              "*, engine: Engine | None = None, direct: trunkline._types.Direct = 'auto') -> File"),
+      "Opens a file.\n\n"
+      "path: str, bytes or os.PathLike; or a list of directories and a name, [dir, dir, ..., name] or\n"
+      "([dir, dir, ...], name), for a file striped over them (see Volume). mode: \"r\" and \"r+\" need an "
+      "existing\n"
+      "file, \"w\" creates or empties it, \"x\" creates it and raises FileExistsError when it exists. "
+      "engine: None is\n"
+      "the default engine of the process, after a fork the child's own. direct: \"auto\" uses direct I/O "
+      "where the\n"
+      "filesystem gains from it, \"always\" (True) raises Unsupported where it is refused, \"never\" (False) "
+      "goes\n"
+      "through the page cache.");
+}
+
+}  // namespace trunkline::python

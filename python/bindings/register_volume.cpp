@@ -1,0 +1,99 @@
+#include <nanobind/stl/vector.h>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "file_object.h"
+#include "trunkline/volume.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+void create(Volume* self, nb::handle directories_value, nb::handle stripe_bytes) {
+  VolumeOptions options;
+  if (!stripe_bytes.is_none()) options.stripe_bytes = size_argument(stripe_bytes, "stripe_bytes");
+  std::vector<std::string> directories = paths_argument(directories_value, "directories");
+  Result<Volume> volume = [&] {
+    const GilReleased unlocked;
+    return Volume::create(std::move(directories), options);
+  }();
+  new (self) Volume(unwrap(std::move(volume)));
+}
+
+FileObject* open(const Volume& self, nb::handle name_value, nb::handle mode, nb::handle engine_value,
+                 nb::handle direct) {
+  const std::string name = path_argument(name_value, "name");
+  const std::optional<Engine> engine = engine_argument(engine_value);
+  const OpenOptions options = open_options_argument(mode, direct);
+  Result<File> file = [&] {
+    const GilReleased unlocked;
+    return engine ? self.open(*engine, name, options) : self.open(name, options);
+  }();
+  return new FileObject(engine, std::move(file));
+}
+
+void remove(const Volume& self, nb::handle name_value) {
+  const std::string name = path_argument(name_value, "name");
+  Status status = [&] {
+    const GilReleased unlocked;
+    return self.remove(name);
+  }();
+  unwrap(std::move(status));
+}
+
+std::vector<nb::object> decode_all(const std::vector<std::string>& names) {
+  std::vector<nb::object> decoded;
+  for (const std::string& name : names) decoded.push_back(decode_path(name));
+  return decoded;
+}
+
+std::vector<nb::object> list(const Volume& self) {
+  Result<std::vector<std::string>> names = [&] {
+    const GilReleased unlocked;
+    return self.list();
+  }();
+  return decode_all(unwrap(std::move(names)));
+}
+
+}  // namespace
+
+void register_volume(nb::module_& module) {
+  nb::class_<Volume>(module, "Volume",
+                     "Several directories, each on its own disk, as one: files striped over all of them.\n\n"
+                     "directories: existing and distinct, in the same order at every use. stripe_bytes: the "
+                     "stripe unit of new\n"
+                     "files, a multiple of 4096 (int or str; None: 1 MiB). Thread-safe.")
+      .def("__init__", &create, "directories"_a.none(), "stripe_bytes"_a = nb::none(),
+           nb::sig("def __init__(self, directories: collections.abc.Sequence[trunkline._types.Path], "
+                   "stripe_bytes: int | str | "
+                   "None = None) -> None"))
+      .def("open", &open, "name"_a.none(), "mode"_a.none() = "r", nb::kw_only(), "engine"_a = nb::none(),
+           "direct"_a.none() = "auto",
+           nb::sig("def open(self, name: trunkline._types.Path, mode: trunkline._types.Mode = 'r', *, "
+                   "engine: Engine | None = "
+                   "None, direct: trunkline._types.Direct = 'auto') -> File"),
+           "Opens the file `name` of the volume; arguments as those of trunkline.open.\n\n"
+           "Raises Corrupt when a member is missing, foreign, or of a size that does not fit the others, "
+           "Format when a\n"
+           "descriptor is none or of a newer version.")
+      .def("remove", &remove, "name"_a.none(),
+           nb::sig("def remove(self, name: trunkline._types.Path) -> None"),
+           "Removes the file `name` from all directories. Raises FileNotFoundError when there is none.")
+      .def("list", &list, nb::sig("def list(self) -> typing.List[str]"),
+           "Names of the volume's files, sorted (list of str).")
+      .def_prop_ro(
+          "directories", [](const Volume& self) { return decode_all(self.directories()); },
+          nb::for_getter(nb::sig("def directories(self) -> typing.List[str]")),
+          "The directories, in their order (list of str).")
+      .def_prop_ro("stripe_bytes", &Volume::stripe_bytes, "Stripe unit of new files, in bytes (int).")
+      .def("__repr__", [](const Volume& self) {
+        return nb::str("<trunkline.Volume {!r} stripe_bytes={}>")
+            .format(decode_all(self.directories()), self.stripe_bytes());
+      });
+}
+
+}  // namespace trunkline::python

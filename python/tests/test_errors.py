@@ -1,0 +1,127 @@
+"""One family of exceptions, with errno, file and message; injected faults arrive as what they are."""
+
+import errno
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline as tl
+from trunkline._errors import exception_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "expected"),
+    [
+        ("system", errno.EIO, (tl.Error, OSError)),
+        ("system", errno.ENOENT, (tl.Error, FileNotFoundError)),
+        ("system", errno.EEXIST, (tl.Error, FileExistsError)),
+        ("system", errno.EACCES, (tl.Error, PermissionError)),
+        ("system", errno.EPERM, (tl.Error, PermissionError)),
+        ("system", errno.EISDIR, (tl.Error, IsADirectoryError)),
+        ("system", errno.ENOTDIR, (tl.Error, NotADirectoryError)),
+        ("end_of_file", 0, (tl.EndOfFile,)),
+        ("unsupported", errno.EOPNOTSUPP, (tl.Unsupported,)),
+        ("cancelled", errno.ECANCELED, (tl.Cancelled,)),
+        ("timed_out", errno.ETIMEDOUT, (tl.Timeout, TimeoutError)),
+        ("out_of_budget", errno.ENOMEM, (tl.OutOfBudget,)),
+        ("corrupt", 0, (tl.Corrupt,)),
+        ("format", 0, (tl.Format,)),
+        ("closed", errno.EBADF, (tl.Error,)),
+    ],
+)
+def test_kinds(kind: str, code: int, expected: tuple[type[Exception], ...]) -> None:
+    error = exception_of(kind, code, "what happened", "/data/file")
+    for exception_type in expected:
+        assert isinstance(error, exception_type)
+    assert isinstance(error, tl.Error)
+    assert isinstance(error, OSError)
+    assert error.errno == (code or None)
+    assert error.strerror == str(error) == "what happened"
+    assert error.filename == "/data/file"
+    if isinstance(error, tl.Corrupt):
+        error.tensor, error.chunk = "layer.weight", 7
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (copy.errno, copy.strerror, copy.filename) == (error.errno, error.strerror, error.filename)
+    assert str(copy) == str(error)
+    if isinstance(copy, tl.Corrupt):
+        assert (copy.file, copy.tensor, copy.chunk) == ("/data/file", "layer.weight", 7)
+
+
+def test_a_corrupt_file_without_details() -> None:
+    error = exception_of("corrupt", 0, "a member is missing", "")
+    assert isinstance(error, tl.Corrupt)
+    assert (error.file, error.tensor, error.chunk) == (None, None, None)
+
+
+def test_an_invalid_argument_is_a_value_error() -> None:
+    error = exception_of("invalid_argument", errno.EINVAL, "lanes: 0", "")
+    assert type(error) is ValueError
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EBADF])
+@pytest.mark.parametrize("count", [100, 300_000])
+def test_injected_errors(new_engine: Callable[..., tl.Engine], tmp_path: Path, code: int, count: int) -> None:
+    faults = tl.Faults()
+    path = tmp_path / "file"
+    with new_engine(faults=faults, block_bytes="64KiB") as engine, tl.open(path, "w", engine=engine) as file:
+        file.pwrite(bytes(count))
+        faults.fail("write", faults.commands("write"), code, 100)
+        faults.fail("read", faults.commands("read"), code, 100)
+        for call in (file.pwrite, file.pread):
+            with pytest.raises(tl.Error) as caught:
+                call(bytearray(count))
+            assert caught.value.errno == code
+            assert caught.value.filename == str(path)
+            assert errno.errorcode[code] in str(caught.value)
+            assert str(path) in str(caught.value)
+        assert isinstance(file.async_pread(bytearray(count)).exception(), tl.Error)
+        assert faults.injected > 0
+        assert engine.stats()["errors"] == 3
+
+
+def test_a_failed_sync_is_final(new_engine: Callable[..., tl.Engine], tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with new_engine(faults=faults) as engine, tl.open(tmp_path / "file", "w", engine=engine) as file:
+        file.pwrite(b"abc")
+        faults.fail("sync", 0, errno.EIO)
+        for call in (file.sync, file.sync, lambda: file.pwrite(b"x")):
+            with pytest.raises(tl.Error) as caught:
+                call()
+            assert caught.value.errno == errno.EIO
+
+
+def test_short_transfers_are_resumed(new_engine: Callable[..., tl.Engine], tmp_path: Path) -> None:
+    faults = tl.Faults()
+    data = bytes(range(256)) * 400
+    with new_engine(faults=faults) as engine, tl.open(tmp_path / "file", "w", engine=engine) as file:
+        faults.shorten("write", 0, 4096)
+        file.pwrite(data)
+        faults.shorten("read", faults.commands("read"), "4KiB")
+        faults.fail("read", faults.commands("read") + 1, errno.EINTR)
+        target = bytearray(len(data))
+        file.pread(target)
+        assert target == data
+        stats = engine.stats()
+        assert stats["short_resumes"] >= 2
+        assert stats["retries"] >= 1
+        assert stats["errors"] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "exception", "argument"),
+    [
+        (lambda faults: faults.fail("seek", 0, 5), ValueError, "op"),
+        (lambda faults: faults.fail(3, 0, 5), TypeError, "op"),
+        (lambda faults: faults.hold("read", -1), ValueError, "first"),
+        (lambda faults: faults.shorten("read", 0, "1 parsec"), ValueError, "nbytes"),
+        (lambda faults: faults.disturb(1, 1.5, 0), ValueError, "interrupt_rate"),
+        (lambda faults: faults.disturb(1, 0, -1), ValueError, "short_rate"),
+    ],
+)
+def test_faults_arguments(call: Callable[[Any], None], exception: type[Exception], argument: str) -> None:
+    with pytest.raises(exception, match=f"^{argument}: "):
+        call(tl.Faults())

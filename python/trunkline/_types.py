@@ -1,0 +1,99 @@
+"""Types of arguments and results, for annotations: those of trunkline._core, and of code that calls it."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class SupportsDlpack(Protocol):
+    """A tensor of any framework with DLPack."""
+
+    def __dlpack__(self) -> Any:
+        """A capsule that lends the tensor."""
+
+    def __dlpack_device__(self) -> Any:
+        """(device type, device number)."""
+
+
+class NumpyLike(Protocol):
+    """A numpy array, also of a dtype that the buffer protocol does not know."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Address, shape and dtype of the memory."""
+
+
+# What bytes are written from, and what they are read into; whether the memory is writable shows at run time.
+ReadableBuffer: TypeAlias = "Buffer | SupportsDlpack | NumpyLike"
+WritableBuffer: TypeAlias = ReadableBuffer
+
+Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
+# [dir, dir, ..., name] or ([dir, dir, ...], name)
+StripedPath: TypeAlias = "Sequence[Path] | tuple[Sequence[Path], Path]"
+Mode: TypeAlias = Literal["r", "r+", "w", "x", "rb", "r+b", "rb+", "wb", "xb"]
+Direct: TypeAlias = Literal["auto", "always", "never"] | bool
+
+
+class Alignment(TypedDict):
+    """What a copy-free direct transfer asks for, in bytes: of the address, and of offset and length."""
+
+    memory: int
+    offset: int
+
+
+class Refusal(TypedDict):
+    """Something that was tried and refused, and why."""
+
+    what: str
+    why: str
+
+
+class Explanation(TypedDict):
+    """Which way the bytes of a path take in an engine, and why: Engine.explain."""
+
+    backend: str
+    direct: bool
+    why: str
+    alignment: Alignment
+    device: str
+    filesystem: str
+    mount: str
+    refused: list[Refusal]
+
+
+class BytesByWay(TypedDict):
+    """Payload bytes by the way they took."""
+
+    direct: int
+    bounced: int
+    buffered: int
+    gds: int
+
+
+class Latency(TypedDict):
+    """Distribution of the latencies of transfers."""
+
+    count: int
+    mean_ns: float
+    p50_ns: int
+    p99_ns: int
+
+
+class Stats(TypedDict):
+    """Counters of an engine: Engine.stats."""
+
+    bytes: BytesByWay
+    operations: int
+    transfers: int
+    inline_operations: int
+    retries: int
+    short_resumes: int
+    direct_refusals: int
+    errors: int
+    pinned_bytes: int
+    peak_pinned_bytes: int
+    read_latency: Latency
+    write_latency: Latency

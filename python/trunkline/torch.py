@@ -1,0 +1,32 @@
+"""Torch tensors in memory that transfers land in without a copy."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from trunkline._core import Engine, pinned_empty
+
+__all__ = ["empty_pinned"]
+
+
+def empty_pinned(
+    shape: int | Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    engine: Engine | None = None,
+) -> torch.Tensor:
+    """Make a CPU tensor of zeros in page-aligned memory, locked where RLIMIT_MEMLOCK allows, without a GPU.
+
+    `shape` is in elements of `dtype`. The memory counts in the engine's pinned_budget_bytes (None: the
+    default engine's) until the last tensor that shares it is gone. Raises OutOfBudget when it does not fit,
+    ValueError for a negative shape. Thread-safe.
+    """
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"shape: must have no negative extent, not {extents}")
+    nbytes = prod(extents) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(extents, dtype=dtype)
+    buffer = pinned_empty(nbytes, engine=engine)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(extents)

@@ -1,0 +1,205 @@
+#include "cli/bench/bench_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include "cli/bench/bench_json.h"
+#include "cli/bench/bench_run.h"
+#include "cli/bench/bench_table.h"
+#include "cli/engine_json.h"
+#include "cli/environment_json.h"
+#include "cli/exit_code.h"
+#include "cli/interrupt.h"
+
+namespace trunkline::cli {
+namespace {
+
+// Options as written; those that are more than a number or a switch are still text.
+struct Arguments {
+  BenchOptions options;
+  std::string size, block = "1MiB", engine = "auto", device = "cpu", memory = "aligned", direct = "auto";
+  std::string write_modes = "fresh,preallocated,overwrite", compare, report;
+};
+
+template <class Value>
+bool take(Result<Value> parsed, Value& target, Status& status) {
+  if (parsed) target = std::move(*parsed);
+  if (!parsed && status) status = std::unexpected(parsed.error());
+  return parsed.has_value();
+}
+
+Result<BenchOptions> interpret(const Arguments& arguments) {
+  BenchOptions options = arguments.options;
+  Status status;
+  if (!arguments.report.empty()) {
+    return std::unexpected(
+        make_error(ErrorKind::unsupported,
+                   "--report draws with the Python package, which has a trunkline command of its own: "
+                   "pip install 'trunkline[report]'"));
+  }
+  if (!arguments.size.empty()) {
+    std::uint64_t bytes = 0;
+    if (take(parse_bytes(arguments.size), bytes, status)) options.size_bytes = bytes;
+    if (status && bytes == 0)
+      status =
+          std::unexpected(make_error(ErrorKind::invalid_argument, "--size: 0 bytes are nothing to move"));
+  }
+  take(parse_block_bytes(arguments.block), options.block_bytes, status);
+  take(parse_backend(arguments.engine), options.engine, status);
+  take(parse_memory(arguments.memory), options.memory, status);
+  take(parse_direct(arguments.direct), options.direct, status);
+  take(parse_write_modes(arguments.write_modes), options.write_modes, status);
+  if (status) status = check_device(arguments.device);
+  if (status && !arguments.compare.empty()) status = check_peers(arguments.compare);
+  options.compare_fio = !arguments.compare.empty();
+  if (status && options.engine == BackendKind::memory) {
+    status = std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   "--engine memory moves nothing to a file; use auto, io_uring, libaio or threads"));
+  }
+  if (!status) return std::unexpected(status.error());
+  return options;
+}
+
+// What neither side was asked for is settled by what the paths are.
+Result<BenchFiles> settle(BenchOptions& options) {
+  const bool asked = options.read || options.write;
+  auto files = BenchFiles::find(options);
+  if (!files) return files;
+  if (!asked) options.read = options.write = true;
+  if (!asked && files->existing()) options.write = false;
+  const std::uint64_t first = files->all().front().bytes;
+  const bool equal =
+      std::ranges::all_of(files->all(), [&](const BenchFile& file) { return file.bytes == first; });
+  if (options.compare_fio && (!equal || first < options.block_bytes)) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   "--compare fio needs files of one size, of a block at least; give --size"));
+  }
+  return files;
+}
+
+int report_failure(const Error& error, const BenchOptions& options, bool usage) {
+  nlohmann::ordered_json document{{"command", "bench"}, {"schema", 1}, {"error", error_json(error)}};
+  if (options.json) std::cout << document.dump(2) << std::endl;
+  if (!options.output.empty() && !usage) std::ofstream(options.output) << document.dump(2) << "\n";
+  std::cerr << "trunkline bench: " << error.message << std::endl;
+  return usage ? kExitUsage : kExitFailed;
+}
+
+bool is_usage(const Error& error) { return error.kind == ErrorKind::invalid_argument; }
+
+int present(const BenchOptions& options, BenchResults& results) {
+  auto document = provenance_json(os::read_environment());
+  document.update(bench_json(options, results));
+  if (!options.output.empty()) {
+    std::ofstream file(options.output);
+    file << document.dump(2) << "\n";
+    file.flush();
+    if (!file) {
+      std::cerr << "trunkline bench: writing the results to " << options.output << " failed" << std::endl;
+      return kExitFailed;
+    }
+  }
+  std::cout << (options.json ? document.dump(2) + "\n" : bench_table(document)) << std::flush;
+  return std::cout ? kExitOk : kExitFailed;
+}
+
+int run(const Arguments& arguments) {
+  auto interpreted = interpret(arguments);
+  if (!interpreted) return report_failure(interpreted.error(), arguments.options, true);
+  BenchOptions& options = *interpreted;
+  auto files = settle(options);
+  if (!files) return report_failure(files.error(), options, true);
+  if (!options.output.empty() && !std::ofstream(options.output, std::ios::app)) {
+    return report_failure(system_error(errno, "opening --output " + options.output, options.output), options,
+                          true);
+  }
+  std::optional<FioPeer> fio;
+  if (options.compare_fio) {
+    auto found = FioPeer::find();
+    if (!found) return report_failure(found.error(), options, true);
+    fio = std::move(*found);
+  }
+  auto engine = Engine::create({.backend = options.engine,
+                                .lanes = options.lanes,
+                                .queue_depth = options.queue_depth,
+                                .block_bytes = options.block_bytes,
+                                .pinned_budget_bytes = {},
+                                .faults = {}});
+  if (!engine) return report_failure(engine.error(), options, is_usage(engine.error()));
+  Progress progress(std::cerr, ::isatty(STDERR_FILENO) == 1);
+  auto results = BenchRun(options, *engine, *files, progress, fio ? &*fio : nullptr).run();
+  if (!results) return report_failure(results.error(), options, false);
+  if (options.keep) {
+    files->keep();
+    for (const BenchFile& file : files->all()) progress.note("kept " + file.path);
+  }
+  return present(options, *results);
+}
+
+void add_options(CLI::App& command, Arguments& arguments) {
+  BenchOptions& options = arguments.options;
+  command
+      .add_option("PATH", options.paths,
+                  "Directories to make files in, or existing files, which are only read")
+      ->required();
+  command.add_flag("--read", options.read,
+                   "Measure reading (default: both; reading alone of existing files)");
+  command.add_flag("--write", options.write, "Measure writing");
+  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]");
+  command.add_option("--block", arguments.block, "Size of a transfer, a multiple of 4096")
+      ->capture_default_str();
+  command.add_option("--queue-depth", options.queue_depth,
+                     "Transfers in flight per lane [the engine's default]");
+  command.add_option("--lanes", options.lanes, "I/O threads [the engine's default]");
+  command.add_option("--engine", arguments.engine, "auto, io_uring, libaio or threads")
+      ->capture_default_str();
+  command.add_option("--device", arguments.device, "Where the memory is: cpu")->capture_default_str();
+  command
+      .add_option(
+          "--duration", options.duration_s,
+          "Seconds that each measurement of reading and overwriting goes on [one pass over the files]")
+      ->check(CLI::Range(0.0, 86'400.0));
+  command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
+  command.add_option("--files", options.files, "Files in each directory")
+      ->check(CLI::Range(1U, 10'000U))
+      ->capture_default_str();
+  command.add_flag("--verify", options.verify,
+                   "Compare every byte that was read or written, beside the clock");
+  command.add_option("--repeat", options.repeat, "Measurements of each kind; medians are reported")
+      ->check(CLI::Range(1U, 1000U))
+      ->capture_default_str();
+  command
+      .add_option("--memory", arguments.memory,
+                  "aligned, or ordinary: 64 bytes past a page, as torch CPU tensors")
+      ->capture_default_str();
+  command.add_option("--direct", arguments.direct, "Direct I/O: auto, always or never")
+      ->capture_default_str();
+  command.add_option("--write-mode", arguments.write_modes, "Any of fresh,preallocated,overwrite")
+      ->capture_default_str();
+  command.add_option("--compare", arguments.compare,
+                     "fio: run it on the same files with the same parameters");
+  command.add_option("--output", options.output, "Write the JSON document to this file too");
+  command.add_option("--report", arguments.report,
+                     "Draw the results as a page of HTML (needs trunkline[report] for Python)");
+  command.add_flag("--json", options.json, "Print one JSON document");
+  command.add_flag("--keep", options.keep,
+                   "Leave the files; those that were laid out for reading can be verified later");
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, std::function<int()>& chosen) {
+  CLI::App* const command = app.add_subcommand("bench", "Measure reading and writing of files");
+  const auto arguments = std::make_shared<Arguments>();
+  add_options(*command, *arguments);
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,362 @@
+#include "cli/bench/bench_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "cli/interrupt.h"
+
+namespace trunkline::cli {
+namespace {
+
+constexpr std::uint64_t kMaxLapBytes =
+    4 * kGiB;  // of memory whose content is made and checked beside the clock
+
+Status unless_interrupted() {
+  if (interrupted()) return std::unexpected(make_error(ErrorKind::cancelled, "interrupted"));
+  return {};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------- the whole
+
+Result<BenchResults> BenchRun::run() {
+  seed_ = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  BenchResults results;
+  results.config = engine_.config();
+  if (fio_ != nullptr) results.fio_version = fio_->version();
+  for (const Case& what : cases_of(options_)) results.cases.push_back({.what = what});
+  Status status = files_.check_space();
+  if (status) status = describe_paths(results);
+  if (status) status = make_ring();
+  if (fio_ != nullptr) results.fio_terms = fio_terms(fio_job(results.cases.front().what));
+  if (status && options_.verify) status = learn_patterns();
+  for (unsigned repeat = 1; repeat <= options_.repeat; ++repeat) {
+    for (CaseResult& result : results.cases) {
+      if (status) status = run_case(repeat, result);
+    }
+  }
+  progress_.end();
+  if (!status) return std::unexpected(status.error());
+  return results;
+}
+
+Status BenchRun::describe_paths(BenchResults& results) {
+  direct_ = true;
+  for (std::size_t target = 0; target < options_.paths.size(); ++target) {
+    auto explanation = engine_.explain(options_.paths[target]);
+    if (!explanation) return std::unexpected(explanation.error());
+    direct_ = direct_ && explanation->direct;
+    PathResult path{.path = options_.paths[target], .explanation = std::move(*explanation)};
+    for (const BenchFile& file : files_.all()) {
+      if (file.target != target) continue;
+      path.existing = !file.own;
+      path.files.push_back(file.path);
+      path.file_bytes = file.bytes;
+    }
+    results.paths.push_back(std::move(path));
+  }
+  if (options_.direct != Direct::automatic) direct_ = options_.direct == Direct::always;
+  results.direct = direct_;
+  return {};
+}
+
+Status BenchRun::make_ring() {
+  const EngineConfig& config = engine_.config();
+  const RingLimits limits{.block_bytes = options_.block_bytes,
+                          .in_flight = std::uint64_t{config.lanes} * config.queue_depth,
+                          .memory_bytes = std::min(config.pinned_budget_bytes / 2, kMaxLapBytes)};
+  const std::uint64_t files = files_.all().size();
+  std::uint64_t longest = 0;
+  for (const BenchFile& file : files_.all()) longest = std::max(longest, file.bytes);
+  shape_ = options_.verify ? lap_shape(options_.order(), files, longest, limits)
+                           : ring_shape(options_.order(), files, limits);
+  auto ring = TransferRing::create(engine_, shape_, options_.memory, files);
+  if (!ring) return std::unexpected(ring.error());
+  ring_ = std::move(*ring);
+  return {};
+}
+
+Status BenchRun::run_case(unsigned repeat, CaseResult& result) {
+  const std::string label = fmt::format("{} {}/{}", result.what.label(), repeat, options_.repeat);
+  auto measurement = measure(result.what, label);
+  if (!measurement) return std::unexpected(measurement.error());
+  result.runs.push_back(std::move(*measurement));
+  result.verified = options_.verify;
+  if (fio_ == nullptr) return {};
+  if (auto status = prepare(result.what); !status) return status;
+  progress_.begin("fio " + label, 0, 0, Clock::now());
+  auto fio = run_fio(result.what);
+  if (!fio) return std::unexpected(fio.error());
+  result.fio.push_back(std::move(*fio));
+  return unless_interrupted();
+}
+
+FioJob BenchRun::fio_job(const Case& what) const {
+  const EngineConfig& config = engine_.config();
+  FioJob job{.what = what,
+             .order = options_.order(),
+             .files = {},
+             .file_bytes = files_.all().front().bytes,
+             .block_bytes = options_.block_bytes,
+             .backend = config.backend,
+             .lanes = config.lanes,
+             .queue_depth = config.queue_depth,
+             .direct = direct_,
+             .duration_s = options_.duration_s};
+  for (const BenchFile& file : files_.all()) job.files.push_back(file.path);
+  return job;
+}
+
+Result<FioMeasurement> BenchRun::run_fio(const Case& what) {
+  auto measurement = fio_->measure(fio_job(what));
+  for (BenchFile& file : files_.all()) {
+    if (what.op != Op::write) break;
+    file.pattern.reset();
+    file.complete = true;
+  }
+  return measurement;
+}
+
+// ---------------------------------------------------------------------------------------------- before a row
+
+Status BenchRun::prepare(const Case& what) {
+  const bool whole = what.op == Op::read || what.write_mode == WriteMode::overwrite;
+  if (whole) {
+    const bool ready = std::ranges::all_of(files_.all(), [&](const BenchFile& file) {
+      return file.complete && (what.op != Op::read || !options_.verify || file.pattern);
+    });
+    if (!ready) {
+      if (auto status = lay_out(); !status) return status;
+    }
+    return what.op == Op::read ? drop_page_cache() : Status{};
+  }
+  for (BenchFile& file : files_.all()) {
+    auto status = BenchFiles::remove(file);
+    if (status && what.write_mode == WriteMode::preallocated) status = BenchFiles::preallocate(file);
+    if (!status) return status;
+  }
+  return unless_interrupted();
+}
+
+Status BenchRun::lay_out() {
+  for (BenchFile& file : files_.all()) {
+    auto status = BenchFiles::remove(file);
+    if (status) status = BenchFiles::create_empty(file);
+    if (!status) return status;
+  }
+  auto files = open(Mode::read_write);
+  if (!files) return std::unexpected(files.error());
+  ++seed_;
+  auto order = schedules(false);
+  TransferWork work{.op = Op::write, .files = *files, .schedules = order, .content = made_content()};
+  work.on_progress = shown("laying out", 0);
+  if (auto moved = ring_->run(work); !moved) return std::unexpected(moved.error());
+  Measurement unused;
+  if (auto status = sync(*files, unused); !status) return status;
+  for (std::size_t index = 0; index < files_.all().size(); ++index) {
+    files_.all()[index].complete = true;
+    files_.all()[index].pattern = Pattern{.seed = seed_, .file = index};
+  }
+  return unless_interrupted();
+}
+
+// Existing files can be verified when an earlier run left them: their first bytes say which content they
+// have.
+Status BenchRun::learn_patterns() {
+  if (!files_.existing()) return {};
+  auto files = open(Mode::read);
+  if (!files) return std::unexpected(files.error());
+  for (std::size_t index = 0; index < files->size(); ++index) {
+    BenchFile& file = files_.all()[index];
+    std::byte header[kPatternHeaderBytes];
+    std::optional<Pattern> pattern;
+    if (file.bytes >= kPatternHeaderBytes) {
+      auto bytes = (*files)[index].pread(std::span<std::byte>(header), 0);
+      if (!bytes) return std::unexpected(bytes.error());
+      pattern = pattern_of_header(header);
+    }
+    if (!pattern) {
+      return std::unexpected(make_error(ErrorKind::corrupt,
+                                        fmt::format("--verify: {} does not start as a file that bench laid "
+                                                    "out: wrong bytes at offset 0 to {}; make one "
+                                                    "with: trunkline bench DIRECTORY --read --keep",
+                                                    file.path, kPatternHeaderBytes - 1),
+                                        file.path));
+    }
+    file.pattern = pattern;
+  }
+  return {};
+}
+
+Status BenchRun::drop_page_cache() {
+  for (const BenchFile& file : files_.all()) {
+    if (auto status = BenchFiles::drop_page_cache(file); !status) return status;
+  }
+  return {};
+}
+
+// ---------------------------------------------------------------------------------------------- one
+// measurement
+
+Result<std::vector<File>> BenchRun::open(Mode mode) const {
+  std::vector<File> files;
+  for (const BenchFile& each : files_.all()) {
+    const Mode allowed = each.own ? mode : Mode::read;
+    auto file = File::open(engine_, each.path, {.mode = allowed, .direct = options_.direct});
+    if (!file) return std::unexpected(file.error());
+    files.push_back(std::move(*file));
+  }
+  return files;
+}
+
+std::vector<Schedule> BenchRun::schedules(bool endless) {
+  std::vector<Schedule> result;
+  for (const BenchFile& file : files_.all()) {
+    result.emplace_back(file.bytes, shape_.piece_bytes, options_.order(), seed_ + result.size(), endless);
+  }
+  return result;
+}
+
+// Writing a new file again would overwrite it, so only these rows can go on for a given time.
+bool BenchRun::by_duration(const Case& what) const {
+  return options_.duration_s > 0 && (what.op == Op::read || what.write_mode == WriteMode::overwrite);
+}
+
+// Whether passes may follow on each other without a stop between: nothing is checked, and no page cache would
+// answer the second.
+bool BenchRun::endless(const Case& what) const {
+  return by_duration(what) && !options_.verify && (direct_ || what.op == Op::write);
+}
+
+Result<Measurement> BenchRun::measure(const Case& what, const std::string& label) {
+  if (auto status = prepare(what); !status) return std::unexpected(status.error());
+  const bool fresh = what.op == Op::write && what.write_mode == WriteMode::fresh;
+  auto files = open(what.op == Op::read ? Mode::read : fresh ? Mode::create : Mode::read_write);
+  if (!files) return std::unexpected(files.error());
+  Measurement measurement;
+  measurement.paths.resize(options_.paths.size());
+  Meter meter(engine_);
+  Status status;
+  bool again = false;
+  do {
+    if (again && what.op == Op::read) status = drop_page_cache();
+    if (status) status = pass(what, *files, label, meter, measurement);
+    again = status && by_duration(what) && !endless(what) && meter.usage().seconds < options_.duration_s;
+  } while (again);
+  measurement.transfers = meter.usage();
+  if (status && what.op == Op::write) status = sync(*files, measurement);
+  for (const File& file : *files) {
+    auto closed = file.close();
+    if (status) status = closed;
+  }
+  if (status && what.op == Op::write && options_.verify) status = check_written(label);
+  if (!status) return std::unexpected(status.error());
+  return measurement;
+}
+
+// Once over the files, or for the duration where that can be had without a stop.
+Status BenchRun::pass(const Case& what, std::span<const File> files, const std::string& label, Meter& meter,
+                      Measurement& measurement) {
+  ++seed_;
+  auto order = schedules(endless(what));
+  TransferWork work{
+      .op = what.op, .files = files, .schedules = order, .content_apart = options_.verify, .meter = &meter};
+  if (options_.verify) work.content = what.op == Op::read ? checked_content(true) : made_content();
+  if (endless(what)) work.duration_s = options_.duration_s;
+  work.on_progress = shown(label, endless(what) ? options_.duration_s : 0);
+  auto moved = ring_->run(work);
+  if (!moved) return std::unexpected(moved.error());
+  measurement.bytes += moved->bytes;
+  std::vector<double> path_seconds(measurement.paths.size());
+  for (std::size_t index = 0; index < files.size(); ++index) {
+    BenchFile& file = files_.all()[index];
+    measurement.paths[file.target].bytes += moved->file_bytes[index];
+    path_seconds[file.target] = std::max(path_seconds[file.target], moved->file_seconds[index]);
+    if (what.op != Op::write) continue;
+    file.complete = true;
+    file.pattern.reset();
+    if (options_.verify) file.pattern = Pattern{.seed = seed_, .file = index};
+  }
+  for (std::size_t path = 0; path < path_seconds.size(); ++path)
+    measurement.paths[path].seconds += path_seconds[path];
+  return {};
+}
+
+// Of all files, each path on a thread of its own: disks flush side by side.
+Status BenchRun::sync(std::span<const File> files, Measurement& measurement) const {
+  const double cpu_before = process_cpu_seconds();
+  const auto began = Clock::now();
+  std::vector<Status> statuses(options_.paths.size());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t target = 0; target < statuses.size(); ++target) {
+      threads.emplace_back([&, target] {
+        for (std::size_t index = 0; index < files.size(); ++index) {
+          if (files_.all()[index].target == target && statuses[target])
+            statuses[target] = files[index].sync();
+        }
+      });
+    }
+  }
+  measurement.sync_seconds = seconds_between(began, Clock::now());
+  measurement.sync_cpu_seconds = process_cpu_seconds() - cpu_before;
+  for (Status& status : statuses) {
+    if (!status) return std::move(status);
+  }
+  return {};
+}
+
+// Reads back what was written, from the device.
+Status BenchRun::check_written(const std::string& label) {
+  if (auto status = drop_page_cache(); !status) return status;
+  auto files = open(Mode::read);
+  if (!files) return std::unexpected(files.error());
+  auto order = schedules(false);
+  TransferWork work{.op = Op::read, .files = *files, .schedules = order, .content = checked_content(false)};
+  work.on_progress = shown(label + ", reading back", 0);
+  auto moved = ring_->run(work);
+  if (!moved) return std::unexpected(moved.error());
+  return {};
+}
+
+Content BenchRun::made_content() const {
+  return {.make =
+              [seed = seed_](std::size_t file, const Piece& piece, std::span<std::byte> bytes) {
+                fill_pattern({.seed = seed, .file = file}, piece.offset, bytes);
+              },
+          .check = {}};
+}
+
+// `poison`: memory is overwritten first, so that a read that moves nothing is not taken for the one before
+// it.
+Content BenchRun::checked_content(bool poison) const {
+  Content content;
+  content.check = [this](std::size_t index, const Piece& piece, std::span<const std::byte> bytes) -> Status {
+    const BenchFile& file = files_.all()[index];
+    const auto wrong = first_wrong_byte(*file.pattern, piece.offset, bytes);
+    if (!wrong) return {};
+    return std::unexpected(
+        make_error(ErrorKind::corrupt,
+                   fmt::format("verifying {}: the byte at offset {} is wrong (in the {} bytes read at {})",
+                               file.path, *wrong, piece.bytes, piece.offset),
+                   file.path));
+  };
+  if (poison) {
+    content.make = [](std::size_t, const Piece&, std::span<std::byte> bytes) {
+      std::memset(bytes.data(), 0x5a, bytes.size());
+    };
+  }
+  return content;
+}
+
+std::function<void(std::uint64_t)> BenchRun::shown(const std::string& label, double duration_s) {
+  progress_.begin(label, files_.total_bytes(), duration_s, Clock::now());
+  return [this](std::uint64_t bytes) { progress_.update(bytes, Clock::now()); };
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,110 @@
+#include "cli/bench/bench_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "cli/text_table.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string text(const Json& value) { return value.get<std::string>(); }
+
+// "412 us", "3.1 ms"
+std::string duration(double us) {
+  if (us < 1000) return fmt::format("{:.0f} us", us);
+  if (us < 1e6) return fmt::format("{:.1f} ms", us / 1e3);
+  return fmt::format("{:.2f} s", us / 1e6);
+}
+
+std::string number(const Json& row, const char* name, int digits) {
+  return row.contains(name) ? fmt::format("{:.{}f}", row[name].get<double>(), digits) : "";
+}
+
+std::string header(const Json& document) {
+  const Json& engine = document["engine"];
+  const Json& options = document["options"];
+  std::string result = fmt::format(
+      "{}, {} lane{}, queue depth {}, {} blocks, {}, {} memory, median of {}\n", text(engine["backend"]),
+      engine["lanes"].get<unsigned>(), engine["lanes"] == 1 ? "" : "s", engine["queue_depth"].get<unsigned>(),
+      format_bytes(engine["block_bytes"].get<std::uint64_t>()), text(options["order"]),
+      text(options["memory"]), options["repeat"].get<unsigned>());
+  for (const Json& path : document["paths"]) {
+    const Json& explain = path["explain"];
+    const bool as_asked = options["direct"] != "auto";
+    result += fmt::format(
+        "{}: {} x {}, {} on {}, {}\n", text(path["path"]), path["files"].size(),
+        format_bytes(path["file_bytes"].get<std::uint64_t>()), text(explain["filesystem"]),
+        text(explain["device"]),
+        as_asked ? fmt::format("--direct {}", text(options["direct"]))
+                 : fmt::format("{}: {}", explain["direct"].get<bool>() ? "direct I/O" : "page cache",
+                               text(explain["why"])));
+  }
+  return result;
+}
+
+std::string ways(const Json& row) {
+  std::string result;
+  const Json& bytes = row["bytes_by_path"];
+  double total = 0;
+  for (const auto& [way, moved] : bytes.items()) total += moved.get<double>();
+  for (const auto& [way, moved] : bytes.items()) {
+    if (moved == 0) continue;
+    if (!result.empty()) result += ", ";
+    result += fmt::format("{} {:.0f}%", way, 100 * moved.get<double>() / total);
+  }
+  return result;
+}
+
+std::string per_path(const Json& document) {
+  if (document["paths"].size() < 2) return "";
+  std::vector<std::string> names{""};
+  for (const Json& row : document["results"]) names.push_back(text(row["name"]));
+  TextTable table(names);
+  for (std::size_t path = 0; path < document["paths"].size(); ++path) {
+    std::vector<std::string> line{text(document["paths"][path]["path"])};
+    for (const Json& row : document["results"]) {
+      line.push_back(fmt::format("{:.2f}", row["runs"][0]["per_path"][path]["gb_s"].get<double>()));
+    }
+    table.add(line);
+  }
+  return fmt::format("\nGB/s of each path, first run\n{}", table.render());
+}
+
+}  // namespace
+
+std::string bench_table(const Json& document) {
+  const bool compared = document.contains("fio");
+  std::vector<std::string> names{"",    "GB/s",  "with fsync", "CPU s/GB",  "p50",
+                                 "p99", "p99.9", "max",        "bytes went"};
+  if (compared) names.insert(names.end(), {"fio GB/s", "ratio", "fio CPU s/GB", "ratio"});
+  TextTable table(names);
+  for (const Json& row : document["results"]) {
+    const Json& latency = row["latency_us"];
+    std::vector<std::string> line{text(row["name"]), number(row, "gb_s", 2), number(row, "gb_s_with_sync", 2),
+                                  number(row, "cpu_s_per_gb", 3)};
+    for (const char* name : {"p50", "p99", "p99.9", "max"})
+      line.push_back(duration(latency[name].get<double>()));
+    line.push_back(ways(row));
+    if (row.contains("fio")) {
+      const Json& fio = row["fio"];
+      line.push_back(number(fio, fio.contains("gb_s") ? "gb_s" : "gb_s_with_sync", 2));
+      line.push_back(number(fio, "ratio_gb_s", 3));
+      line.push_back(number(fio, "cpu_s_per_gb", 3));
+      line.push_back(number(fio, "ratio_cpu_s_per_gb", 2));
+    }
+    table.add(line);
+  }
+  std::string result = fmt::format("{}\n{}{}", header(document), table.render(), per_path(document));
+  if (compared) result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
+  if (document["options"]["verify"].get<bool>()) result += "\nverified: every byte read and written is right\n";
+  return result;
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,102 @@
+#include "cli/bench/fio_command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trunkline::cli {
+namespace {
+
+constexpr unsigned kThreadsPerLane = 16;  // of the threads backend at most (src/io/backends/threads.cpp)
+
+// fio takes several files separated by colons, so one in a name must be escaped.
+std::string file_list(const std::vector<std::string>& files) {
+  std::string list;
+  for (const std::string& file : files) {
+    if (!list.empty()) list += ':';
+    for (const char letter : file) {
+      if (letter == ':' || letter == '\\') list += '\\';
+      list += letter;
+    }
+  }
+  return list;
+}
+
+std::string io_engine(BackendKind backend) {
+  switch (backend) {
+    case BackendKind::io_uring:
+      return "io_uring";
+    case BackendKind::libaio:
+      return "libaio";
+    default:
+      return "psync";
+  }
+}
+
+struct InFlight {
+  unsigned jobs;
+  unsigned depth;
+};
+
+InFlight in_flight(const FioJob& job) {
+  InFlight wanted{job.lanes, job.queue_depth};
+  if (io_engine(job.backend) == "psync") wanted = {job.lanes * std::min(job.queue_depth, kThreadsPerLane), 1};
+  const std::uint64_t blocks = std::max<std::uint64_t>(1, job.file_bytes / job.block_bytes);
+  wanted.jobs = static_cast<unsigned>(std::min<std::uint64_t>(wanted.jobs, blocks));
+  return wanted;
+}
+
+bool is_time_based(const FioJob& job) {
+  return job.duration_s > 0 && (job.what.op == Op::read || job.what.write_mode == WriteMode::overwrite);
+}
+
+}  // namespace
+
+std::vector<std::string> fio_command(const FioJob& job) {
+  const bool reads = job.what.op == Op::read;
+  const InFlight shared = in_flight(job);
+  std::vector<std::string> command{"fio", "--output-format=json", "--eta=never", "--name=global",
+                                   "--thread=1"};
+  const auto set = [&](std::string_view name, const auto& value) {
+    command.push_back(fmt::format("--{}={}", name, value));
+  };
+  set("filename", file_list(job.files));
+  set("ioengine", io_engine(job.backend));
+  set("rw", std::string(job.order == Order::random ? "rand" : "") + (reads ? "read" : "write"));
+  set("bs", job.block_bytes);
+  set("iodepth", shared.depth);
+  set("direct", job.direct ? 1 : 0);
+  set("scramble_buffers", 0);  // our memory is not changed between transfers either
+  if (!reads) {
+    set("end_fsync", 1);
+    set("fallocate", "none");
+    if (job.what.write_mode != WriteMode::fresh) set("overwrite", 1);  // never truncates what was prepared
+  }
+  if (is_time_based(job)) {
+    set("time_based", 1);
+    set("runtime", fmt::format("{}ms", static_cast<std::uint64_t>(1000 * job.duration_s)));
+  }
+  // Shares are whole blocks; the last job takes what the division leaves.
+  const std::uint64_t blocks = job.file_bytes / job.block_bytes;
+  for (unsigned index = 0; index < shared.jobs; ++index) {
+    const std::uint64_t begin = blocks * index / shared.jobs;
+    const std::uint64_t end = blocks * (index + 1) / shared.jobs;
+    set("name", fmt::format("lane{}", index));
+    set("offset", begin * job.block_bytes);
+    set("size", (end - begin) * job.block_bytes * job.files.size());
+  }
+  return command;
+}
+
+std::string fio_terms(const FioJob& job) {
+  const InFlight shared = in_flight(job);
+  return fmt::format(
+      "fio ran {} job{} (threads) with ioengine {}, iodepth {}, blocks of {} bytes, direct={}, page-aligned "
+      "memory; writes "
+      "end with fsync, which its bandwidth includes, and are compared with ours with fsync. CPU time is that "
+      "of its jobs.",
+      shared.jobs, shared.jobs == 1 ? "" : "s", io_engine(job.backend), shared.depth, job.block_bytes,
+      job.direct ? 1 : 0);
+}
+
+}  // namespace trunkline::cli

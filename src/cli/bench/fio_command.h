@@ -1,0 +1,35 @@
+// The fio command line that does the same work as a row of ours.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/bench/measurement.h"
+#include "cli/bench/schedule.h"
+#include "trunkline/engine.h"
+
+namespace trunkline::cli {
+
+struct FioJob {
+  Case what;
+  Order order = Order::sequential;
+  std::vector<std::string> files;
+  std::uint64_t file_bytes = 0;  // of each
+  std::uint64_t block_bytes = 0;
+  BackendKind backend = BackendKind::io_uring;
+  unsigned lanes = 1;
+  unsigned queue_depth = 1;
+  bool direct = true;
+  double duration_s = 0;
+};
+
+// As many jobs as we have lanes, each with our queue depth, so that as many transfers are in flight; each has
+// an equal share of every file. With pread and pwrite (the threads backend) a job has one in flight: there
+// are more jobs.
+std::vector<std::string> fio_command(const FioJob& job);
+
+// What the command has in common with ours and what it has not, in a sentence for the reader of the results.
+std::string fio_terms(const FioJob& job);
+
+}  // namespace trunkline::cli

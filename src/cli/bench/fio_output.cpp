@@ -1,0 +1,64 @@
+#include "cli/bench/fio_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/bench/statistics.h"
+
+namespace trunkline::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+FioMeasurement total_of(const Json& jobs, const char* direction) {
+  FioMeasurement total;
+  double seconds = 0;
+  double cpu_seconds = 0;
+  double weights = 0;
+  for (const Json& job : jobs) {
+    const Json& part = job.at(direction);
+    total.bytes += part.at("io_bytes").get<std::uint64_t>();
+    seconds = std::max(seconds, part.at("runtime").get<double>() / 1e3);
+    // usr_cpu and sys_cpu are percentages of job_runtime (fio's HOWTO, "Interpreting the output").
+    const double cpu_percent = job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>();
+    cpu_seconds += cpu_percent / 100 * job.at("job_runtime").get<double>() / 1e3;
+    const Json& latency = part.at("clat_ns");
+    const double weight = part.at("total_ios").get<double>();
+    const Json percentiles = latency.value("percentile", Json::object());
+    weights += weight;
+    total.latency_us_mean += weight * latency.at("mean").get<double>() / 1e3;
+    total.latency_us_p50 += weight * percentiles.value("50.000000", 0.0) / 1e3;
+    total.latency_us_p99 += weight * percentiles.value("99.000000", 0.0) / 1e3;
+  }
+  total.bytes_per_second = ratio(static_cast<double>(total.bytes), seconds);
+  total.cpu_seconds_per_gb = ratio(cpu_seconds, static_cast<double>(total.bytes) / 1e9);
+  total.latency_us_mean = ratio(total.latency_us_mean, weights);
+  total.latency_us_p50 = ratio(total.latency_us_p50, weights);
+  total.latency_us_p99 = ratio(total.latency_us_p99, weights);
+  return total;
+}
+
+}  // namespace
+
+Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
+  try {
+    // Warnings may stand before the document.
+    const auto start = json.find('{');
+    const Json document = Json::parse(start == std::string_view::npos ? json : json.substr(start));
+    const Json& jobs = document.at("jobs");
+    for (const Json& job : jobs) {
+      const int code = job.at("error").get<int>();
+      if (code != 0) {
+        return std::unexpected(system_error(code, fmt::format("fio's job {}", job.value("jobname", "?"))));
+      }
+    }
+    return total_of(jobs, op == Op::read ? "read" : "write");
+  } catch (const Json::exception& error) {
+    return std::unexpected(make_error(
+        ErrorKind::format, fmt::format("fio's output is not the JSON of fio 3: {}", error.what())));
+  }
+}
+
+}  // namespace trunkline::cli

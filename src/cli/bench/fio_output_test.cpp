@@ -1,0 +1,56 @@
+#include "cli/bench/fio_output.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <string>
+
+namespace trunkline::cli {
+namespace {
+
+std::string job(int error, std::uint64_t bytes, unsigned runtime_ms, unsigned ios) {
+  return fmt::format(
+      R"({{"jobname": "lane0", "error": {}, "job_runtime": {}, "usr_cpu": 5.0, "sys_cpu": 15.0,
+          "read": {{"io_bytes": {}, "runtime": {}, "total_ios": {},
+                    "clat_ns": {{"mean": 2000.0, "percentile": {{"50.000000": 1000, "99.000000": 9000}}}}}},
+          "write": {{"io_bytes": 0, "runtime": 0, "total_ios": 0, "clat_ns": {{"mean": 0.0}}}}}})",
+      error, runtime_ms, bytes, runtime_ms, ios);
+}
+
+TEST(FioOutput, AddsJobsAndTakesTheLongestTime) {
+  const std::string text = "fio: a warning\n{\"fio version\": \"fio-3.33\", \"jobs\": [" +
+                           job(0, 1'000'000'000, 1000, 10) + "," + job(0, 3'000'000'000, 2000, 30) + "]}";
+  const auto result = parse_fio_output(text, Op::read);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_EQ(result->bytes, 4'000'000'000U);
+  EXPECT_DOUBLE_EQ(result->bytes_per_second, 2e9);
+  EXPECT_DOUBLE_EQ(result->cpu_seconds_per_gb, 0.2 * 3 / 4);
+  EXPECT_DOUBLE_EQ(result->latency_us_mean, 2);
+  EXPECT_DOUBLE_EQ(result->latency_us_p50, 1);
+  EXPECT_DOUBLE_EQ(result->latency_us_p99, 9);
+}
+
+TEST(FioOutput, OtherDirectionIsEmptyNotWrong) {
+  const auto result = parse_fio_output("{\"jobs\": [" + job(0, 1000, 1, 1) + "]}", Op::write);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_EQ(result->bytes, 0U);
+  EXPECT_EQ(result->bytes_per_second, 0);
+}
+
+TEST(FioOutput, JobErrorsAreErrors) {
+  const auto result = parse_fio_output("{\"jobs\": [" + job(ENOSPC, 1000, 1, 1) + "]}", Op::read);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ENOSPC);
+}
+
+TEST(FioOutput, OtherTextIsRefused) {
+  for (const char* text : {"", "fio: pid=0, err=22", "{", "[]", "{\"jobs\": [{}]}", "{\"jobs\": 3}"}) {
+    const auto result = parse_fio_output(text, Op::read);
+    ASSERT_FALSE(result.has_value()) << text;
+    EXPECT_EQ(result.error().kind, ErrorKind::format);
+  }
+}
+
+}  // namespace
+}  // namespace trunkline::cli

@@ -1,0 +1,27 @@
+// fio beside us, on the same files.
+#pragma once
+
+#include <string>
+
+#include "cli/bench/fio_command.h"
+#include "cli/bench/measurement.h"
+#include "trunkline/error.h"
+
+namespace trunkline::cli {
+
+class FioPeer {
+ public:
+  // Finds fio; unsupported, with how to install it, when it is not there.
+  static Result<FioPeer> find();
+
+  const std::string& version() const { return version_; }
+
+  Result<FioMeasurement> measure(const FioJob& job) const;
+
+ private:
+  explicit FioPeer(std::string version) : version_(std::move(version)) {}
+
+  std::string version_;
+};
+
+}  // namespace trunkline::cli

@@ -1,0 +1,117 @@
+#include "cli/bench/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trunkline::cli {
+namespace {
+
+constexpr std::uint64_t kBlockUnit = 4096;
+
+std::unexpected<Error> wrong(std::string message) {
+  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
+}
+
+std::vector<std::string_view> split(std::string_view list) {
+  std::vector<std::string_view> words;
+  while (true) {
+    const auto comma = list.find(',');
+    words.push_back(list.substr(0, comma));
+    if (comma == std::string_view::npos) return words;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(WriteMode mode) {
+  switch (mode) {
+    case WriteMode::fresh:
+      return "fresh";
+    case WriteMode::preallocated:
+      return "preallocated";
+    case WriteMode::overwrite:
+      break;
+  }
+  return "overwrite";
+}
+
+std::string_view to_string(MemoryKind kind) { return kind == MemoryKind::aligned ? "aligned" : "ordinary"; }
+
+std::string_view to_string(Direct direct) {
+  switch (direct) {
+    case Direct::automatic:
+      return "auto";
+    case Direct::always:
+      return "always";
+    case Direct::never:
+      break;
+  }
+  return "never";
+}
+
+std::string_view to_string(Order order) { return order == Order::random ? "random" : "sequential"; }
+
+Result<std::vector<WriteMode>> parse_write_modes(std::string_view list) {
+  std::vector<WriteMode> modes;
+  for (const std::string_view word : split(list)) {
+    const WriteMode known[] = {WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
+    const auto* const mode = std::ranges::find(known, word, [](WriteMode each) { return to_string(each); });
+    if (mode == std::end(known)) {
+      return wrong(fmt::format("--write-mode: \"{}\" is not one of fresh, preallocated, overwrite", word));
+    }
+    if (std::ranges::find(modes, *mode) != modes.end()) {
+      return wrong(fmt::format("--write-mode: {} is named twice", word));
+    }
+    modes.push_back(*mode);
+  }
+  return modes;
+}
+
+Result<MemoryKind> parse_memory(std::string_view text) {
+  if (text == "aligned") return MemoryKind::aligned;
+  if (text == "ordinary") return MemoryKind::ordinary;
+  return wrong(fmt::format("--memory: \"{}\" is not one of aligned, ordinary", text));
+}
+
+Result<Direct> parse_direct(std::string_view text) {
+  for (const Direct direct : {Direct::automatic, Direct::always, Direct::never}) {
+    if (text == to_string(direct)) return direct;
+  }
+  return wrong(fmt::format("--direct: \"{}\" is not one of auto, always, never", text));
+}
+
+Status check_device(std::string_view text) {
+  if (text == "cpu") return {};
+  if (text.starts_with("cuda")) {
+    return wrong(fmt::format(
+        "--device {}: this build moves bytes to and from CPU memory only; use --device cpu", text));
+  }
+  return wrong(fmt::format("--device: \"{}\" is no device; use --device cpu", text));
+}
+
+Status check_peers(std::string_view list) {
+  for (const std::string_view peer : split(list)) {
+    if (peer == "fio") continue;
+    if (peer == "gdsio") {
+      return wrong(
+          "--compare gdsio: gdsio measures GPUDirect Storage and needs a GPU, which this build does not "
+          "drive; "
+          "use --compare fio");
+    }
+    return wrong(fmt::format("--compare: \"{}\" is not known; use --compare fio", peer));
+  }
+  return {};
+}
+
+Result<std::uint64_t> parse_block_bytes(std::string_view text) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes) return wrong("--block: " + bytes.error().message);
+  if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
+    return wrong(fmt::format("--block: {} is not a multiple of 4096 between 4KiB and 1GiB", text));
+  }
+  return *bytes;
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,68 @@
+// What `trunkline bench` was asked for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/bench/schedule.h"
+#include "trunkline/engine.h"
+#include "trunkline/file.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+
+enum class WriteMode {
+  fresh,         // a file that did not exist
+  preallocated,  // blocks reserved (posix_fallocate), never written
+  overwrite,     // blocks that hold data
+};
+std::string_view to_string(WriteMode mode);
+Result<std::vector<WriteMode>> parse_write_modes(
+    std::string_view list);  // "fresh,overwrite"; each once, in order
+
+enum class MemoryKind {
+  aligned,   // page-aligned memory of the engine
+  ordinary,  // 64 bytes past a page, where torch puts large CPU tensors: bounced where the device asks for
+             // 512
+};
+std::string_view to_string(MemoryKind kind);
+
+std::string_view to_string(Direct direct);
+std::string_view to_string(Order order);
+
+struct BenchOptions {
+  std::vector<std::string> paths;
+  bool read = false;  // neither given: both, or reading alone when a path is an existing file
+  bool write = false;
+  std::optional<std::uint64_t> size_bytes;  // of each file; new files: 1 GB; existing ones: as they are
+  std::uint64_t block_bytes = kMiB;
+  std::optional<unsigned> queue_depth;
+  std::optional<unsigned> lanes;
+  BackendKind engine = BackendKind::automatic;
+  double duration_s = 0;  // 0: one pass over the files
+  bool random = false;
+  unsigned files = 1;  // in each directory
+  bool verify = false;
+  unsigned repeat = 3;
+  MemoryKind memory = MemoryKind::aligned;
+  Direct direct = Direct::automatic;
+  std::vector<WriteMode> write_modes{WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
+  bool compare_fio = false;
+  std::string output;  // a file that gets the JSON too; empty: none
+  bool json = false;
+  bool keep = false;
+
+  Order order() const { return random ? Order::random : Order::sequential; }
+};
+
+// The words of the command line that have more to them than a number; messages name the option.
+Result<MemoryKind> parse_memory(std::string_view text);
+Result<Direct> parse_direct(std::string_view text);
+Status check_device(std::string_view text);                      // "cpu" alone
+Status check_peers(std::string_view list);                       // "fio" alone
+Result<std::uint64_t> parse_block_bytes(std::string_view text);  // a multiple of 4096, up to 1 GiB
+
+}  // namespace trunkline::cli

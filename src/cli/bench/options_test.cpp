@@ -1,0 +1,53 @@
+#include "cli/bench/options.h"
+
+#include <gtest/gtest.h>
+
+namespace trunkline::cli {
+namespace {
+
+using Modes = std::vector<WriteMode>;
+
+TEST(BenchOptions, WriteModesKeepTheirOrder) {
+  EXPECT_EQ(parse_write_modes("fresh"), Modes{WriteMode::fresh});
+  EXPECT_EQ(parse_write_modes("overwrite,fresh"), (Modes{WriteMode::overwrite, WriteMode::fresh}));
+  EXPECT_EQ(BenchOptions{}.write_modes, *parse_write_modes("fresh,preallocated,overwrite"));
+}
+
+TEST(BenchOptions, WrongWriteModesAreRefused) {
+  for (const char* text : {"", "fresh,", "Fresh", "fresh;overwrite", "fresh,fresh"}) {
+    const auto modes = parse_write_modes(text);
+    ASSERT_FALSE(modes.has_value()) << text;
+    EXPECT_EQ(modes.error().kind, ErrorKind::invalid_argument);
+    EXPECT_NE(modes.error().message.find("--write-mode"), std::string::npos);
+  }
+}
+
+TEST(BenchOptions, WordsOfMemoryAndDirect) {
+  EXPECT_EQ(parse_memory("ordinary"), MemoryKind::ordinary);
+  EXPECT_EQ(parse_memory("aligned"), MemoryKind::aligned);
+  EXPECT_FALSE(parse_memory("pinned").has_value());
+  EXPECT_EQ(parse_direct("auto"), Direct::automatic);
+  EXPECT_EQ(parse_direct("always"), Direct::always);
+  EXPECT_EQ(parse_direct("never"), Direct::never);
+  EXPECT_FALSE(parse_direct("yes").has_value());
+}
+
+TEST(BenchOptions, DevicesAndPeersThatAreNotThereAreExplained) {
+  EXPECT_TRUE(check_device("cpu").has_value());
+  EXPECT_NE(check_device("cuda:0").error().message.find("--device cpu"), std::string::npos);
+  EXPECT_FALSE(check_device("tpu").has_value());
+  EXPECT_TRUE(check_peers("fio").has_value());
+  EXPECT_NE(check_peers("fio,gdsio").error().message.find("needs a GPU"), std::string::npos);
+  EXPECT_FALSE(check_peers("dd").has_value());
+}
+
+TEST(BenchOptions, BlocksAreMultiplesOf4096) {
+  EXPECT_EQ(parse_block_bytes("112KiB"), 112 * kKiB);
+  EXPECT_EQ(parse_block_bytes("1GiB"), kGiB);
+  for (const char* text : {"0", "512", "1MB", "2GiB", "-4096", "a lot"}) {
+    EXPECT_FALSE(parse_block_bytes(text).has_value()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace trunkline::cli

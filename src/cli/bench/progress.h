@@ -1,0 +1,44 @@
+// What a benchmark is doing, told on stderr while it does it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+namespace trunkline::cli {
+
+// On a terminal: one line that is redrawn about five times a second. Elsewhere: a plain line every few
+// seconds, from the third second of a measurement on. Use from one thread.
+class Progress {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Progress(std::ostream& out, bool terminal) : out_(out), terminal_(terminal) {}
+
+  // `duration_s` > 0: the share done is that of the time, not of the bytes.
+  void begin(std::string label, std::uint64_t total_bytes, double duration_s, Time now);
+  void update(std::uint64_t bytes_done, Time now);
+  void end();
+
+  // A line of its own, before whatever is redrawn next.
+  void note(std::string_view line);
+
+ private:
+  std::string render(std::uint64_t bytes_done, Time now) const;
+
+  std::ostream& out_;
+  bool terminal_;
+  bool drawn_ = false;
+  std::string label_;
+  std::uint64_t total_bytes_ = 0;
+  double duration_s_ = 0;
+  Time began_;
+  Time last_update_;
+  Time last_line_;
+  std::uint64_t last_bytes_ = 0;
+  double rate_now_ = 0;
+};
+
+}  // namespace trunkline::cli

@@ -1,0 +1,44 @@
+#include "cli/bench/ring_shape.h"
+
+#include <algorithm>
+
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+namespace {
+
+constexpr std::uint64_t kMaxRequestBytes = 64 * kMiB;
+
+std::uint64_t divide_up(std::uint64_t amount, std::uint64_t by) { return (amount + by - 1) / by; }
+
+}  // namespace
+
+RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits) {
+  constexpr std::uint64_t kBatches = 4;  // that share what is outstanding
+  const std::uint64_t outstanding = std::max(2 * limits.in_flight, kBatches);  // blocks, of all files
+  // A batch of a quarter of all, or less when there are more files than that; every file has at least two.
+  std::uint64_t batch_blocks = std::max<std::uint64_t>(1, outstanding / (kBatches * files));
+  RingShape shape;
+  if (order == Order::sequential) {
+    batch_blocks = std::clamp<std::uint64_t>(kMaxRequestBytes / limits.block_bytes, 1, batch_blocks);
+    shape = {.piece_bytes = batch_blocks * limits.block_bytes, .pieces = 1};
+  } else {
+    shape = {.piece_bytes = limits.block_bytes, .pieces = batch_blocks};
+  }
+  shape.batches_per_file = std::max<std::uint64_t>(2, divide_up(outstanding, files * batch_blocks));
+  const std::uint64_t step_bytes = shape.piece_bytes * shape.pieces * files;
+  shape.batches_per_file =
+      std::clamp<std::uint64_t>(limits.memory_bytes / step_bytes, 1, shape.batches_per_file);
+  return shape;
+}
+
+RingShape lap_shape(Order order, std::uint64_t files, std::uint64_t file_bytes, const RingLimits& limits) {
+  RingShape shape = ring_shape(order, files, limits);
+  const std::uint64_t batch_bytes = shape.piece_bytes * shape.pieces;
+  const std::uint64_t whole_file = std::max<std::uint64_t>(1, divide_up(file_bytes, batch_bytes));
+  const std::uint64_t room = limits.memory_bytes / (batch_bytes * files);
+  shape.batches_per_file = std::min(whole_file, std::max(shape.batches_per_file, room));
+  return shape;
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,35 @@
+// How much is kept outstanding, so that the engine's queue never runs dry.
+#pragma once
+
+#include <cstdint>
+
+#include "cli/bench/schedule.h"
+
+namespace trunkline::cli {
+
+struct RingLimits {
+  std::uint64_t block_bytes = 0;
+  std::uint64_t in_flight = 0;     // transfers that the engine can have in flight: lanes * queue depth
+  std::uint64_t memory_bytes = 0;  // bound on the ring's memory
+};
+
+// Every file has `batches_per_file` batches of `pieces` requests of `piece_bytes` in the engine; a batch is
+// replaced when all of it is done.
+struct RingShape {
+  std::uint64_t piece_bytes = 0;
+  std::uint64_t pieces = 0;
+  std::uint64_t batches_per_file = 0;
+
+  std::uint64_t bytes(std::uint64_t files) const { return piece_bytes * pieces * batches_per_file * files; }
+};
+
+// Sequential: one large request a batch, which the engine cuts into blocks. Random: many requests of a block.
+// Either way twice what the engine has in flight, all files together, so that a batch's completion leaves the
+// queue filled while the next is submitted; no more, so that the memory in use stays small, as fio's does.
+RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits);
+
+// For transfers whose content is made before the clock starts and checked after it stopped: as much as the
+// memory holds, but no more than `file_bytes` of each file.
+RingShape lap_shape(Order order, std::uint64_t files, std::uint64_t file_bytes, const RingLimits& limits);
+
+}  // namespace trunkline::cli

@@ -1,0 +1,49 @@
+// The order in which the pieces of one file are transferred.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace trunkline::cli {
+
+struct Piece {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the next power of four, walked
+// until it falls inside the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+class Permutation {
+ public:
+  Permutation(std::uint64_t count, std::uint64_t seed);  // count > 0
+  std::uint64_t operator()(std::uint64_t index) const;   // index < count
+
+ private:
+  std::uint64_t count_;
+  std::uint64_t seed_;
+  unsigned half_bits_;
+};
+
+enum class Order { sequential, random };
+
+// Covers a file in pieces of one size (the last may be shorter), each exactly once a pass. Not synchronised.
+class Schedule {
+ public:
+  // `endless`: a pass follows on the last; random passes differ in their order.
+  Schedule(std::uint64_t file_bytes, std::uint64_t piece_bytes, Order order, std::uint64_t seed,
+           bool endless);
+
+  std::optional<Piece> next();  // nullopt at the end of the only pass, and for an empty file
+
+ private:
+  std::uint64_t file_bytes_;
+  std::uint64_t piece_bytes_;
+  std::uint64_t pieces_;
+  Order order_;
+  std::uint64_t seed_;
+  bool endless_;
+  std::uint64_t next_ = 0;
+  Permutation permutation_;
+};
+
+}  // namespace trunkline::cli

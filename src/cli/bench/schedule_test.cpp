@@ -1,0 +1,88 @@
+#include "cli/bench/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <vector>
+
+namespace trunkline::cli {
+namespace {
+
+TEST(Permutation, IsOneForEveryCount) {
+  for (const std::uint64_t count : {1U, 2U, 3U, 4U, 5U, 16U, 17U, 100U, 1000U, 4097U}) {
+    const Permutation permutation(count, count * 31);
+    std::set<std::uint64_t> seen;
+    for (std::uint64_t index = 0; index < count; ++index) seen.insert(permutation(index));
+    EXPECT_EQ(seen.size(), count);
+    EXPECT_LT(*seen.rbegin(), count);
+  }
+}
+
+TEST(Permutation, SeedsDiffer) {
+  const Permutation first(1000, 1);
+  const Permutation second(1000, 2);
+  unsigned same = 0;
+  for (std::uint64_t index = 0; index < 1000; ++index) same += first(index) == second(index) ? 1 : 0;
+  EXPECT_LT(same, 50U);
+}
+
+TEST(Permutation, LeavesFewNeighboursTogether) {
+  const Permutation permutation(1000, 5);
+  unsigned neighbours = 0;
+  for (std::uint64_t index = 1; index < 1000; ++index) {
+    neighbours += permutation(index) == permutation(index - 1) + 1 ? 1 : 0;
+  }
+  EXPECT_LT(neighbours, 20U);
+}
+
+std::vector<Piece> pass(Schedule& schedule, std::size_t limit) {
+  std::vector<Piece> pieces;
+  while (pieces.size() < limit) {
+    const auto piece = schedule.next();
+    if (!piece) break;
+    pieces.push_back(*piece);
+  }
+  return pieces;
+}
+
+TEST(Schedule, SequentialGoesFrontToBackAndEndsShort) {
+  Schedule schedule(10'000, 4096, Order::sequential, 0, false);
+  const auto pieces = pass(schedule, 100);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_EQ(pieces[1].offset, 4096U);
+  EXPECT_EQ(pieces[2].offset, 8192U);
+  EXPECT_EQ(pieces[2].bytes, 10'000U - 8192U);
+  EXPECT_FALSE(schedule.next().has_value());
+}
+
+TEST(Schedule, RandomCoversEveryByteOnceAPass) {
+  Schedule schedule(1'000'001, 4096, Order::random, 9, true);
+  std::vector<std::uint64_t> first_order;
+  for (int round = 0; round < 3; ++round) {
+    std::map<std::uint64_t, std::uint64_t> covered;
+    std::vector<std::uint64_t> order;
+    for (const Piece& piece : pass(schedule, 245)) {
+      covered[piece.offset] = piece.bytes;
+      order.push_back(piece.offset);
+    }
+    std::uint64_t next = 0;
+    for (const auto& [offset, bytes] : covered) {
+      EXPECT_EQ(offset, next);
+      next = offset + bytes;
+    }
+    EXPECT_EQ(next, 1'000'001U);
+    if (round == 0) first_order = order;
+    if (round == 1) {
+      EXPECT_NE(order, first_order);
+    }
+  }
+}
+
+TEST(Schedule, EmptyFileHasNoPieces) {
+  EXPECT_FALSE(Schedule(0, 4096, Order::sequential, 0, true).next().has_value());
+  EXPECT_FALSE(Schedule(0, 4096, Order::random, 0, false).next().has_value());
+}
+
+}  // namespace
+}  // namespace trunkline::cli

@@ -1,0 +1,137 @@
+#include "cli/doctor/doctor_command.h"
+
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+
+#include "cli/doctor/advice.h"
+#include "cli/doctor/findings.h"
+#include "cli/engine_json.h"
+#include "cli/environment_json.h"
+#include "cli/exit_code.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::vector<std::string> paths{"."};
+  bool json = false;
+};
+
+Json to_json(const Findings& findings, const std::vector<std::string>& advice) {
+  Json document = provenance_json(findings.environment);
+  document["command"] = "doctor";
+  document["schema"] = 1;
+  document["usable"] = findings.usable();
+  document["backends"] = Json::array();
+  for (const BackendFinding& backend : findings.backends) {
+    document["backends"].push_back({{"backend", to_string(backend.kind)},
+                                    {"works", backend.works},
+                                    {"why", backend.why},
+                                    {"features", backend.features}});
+  }
+  document["engine"] = findings.config ? config_json(*findings.config) : Json();
+  document["paths"] = Json::array();
+  for (const PathFinding& path : findings.paths) {
+    document["paths"].push_back({{"path", path.path},
+                                 {"explain", path.explanation ? explanation_json(*path.explanation) : Json()},
+                                 {"error", path.error ? error_json(*path.error) : Json()}});
+  }
+  document["advice"] = advice;
+  return document;
+}
+
+std::string line(std::string_view name, std::string_view value) {
+  return fmt::format("  {:<17} {}\n", name, value);
+}
+
+std::string limit(const std::optional<std::uint64_t>& bytes) {
+  return bytes ? format_bytes(*bytes) : "unlimited";
+}
+
+std::string machine(const os::Environment& environment) {
+  std::string text = "machine\n";
+  text += line("kernel", environment.kernel);
+  text += line("cpu", fmt::format("{}, {} cores", environment.cpu, environment.cores));
+  text += line("memory",
+               fmt::format("{}, {} available{}", format_bytes(environment.memory_bytes),
+                           format_bytes(environment.memory_available_bytes),
+                           environment.memory_limit_bytes
+                               ? fmt::format(", limited to {}", format_bytes(*environment.memory_limit_bytes))
+                               : ""));
+  text +=
+      line("locked memory", environment.memlock_exempt ? "unlimited for this process (CAP_IPC_LOCK)"
+                                                       : fmt::format("up to {} (hard limit {})",
+                                                                     limit(environment.memlock_soft_bytes),
+                                                                     limit(environment.memlock_hard_bytes)));
+  text += line("huge pages", environment.huge_pages.empty() ? "none in this kernel" : environment.huge_pages);
+  if (environment.io_uring_disabled)
+    text += line("io_uring_disabled", fmt::format("{}", *environment.io_uring_disabled));
+  text += line("seccomp filter", environment.seccomp_filter ? "active" : "none");
+  text += line("container", environment.container.empty() ? "no sign of one" : environment.container);
+  return text;
+}
+
+std::string backends(const Findings& findings) {
+  std::string text = "backends, best first\n";
+  for (const BackendFinding& backend : findings.backends) {
+    const std::string features =
+        backend.features.empty() ? "" : fmt::format(" ({})", fmt::join(backend.features, ", "));
+    text += line(to_string(backend.kind), backend.works ? "works" + features : "refused: " + backend.why);
+  }
+  if (!findings.config) return text + "no backend works: no I/O is possible\n";
+  const EngineConfig& config = *findings.config;
+  return text + line("an engine here",
+                     fmt::format("{}, {} lane{}, queue depth {}, {} blocks, up to {} pinned",
+                                 to_string(config.backend), config.lanes, config.lanes == 1 ? "" : "s",
+                                 config.queue_depth, format_bytes(config.block_bytes),
+                                 format_bytes(config.pinned_budget_bytes)));
+}
+
+std::string of_path(const PathFinding& path) {
+  std::string text = path.path + "\n";
+  if (path.error) return text + line("error", path.error->message);
+  const Explanation& explanation = *path.explanation;
+  text += line("filesystem", fmt::format("{}, mounted at {}", explanation.filesystem, explanation.mount));
+  text += line("device", explanation.device);
+  text +=
+      line("way", fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
+  text += line("alignment", fmt::format("memory {} bytes, offset and length {} bytes",
+                                        explanation.memory_alignment, explanation.offset_alignment));
+  for (const Refusal& refusal : explanation.refused)
+    text += line("refused", fmt::format("{}: {}", refusal.what, refusal.why));
+  return text;
+}
+
+std::string to_text(const Findings& findings, const std::vector<std::string>& advice) {
+  std::string text = machine(findings.environment) + "\n" + backends(findings);
+  for (const PathFinding& path : findings.paths) text += "\n" + of_path(path);
+  text += advice.empty() ? "\nnothing to change\n" : "\nwhat to change\n";
+  for (const std::string& each : advice) text += "  - " + each + "\n";
+  return text;
+}
+
+int run(const Arguments& arguments) {
+  const Findings findings = examine(arguments.paths);
+  const auto advice = advise(findings);
+  std::cout << (arguments.json ? to_json(findings, advice).dump(2) + "\n" : to_text(findings, advice))
+            << std::flush;
+  return findings.usable() && std::cout ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, std::function<int()>& chosen) {
+  CLI::App* const command =
+      app.add_subcommand("doctor", "Say what this machine and its disks can do, and what to change");
+  const auto arguments = std::make_shared<Arguments>();
+  command->add_option("PATH", arguments->paths, "Directories or files to examine [.]");
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace trunkline::cli

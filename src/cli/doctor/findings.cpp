@@ -1,0 +1,60 @@
+#include "cli/doctor/findings.h"
+
+#include <algorithm>
+
+namespace trunkline::cli {
+namespace {
+
+BackendFinding try_backend(BackendKind kind) {
+  BackendFinding finding{.kind = kind, .works = false, .why = {}, .features = {}};
+  const auto engine = Engine::create({.backend = kind,
+                                      .lanes = 1,
+                                      .queue_depth = {},
+                                      .block_bytes = {},
+                                      .pinned_budget_bytes = {},
+                                      .faults = {}});
+  finding.works = engine.has_value();
+  if (engine) {
+    finding.features = engine->config().features;
+  } else {
+    finding.why = engine.error().message;
+  }
+  return finding;
+}
+
+PathFinding try_path(const Result<Engine>& engine, const std::string& path) {
+  PathFinding finding{.path = path, .explanation = {}, .location = {}, .error = {}};
+  if (auto location = os::locate(path)) finding.location = std::move(*location);
+  if (!engine) {
+    finding.error = engine.error();
+    return finding;
+  }
+  auto explanation = engine->explain(path);
+  if (explanation) {
+    finding.explanation = std::move(*explanation);
+  } else {
+    finding.error = explanation.error();
+  }
+  return finding;
+}
+
+}  // namespace
+
+bool Findings::usable() const {
+  return config.has_value() &&
+         std::ranges::none_of(paths, [](const PathFinding& path) { return path.error.has_value(); });
+}
+
+Findings examine(const std::vector<std::string>& paths) {
+  Findings findings;
+  findings.environment = os::read_environment();
+  for (const BackendKind kind : {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads}) {
+    findings.backends.push_back(try_backend(kind));
+  }
+  const auto engine = Engine::create();
+  if (engine) findings.config = engine->config();
+  for (const std::string& path : paths) findings.paths.push_back(try_path(engine, path));
+  return findings;
+}
+
+}  // namespace trunkline::cli

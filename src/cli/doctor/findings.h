@@ -1,0 +1,40 @@
+// What `trunkline doctor` finds on a machine.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "os/environment.h"
+#include "os/topology.h"
+#include "trunkline/engine.h"
+
+namespace trunkline::cli {
+
+struct BackendFinding {
+  BackendKind kind = BackendKind::threads;
+  bool works = false;
+  std::string why;  // refused
+  std::vector<std::string> features;
+};
+
+struct PathFinding {
+  std::string path;
+  std::optional<Explanation> explanation;
+  std::optional<os::StorageLocation> location;
+  std::optional<Error> error;  // why the path cannot be used
+};
+
+struct Findings {
+  os::Environment environment;
+  std::vector<BackendFinding> backends;  // best first
+  std::optional<EngineConfig> config;    // of an engine with default options; nullopt: none works
+  std::vector<PathFinding> paths;
+
+  bool usable() const;  // some backend works, and every path can be used
+};
+
+// Tries each backend by running an operation on it, and each path by making or opening a file there.
+Findings examine(const std::vector<std::string>& paths);
+
+}  // namespace trunkline::cli

@@ -1,0 +1,21 @@
+// Columns of text, the first to the left and the others to the right.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace trunkline::cli {
+
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> header) : rows_{std::move(header)} {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+  // Columns without a value in any row are left out.
+  std::string render() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace trunkline::cli
