@@ -12,8 +12,8 @@ namespace trunkline {
 
 class PinnedBudget;
 
-// Owned, zeroed, page-aligned memory (2 MiB-aligned and on huge pages where the kernel gives them), locked against
-// swapping where RLIMIT_MEMLOCK allows. Every offset-aligned transfer lands in it without a copy.
+// Owned, zeroed, page-aligned memory (2 MiB-aligned and on huge pages where the kernel gives them), locked
+// against swapping where RLIMIT_MEMLOCK allows. Every offset-aligned transfer lands in it without a copy.
 // Movable, not copyable; the budget gets its bytes back at destruction. Not synchronised.
 class Buffer {
  public:

@@ -7,7 +7,8 @@
 
 namespace trunkline {
 
-// CRC-32C (Castagnoli, RFC 3720 appendix B.4). Pass the last result as `seed` to continue over the next piece.
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4). Pass the last result as `seed` to continue over the next
+// piece.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0);
 
 // CRC-32 of zip and gzip (ISO-HDLC, as zlib.crc32). Pass the last result as `seed` to continue.

@@ -26,14 +26,15 @@ std::string_view to_string(BackendKind kind);
 Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
 
 struct EngineOptions {
-  // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation fails.
-  // memory: files live in this process (an anonymous file per path), for tests.
+  // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation
+  // fails. memory: files live in this process (an anonymous file per path), for tests.
   BackendKind backend = BackendKind::automatic;
-  std::optional<unsigned> lanes = {};                     // I/O threads, 1 .. 64
-  std::optional<unsigned> queue_depth = {};               // transfers in flight per lane, 1 .. 4096
-  std::optional<std::uint64_t> block_bytes = {};          // largest transfer; a multiple of 4096, 4 KiB .. 1 GiB
-  std::optional<std::uint64_t> pinned_budget_bytes = {};  // hard bound on buffers of this engine; default 1/4 of memory
-  std::shared_ptr<Faults> faults = {};                     // injected at completions when given
+  std::optional<unsigned> lanes = {};             // I/O threads, 1 .. 64
+  std::optional<unsigned> queue_depth = {};       // transfers in flight per lane, 1 .. 4096
+  std::optional<std::uint64_t> block_bytes = {};  // largest transfer; a multiple of 4096, 4 KiB .. 1 GiB
+  std::optional<std::uint64_t> pinned_budget_bytes =
+      {};                               // hard bound on buffers of this engine; default 1/4 of memory
+  std::shared_ptr<Faults> faults = {};  // injected at completions when given
 };
 
 // What the options came to on this machine.
@@ -55,12 +56,12 @@ struct Refusal {
 struct Explanation {
   std::string backend;
   bool direct = false;
-  std::string why;                       // why direct, or why not
-  std::uint64_t memory_alignment = 1;    // bytes; what a copy-free direct transfer asks of the address ...
-  std::uint64_t offset_alignment = 1;    // ... and of offset and length
-  std::string device;                    // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
-  std::string filesystem;                // "ext4", "tmpfs", ...
-  std::string mount;                     // mount point
+  std::string why;                     // why direct, or why not
+  std::uint64_t memory_alignment = 1;  // bytes; what a copy-free direct transfer asks of the address ...
+  std::uint64_t offset_alignment = 1;  // ... and of offset and length
+  std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
+  std::string filesystem;  // "ext4", "tmpfs", ...
+  std::string mount;       // mount point
   std::vector<Refusal> refused;
 };
 
@@ -73,8 +74,8 @@ struct Request {
   Keepalive keepalive = {};
 };
 
-// A shared handle: copies are the same engine. Every member function is thread-safe. The last handle (files hold one
-// too) finishes all pending operations and joins the lanes.
+// A shared handle: copies are the same engine. Every member function is thread-safe. The last handle (files
+// hold one too) finishes all pending operations and joins the lanes.
 class Engine {
  public:
   Engine() = default;  // no engine; only valid() may be called
@@ -83,15 +84,15 @@ class Engine {
   // Fails with invalid_argument, or unsupported when a named backend was refused (the message says why).
   static Result<Engine> create(const EngineOptions& options = {});
 
-  // The process's own engine, created at first use with defaults; TRUNKLINE_BACKEND in the environment names its
-  // backend. A forked child gets a fresh one.
+  // The process's own engine, created at first use with defaults; TRUNKLINE_BACKEND in the environment names
+  // its backend. A forked child gets a fresh one.
   static Result<Engine> default_engine();
 
   bool valid() const { return core_ != nullptr; }
   const EngineConfig& config() const;
 
-  // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full. One Future each;
-  // a request that is wrong in itself fails its own Future.
+  // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full. One
+  // Future each; a request that is wrong in itself fails its own Future.
   std::vector<Future> submit(std::span<const Request> requests) const;
 
   // `path` is a file, or a directory in which a probe file may be made and removed.

@@ -24,9 +24,9 @@ enum class ErrorKind {
 
 struct Error {
   ErrorKind kind = ErrorKind::system;
-  int code = 0;          // errno value that fits the error, 0 where none does
-  std::string message;   // what was being done, to what, the cause, and what to try next
-  std::string path;      // the file concerned, empty where there is none
+  int code = 0;         // errno value that fits the error, 0 where none does
+  std::string message;  // what was being done, to what, the cause, and what to try next
+  std::string path;     // the file concerned, empty where there is none
 };
 
 template <class T>

@@ -8,8 +8,9 @@ namespace trunkline {
 
 enum class Op { read, write, sync };
 
-// A plan of faults, shared by all lanes of the engine that was created with it. Commands of each Op are counted from
-// 0 in the order in which lanes send them (a resumed or retried transfer is a further command). Thread-safe.
+// A plan of faults, shared by all lanes of the engine that was created with it. Commands of each Op are
+// counted from 0 in the order in which lanes send them (a resumed or retried transfer is a further command).
+// Thread-safe.
 class Faults {
  public:
   static std::shared_ptr<Faults> create();
@@ -25,8 +26,8 @@ class Faults {
   virtual void hold(Op op, std::uint64_t first, std::uint64_t count = 1) = 0;
   virtual void release() = 0;
 
-  // Every command fails with EINTR or EAGAIN, or is cut short at a random place, with these probabilities; completions
-  // are shuffled. What a correct engine makes of it is the same result as without.
+  // Every command fails with EINTR or EAGAIN, or is cut short at a random place, with these probabilities;
+  // completions are shuffled. What a correct engine makes of it is the same result as without.
   virtual void disturb(std::uint64_t seed, double interrupt_rate, double short_rate) = 0;
 
   virtual std::uint64_t commands(Op op) const = 0;  // sent so far

@@ -34,11 +34,11 @@ struct OpenOptions {
 
 class FileCore;  // src/io/file_core.h
 
-// A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations on
-// overlapping ranges run in no particular order unless one is awaited before the next is submitted.
+// A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations
+// on overlapping ranges run in no particular order unless one is awaited before the next is submitted.
 //
-// Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a failed
-// or cancelled write the bytes of its range are unspecified and all others are untouched.
+// Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a
+// failed or cancelled write the bytes of its range are unspecified and all others are untouched.
 class File {
  public:
   File() = default;  // no file; only valid() may be called
@@ -46,7 +46,8 @@ class File {
 
   static Result<File> open(const Engine& engine, const std::string& path, const OpenOptions& options = {});
 
-  // A file of the process's default engine, whichever that is at the time of each call (so it works after a fork).
+  // A file of the process's default engine, whichever that is at the time of each call (so it works after a
+  // fork).
   static Result<File> open(const std::string& path, const OpenOptions& options = {});
 
   bool valid() const { return core_ != nullptr; }
@@ -57,23 +58,24 @@ class File {
   Result<std::uint64_t> pread(MemoryView memory, std::uint64_t offset) const;
   Result<std::uint64_t> pwrite(MemoryView memory, std::uint64_t offset) const;
 
-  // Memory must stay valid until the Future is done; a Keepalive given is held until then. Blocks only while the
-  // engine's queue is full. What is wrong with the request itself fails the Future.
+  // Memory must stay valid until the Future is done; a Keepalive given is held until then. Blocks only while
+  // the engine's queue is full. What is wrong with the request itself fails the Future.
   Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
   Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
 
-  Result<std::uint64_t> size() const;     // bytes
+  Result<std::uint64_t> size() const;  // bytes
   Status truncate(std::uint64_t bytes) const;
 
-  // Waits for the writes submitted before, then makes data and size durable (fsync). A failure is final for this
-  // file: every later sync and write returns it again, since the kernel may have dropped the dirty pages
+  // Waits for the writes submitted before, then makes data and size durable (fsync). A failure is final for
+  // this file: every later sync and write returns it again, since the kernel may have dropped the dirty pages
   // (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020).
   Status sync() const;
 
   // Operations submitted and not done yet.
   std::uint64_t pending() const;
 
-  // Waits for all pending operations on the file, then closes it. Idempotent. Later operations fail with `closed`.
+  // Waits for all pending operations on the file, then closes it. Idempotent. Later operations fail with
+  // `closed`.
   Status close() const;
 
   const std::shared_ptr<FileCore>& core() const { return core_; }

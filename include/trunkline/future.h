@@ -14,8 +14,8 @@ namespace trunkline {
 
 class Operation;  // src/io/operation.h
 
-// A handle to one operation; copies share it. Every member function is thread-safe. Dropping the last handle does not
-// cancel: the operation goes on and keeps its file and Keepalive until it is done.
+// A handle to one operation; copies share it. Every member function is thread-safe. Dropping the last handle
+// does not cancel: the operation goes on and keeps its file and Keepalive until it is done.
 class Future {
  public:
   using Timeout = std::optional<std::chrono::nanoseconds>;  // nullopt: without end
@@ -35,12 +35,13 @@ class Future {
   // Once this returns anything but timed_out, neither kernel nor device touches the memory any more.
   Result<std::uint64_t> result(Timeout timeout = std::nullopt) const;
 
-  // Drops the transfers that were not sent yet; those that were are awaited before the operation is done, with
-  // `cancelled`. Returns whether there was anything to drop: on false the operation ends as if not cancelled.
+  // Drops the transfers that were not sent yet; those that were are awaited before the operation is done,
+  // with `cancelled`. Returns whether there was anything to drop: on false the operation ends as if not
+  // cancelled.
   bool cancel();
 
-  // Runs `fn` once when the operation is done, on the thread that completes it (at once, on the caller's, when it is
-  // done already). `fn` must be short and must not block or wait on other operations.
+  // Runs `fn` once when the operation is done, on the thread that completes it (at once, on the caller's,
+  // when it is done already). `fn` must be short and must not block or wait on other operations.
   void on_done(std::function<void()> fn);
 
   // Bytes that have arrived so far; equals the result once done.
@@ -50,8 +51,8 @@ class Future {
   std::shared_ptr<Operation> operation_;
 };
 
-// Waits for all of `futures`; the sum of bytes moved, or the first error in the order of the list (the others are
-// awaited all the same). timed_out when the timeout came first.
+// Waits for all of `futures`; the sum of bytes moved, or the first error in the order of the list (the others
+// are awaited all the same). timed_out when the timeout came first.
 Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout timeout = std::nullopt);
 
 }  // namespace trunkline

@@ -6,8 +6,8 @@
 
 namespace trunkline {
 
-// Counts of durations in logarithmic buckets: 16 to each power of two of nanoseconds, so a percentile is right to
-// within 1/16 (as fio's clat percentiles, which use 64).
+// Counts of durations in logarithmic buckets: 16 to each power of two of nanoseconds, so a percentile is
+// right to within 1/16 (as fio's clat percentiles, which use 64).
 class LatencyHistogram {
  public:
   static constexpr unsigned kSubBuckets = 16;
@@ -29,22 +29,24 @@ class LatencyHistogram {
 };
 
 struct EngineStats {
-  // Payload bytes by the way they took. direct: the device moved them from or to the caller's memory; bounced: direct
-  // I/O through a buffer of the engine; buffered: through the page cache; gds: GPUDirect Storage.
+  // Payload bytes by the way they took. direct: the device moved them from or to the caller's memory;
+  // bounced: direct I/O through a buffer of the engine; buffered: through the page cache; gds: GPUDirect
+  // Storage.
   std::uint64_t bytes_direct = 0;
   std::uint64_t bytes_bounced = 0;
   std::uint64_t bytes_buffered = 0;
   std::uint64_t bytes_gds = 0;
-  std::uint64_t operations = 0;     // completed, failed ones included
-  std::uint64_t transfers = 0;      // commands that completed
+  std::uint64_t operations = 0;         // completed, failed ones included
+  std::uint64_t transfers = 0;          // commands that completed
   std::uint64_t inline_operations = 0;  // done on the caller's thread
-  std::uint64_t retries = 0;        // after EINTR or EAGAIN
-  std::uint64_t short_resumes = 0;  // transfers continued after a short result
-  std::uint64_t direct_refusals = 0;  // transfers repeated through the page cache after direct I/O was refused
-  std::uint64_t errors = 0;         // operations that failed
+  std::uint64_t retries = 0;            // after EINTR or EAGAIN
+  std::uint64_t short_resumes = 0;      // transfers continued after a short result
+  std::uint64_t direct_refusals =
+      0;                     // transfers repeated through the page cache after direct I/O was refused
+  std::uint64_t errors = 0;  // operations that failed
   std::uint64_t pinned_bytes = 0;
   std::uint64_t peak_pinned_bytes = 0;
-  LatencyHistogram read_latency;   // of transfers, from sending to completion
+  LatencyHistogram read_latency;  // of transfers, from sending to completion
   LatencyHistogram write_latency;
 };
 

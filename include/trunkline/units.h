@@ -15,8 +15,9 @@ inline constexpr std::uint64_t kGiB = 1ULL << 30;
 inline constexpr std::uint64_t kMB = 1'000'000;
 inline constexpr std::uint64_t kGB = 1'000'000'000;
 
-// Bytes of "4096", "400MB", "1.5 GiB", "64k" is refused: a unit is B, kB, KB, MB, GB, TB, KiB, MiB, GiB or TiB
-// (letter case is ignored). Fails with invalid_argument on anything else, on negative and on fractional bytes.
+// Bytes of "4096", "400MB", "1.5 GiB", "64k" is refused: a unit is B, kB, KB, MB, GB, TB, KiB, MiB, GiB or
+// TiB (letter case is ignored). Fails with invalid_argument on anything else, on negative and on fractional
+// bytes.
 Result<std::uint64_t> parse_bytes(std::string_view text);
 
 // "1.00 GB", "112.0 KiB" for exact multiples of KiB below 1 MB, "17 B".

@@ -102,6 +102,14 @@ void FileObject::sync() const {
 }
 
 void FileObject::close() const {
+  if (file_.pending() == 0) {  // nothing to wait for: no thread beside
+    Status status = [&] {
+      const GilReleased unlocked;
+      return file_.close();
+    }();
+    unwrap(std::move(status));
+    return;
+  }
   unwrap(call_interruptibly([file = file_] { return file.close(); }));
 }
 

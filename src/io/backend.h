@@ -1,7 +1,8 @@
 // What a lane drives: a queue of commands to the kernel.
 //
-// A lane calls push() and reap() from its one thread; wake() may come from any. A backend holds at most the depth it was
-// made for, which the lane keeps to, so push() cannot fail: what goes wrong with a command is its completion's result.
+// A lane calls push() and reap() from its one thread; wake() may come from any. A backend holds at most the
+// depth it was made for, which the lane keeps to, so push() cannot fail: what goes wrong with a command is
+// its completion's result.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +21,12 @@ namespace trunkline::io {
 struct Command {
   Op op = Op::read;
   int fd = -1;
-  bool direct = false;          // fd was opened with O_DIRECT
-  bool registered = false;      // data lies in the memory that register_memory() took
+  bool direct = false;      // fd was opened with O_DIRECT
+  bool registered = false;  // data lies in the memory that register_memory() took
   std::byte* data = nullptr;
-  std::uint64_t length = 0;     // bytes
-  std::uint64_t offset = 0;     // bytes from the file's start
-  std::uint32_t tag = 0;        // below the depth; free again once its completion was reaped
+  std::uint64_t length = 0;  // bytes
+  std::uint64_t offset = 0;  // bytes from the file's start
+  std::uint32_t tag = 0;     // below the depth; free again once its completion was reaped
 };
 
 struct Completion {
@@ -42,8 +43,8 @@ class Backend {
   // Takes a command; it is sent at the next reap() at the latest.
   virtual void push(const Command& command) = 0;
 
-  // Sends what was pushed, then waits until at least one command is complete or wake() was called, and appends all
-  // completions there are.
+  // Sends what was pushed, then waits until at least one command is complete or wake() was called, and
+  // appends all completions there are.
   virtual void reap(std::vector<Completion>& completions) = 0;
 
   // Ends the current reap(), or the next one if none is under way.
@@ -56,8 +57,8 @@ class Backend {
   }
 };
 
-// Set up and proven by running one operation. Must be called on the lane's thread: a ring may belong to the thread that
-// made it. `kind` is not automatic.
+// Set up and proven by running one operation. Must be called on the lane's thread: a ring may belong to the
+// thread that made it. `kind` is not automatic.
 Result<std::unique_ptr<Backend>> make_backend(BackendKind kind, unsigned depth);
 
 Result<std::unique_ptr<Backend>> make_io_uring_backend(unsigned depth);

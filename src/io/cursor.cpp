@@ -23,7 +23,8 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
                         .block_bytes = block_bytes};
   transfer.member = &member;
   transfer.memory = memory.data + issued;
-  transfer.piece = next_piece(op, plan, reinterpret_cast<std::uintptr_t>(transfer.memory), run.offset, run.length);
+  transfer.piece =
+      next_piece(op, plan, reinterpret_cast<std::uintptr_t>(transfer.memory), run.offset, run.length);
   issued += transfer.piece.length;
   return true;
 }

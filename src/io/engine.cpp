@@ -12,8 +12,8 @@
 namespace trunkline {
 namespace {
 
-// The default engine of this process. Never destroyed: operations may outlive static destruction; what is pending at
-// exit is finished by an atexit handler.
+// The default engine of this process. Never destroyed: operations may outlive static destruction; what is
+// pending at exit is finished by an atexit handler.
 struct DefaultEngine {
   std::mutex mutex;
   Engine engine;
@@ -70,7 +70,8 @@ Result<Engine> Engine::default_engine() {
   DefaultEngine& slot = default_slot();
   const std::scoped_lock lock(slot.mutex);
   const unsigned generation = os::fork_generation();
-  if (slot.engine.valid() && slot.generation == generation && slot.engine.core()->usable()) return slot.engine;
+  if (slot.engine.valid() && slot.generation == generation && slot.engine.core()->usable())
+    return slot.engine;
   auto engine = create_default();
   if (!engine) return engine;
   slot.engine = *engine;
@@ -80,13 +81,17 @@ Result<Engine> Engine::default_engine() {
 
 const EngineConfig& Engine::config() const { return core_->config(); }
 
-std::vector<Future> Engine::submit(std::span<const Request> requests) const { return core_->submit(requests); }
+std::vector<Future> Engine::submit(std::span<const Request> requests) const {
+  return core_->submit(requests);
+}
 
 Result<Explanation> Engine::explain(const std::string& path) const { return io::explain(*core_, path); }
 
 EngineStats Engine::stats() const { return core_->stats(); }
 
-Result<Buffer> Engine::allocate(std::uint64_t bytes) const { return Buffer::allocate(bytes, core_->budget()); }
+Result<Buffer> Engine::allocate(std::uint64_t bytes) const {
+  return Buffer::allocate(bytes, core_->budget());
+}
 
 void Engine::close() const { core_->close(); }
 

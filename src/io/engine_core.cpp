@@ -27,8 +27,8 @@ constexpr unsigned kInlineSlots = 4;
 
 constexpr std::array kLadder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
 
-// An engine whose last handle is dropped on one of its own lanes (by an operation that was the last to hold it) cannot
-// join itself there.
+// An engine whose last handle is dropped on one of its own lanes (by an operation that was the last to hold
+// it) cannot join itself there.
 void destroy(EngineCore* core) {
   if (core->belongs_to_parent()) return;  // leaked on purpose: its threads and locks are the parent's
   const auto close_and_delete = [core] {
@@ -68,9 +68,10 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
     if (started) return core;
     core->refused_backends_.push_back({std::string(to_string(kind)), started.error().message});
   }
-  return std::unexpected(make_error(ErrorKind::unsupported,
-                                    fmt::format("no backend works here; the last, {}, was refused: {}",
-                                                core->refused_backends_.back().what, core->refused_backends_.back().why)));
+  return std::unexpected(
+      make_error(ErrorKind::unsupported,
+                 fmt::format("no backend works here; the last, {}, was refused: {}",
+                             core->refused_backends_.back().what, core->refused_backends_.back().why)));
 }
 
 Status EngineCore::start_lanes(BackendKind kind) {
@@ -93,8 +94,8 @@ Status EngineCore::start_lanes(BackendKind kind) {
   return {};
 }
 
-// Slots of one pool. Half of the budget at most is for bouncing, shared by the lanes and inline work; the rest is the
-// user's.
+// Slots of one pool. Half of the budget at most is for bouncing, shared by the lanes and inline work; the
+// rest is the user's.
 unsigned EngineCore::bounce_slots(unsigned most) const {
   const std::uint64_t room = config_.pinned_budget_bytes / 2 / config_.block_bytes / (config_.lanes + 1);
   return static_cast<unsigned>(std::min<std::uint64_t>(room, most));
@@ -102,8 +103,9 @@ unsigned EngineCore::bounce_slots(unsigned most) const {
 
 Status EngineCore::usable() const {
   if (belongs_to_parent()) {
-    return std::unexpected(make_error(ErrorKind::closed, 
-        "this engine belongs to the parent of a fork; create one in the child, or use the default engine, which is made anew"));
+    return std::unexpected(make_error(ErrorKind::closed,
+                                      "this engine belongs to the parent of a fork; create one in the child, "
+                                      "or use the default engine, which is made anew"));
   }
   if (queue_.closed()) return std::unexpected(make_error(ErrorKind::closed, "the engine is closed"));
   return {};
@@ -119,23 +121,27 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
   if (request.file == nullptr || !request.file->valid())
     return std::unexpected(make_error(ErrorKind::invalid_argument, "file: a request needs an open file"));
   if (request.op == Op::sync)
-    return std::unexpected(make_error(ErrorKind::invalid_argument, "op: a request reads or writes; use File::sync"));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, "op: a request reads or writes; use File::sync"));
   if (auto status = usable(); !status) return std::unexpected(status.error());
   const auto& file = request.file->core();
   const MemoryView& memory = request.memory;
   if (memory.data == nullptr && memory.bytes > 0)
-    return std::unexpected(make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file->name));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file->name));
   unsigned write_epoch = 0;
   if (auto begun = file->begin(request.op, request.offset, memory.bytes, write_epoch); !begun)
     return std::unexpected(begun.error());
   Status ready;
-  if (request.op == Op::write && memory.bytes > 0) ready = file->extend(request.offset, memory.bytes, config_.block_bytes);
+  if (request.op == Op::write && memory.bytes > 0)
+    ready = file->extend(request.offset, memory.bytes, config_.block_bytes);
   if (memory.bytes == 0 || !ready) {
     file->end(request.op, write_epoch);
     if (!ready) return std::unexpected(ready.error());
     return Operation::finished(0);
   }
-  auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset, request.keepalive);
+  auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset,
+                                               request.keepalive);
   operation->write_epoch = write_epoch;
   return operation;
 }
@@ -199,15 +205,18 @@ Status EngineCore::run_sync(const std::shared_ptr<FileCore>& file) {
   return {};
 }
 
-Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset) {
+Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const MemoryView& memory,
+                                             std::uint64_t offset) {
   Status status = usable();
   unsigned write_epoch = 0;
   if (status && memory.data == nullptr && memory.bytes > 0)
-    status = std::unexpected(make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file.name));
+    status = std::unexpected(
+        make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size", file.name));
   if (status) {
     status = file.begin(op, offset, memory.bytes, write_epoch);
     if (status) {
-      if (op == Op::write && memory.bytes > 0) status = file.extend(offset, memory.bytes, config_.block_bytes);
+      if (op == Op::write && memory.bytes > 0)
+        status = file.extend(offset, memory.bytes, config_.block_bytes);
       if (status) status = move_all_inline({.op = op, .file = &file, .memory = memory, .offset = offset});
       file.end(op, write_epoch);
     }
@@ -228,7 +237,8 @@ Status EngineCore::move_all_inline(io::Cursor cursor) {
 
 SlotPool& EngineCore::inline_slots() {
   const std::scoped_lock lock(inline_mutex_);
-  if (inline_slots_ == nullptr) inline_slots_ = SlotPool::allocate(config_.block_bytes, bounce_slots(kInlineSlots), budget_);
+  if (inline_slots_ == nullptr)
+    inline_slots_ = SlotPool::allocate(config_.block_bytes, bounce_slots(kInlineSlots), budget_);
   return *inline_slots_;
 }
 
@@ -250,7 +260,8 @@ Status EngineCore::move_inline(io::Transfer& transfer, const MemoryView& memory)
     if (verdict.step == io::Verdict::Step::finished) break;
   }
   copy_out(transfer, memory);
-  if (transfer.op != Op::sync) counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
+  if (transfer.op != Op::sync)
+    counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
   return {};
 }
 

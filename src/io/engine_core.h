@@ -1,4 +1,5 @@
-// The engine behind Engine handles: its queue, its lanes, and the way past them for small blocking operations.
+// The engine behind Engine handles: its queue, its lanes, and the way past them for small blocking
+// operations.
 #pragma once
 
 #include <memory>
@@ -31,9 +32,10 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   std::vector<Future> submit(std::span<const Request> requests);
 
-  // Reads or writes on the caller's thread when that is what costs least (fits a block, nothing queued), else through
-  // the lanes; returns when all is moved.
-  Result<std::uint64_t> run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory, std::uint64_t offset);
+  // Reads or writes on the caller's thread when that is what costs least (fits a block, nothing queued), else
+  // through the lanes; returns when all is moved.
+  Result<std::uint64_t> run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
+                            std::uint64_t offset);
 
   // fsync of all members at once. The caller has begun the operation in the file; this ends it.
   Status run_sync(const std::shared_ptr<FileCore>& file);

@@ -1,4 +1,5 @@
-// Each fault at each completion, on every backend: a typed error for the operation concerned, and for no other.
+// Each fault at each completion, on every backend: a typed error for the operation concerned, and for no
+// other.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -101,7 +102,8 @@ TEST_P(FaultTest, ShortResultsAtAnyCompletionAreResumed) {
       TestMemory memory(kBytes);
       const auto read = file.async_pread(memory.view(), 0).result();
       ASSERT_TRUE(read) << read.error().message;
-      EXPECT_EQ(std::memcmp(memory.data(), content_.data(), kBytes), 0) << bytes << " bytes at completion " << at;
+      EXPECT_EQ(std::memcmp(memory.data(), content_.data(), kBytes), 0)
+          << bytes << " bytes at completion " << at;
       if (bytes >= 4096) {
         faults_->shorten(Op::write, faults_->commands(Op::write) + at, bytes);
         TestMemory changed(kBytes);
@@ -109,7 +111,8 @@ TEST_P(FaultTest, ShortResultsAtAnyCompletionAreResumed) {
         const auto written = file.async_pwrite(changed.view(), 0).result();
         ASSERT_TRUE(written) << written.error().message;
         ASSERT_TRUE(file.async_pread(memory.view(), 0).result());
-        EXPECT_EQ(std::memcmp(memory.data(), changed.data(), kBytes), 0) << bytes << " bytes at completion " << at;
+        EXPECT_EQ(std::memcmp(memory.data(), changed.data(), kBytes), 0)
+            << bytes << " bytes at completion " << at;
         ASSERT_TRUE(file.async_pwrite(content_.view(), 0).result());
       }
       const bool cut = bytes < 64 * kKiB && (at < 4 || bytes < kBytes % (64 * kKiB));

@@ -21,7 +21,11 @@ class ModelTest : public testing::TestWithParam<std::tuple<BackendKind, bool, Di
  protected:
   void SetUp() override {
     const auto [kind, disturbed, direct] = GetParam();
-    EngineOptions options{.backend = kind, .lanes = 2, .queue_depth = 8, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 16 * kMiB};
+    EngineOptions options{.backend = kind,
+                          .lanes = 2,
+                          .queue_depth = 8,
+                          .block_bytes = 64 * kKiB,
+                          .pinned_budget_bytes = 16 * kMiB};
     if (disturbed) {
       options.faults = Faults::create();
       options.faults->disturb(11, 0.1, 0.3);
@@ -59,7 +63,8 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
     TestMemory memory(length, misalignment());
     if (random_() % 2 == 0) {
       test::fill_random(memory.span(), random_());
-      auto written = random_() % 2 == 0 ? file->pwrite(memory.view(), offset) : file->async_pwrite(memory.view(), offset).result();
+      auto written = random_() % 2 == 0 ? file->pwrite(memory.view(), offset)
+                                        : file->async_pwrite(memory.view(), offset).result();
       ASSERT_TRUE(written) << written.error().message;
       ASSERT_EQ(*written, length);
       if (length > 0) {
@@ -67,7 +72,8 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
         std::memcpy(model.data() + offset, memory.data(), length);
       }
     } else {
-      auto read = random_() % 2 == 0 ? file->pread(memory.view(), offset) : file->async_pread(memory.view(), offset).result();
+      auto read = random_() % 2 == 0 ? file->pread(memory.view(), offset)
+                                     : file->async_pread(memory.view(), offset).result();
       if (length == 0) {
         ASSERT_TRUE(read);
       } else if (offset + length > model.size()) {
@@ -75,7 +81,8 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
         ASSERT_EQ(read.error().kind, ErrorKind::end_of_file) << read.error().message;
       } else {
         ASSERT_TRUE(read) << read.error().message;
-        ASSERT_EQ(std::memcmp(memory.data(), model.data() + offset, length), 0) << "at " << offset << " + " << length;
+        ASSERT_EQ(std::memcmp(memory.data(), model.data() + offset, length), 0)
+            << "at " << offset << " + " << length;
       }
     }
     ASSERT_EQ(file->size().value(), model.size());
@@ -86,11 +93,13 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
       model.resize(cut);
     }
   }
-  if (faults_) { EXPECT_GT(faults_->injected(), 0U); }
+  if (faults_) {
+    EXPECT_GT(faults_->injected(), 0U);
+  }
 }
 
-// Neighbours of any alignment written at the same time: every byte must be the one its own write put there, though
-// edges share pages with direct writes nearby.
+// Neighbours of any alignment written at the same time: every byte must be the one its own write put there,
+// though edges share pages with direct writes nearby.
 TEST_P(ModelTest, ConcurrentNeighboursDoNotDisturbEachOther) {
   for (int round = 0; round < 6; ++round) {
     open_.mode = Mode::write;
@@ -119,7 +128,8 @@ TEST_P(ModelTest, ConcurrentNeighboursDoNotDisturbEachOther) {
     ASSERT_TRUE(read) << read.error().message;
     ASSERT_EQ(std::memcmp(all.data(), back.data(), all.size()), 0);
     // And through the other way, so that the page cache and the disk agree.
-    auto cached = File::open(engine_, directory_.file("neighbours"), {.mode = Mode::read, .direct = Direct::never});
+    auto cached =
+        File::open(engine_, directory_.file("neighbours"), {.mode = Mode::read, .direct = Direct::never});
     ASSERT_TRUE(cached);
     std::memset(back.data(), 0, back.size());
     ASSERT_TRUE(cached->pread(back.view(), 0));
@@ -143,11 +153,13 @@ TEST_P(ModelTest, OverlappingReadsInOneBatch) {
   }
   std::vector<Request> requests;
   for (std::size_t index = 0; index < targets.size(); ++index)
-    requests.push_back({.op = Op::read, .file = &*file, .memory = targets[index].view(), .offset = offsets[index]});
+    requests.push_back(
+        {.op = Op::read, .file = &*file, .memory = targets[index].view(), .offset = offsets[index]});
   const auto futures = engine_.submit(requests);
   ASSERT_TRUE(wait_all(futures));
   for (std::size_t index = 0; index < targets.size(); ++index)
-    ASSERT_EQ(std::memcmp(targets[index].data(), content.data() + offsets[index], targets[index].size()), 0) << index;
+    ASSERT_EQ(std::memcmp(targets[index].data(), content.data() + offsets[index], targets[index].size()), 0)
+        << index;
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ModelTest,

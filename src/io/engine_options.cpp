@@ -27,8 +27,8 @@ constexpr std::array<BackendName, 5> kBackendNames = {{
 
 // Bytes of memory this process may use: the machine's, or its control group's where that is less.
 std::uint64_t memory_bytes() {
-  std::uint64_t bytes =
-      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  std::uint64_t bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                        static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
   for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::uint64_t limit = 0;
     if (std::ifstream(path) >> limit && limit > 0) bytes = std::min(bytes, limit);
@@ -51,13 +51,16 @@ Result<BackendKind> parse_backend(std::string_view name) {
   if (found == kBackendNames.end()) {
     return std::unexpected(make_error(
         ErrorKind::invalid_argument,
-        fmt::format("backend: \"{}\" is not one of \"auto\", \"io_uring\", \"libaio\", \"threads\", \"memory\"", name)));
+        fmt::format(
+            "backend: \"{}\" is not one of \"auto\", \"io_uring\", \"libaio\", \"threads\", \"memory\"",
+            name)));
   }
   return found->kind;
 }
 
 Result<EngineConfig> io::resolve(const EngineOptions& options) {
-  // Two lanes let one copy or collect while the other waits; more only pay where many cores share the copying.
+  // Two lanes let one copy or collect while the other waits; more only pay where many cores share the
+  // copying.
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   EngineConfig config{.backend = options.backend,
                       .lanes = options.lanes.value_or(std::clamp(cores / 2, 1U, 4U)),
@@ -65,11 +68,13 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
                       .block_bytes = options.block_bytes.value_or(kMiB),
                       .pinned_budget_bytes = options.pinned_budget_bytes.value_or(memory_bytes() / 4),
                       .features = {}};
-  if (config.lanes < 1 || config.lanes > 64) return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));
+  if (config.lanes < 1 || config.lanes > 64)
+    return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));
   if (config.queue_depth < 1 || config.queue_depth > 4096)
     return std::unexpected(out_of_range("queue_depth", "1 to 4096", config.queue_depth));
   if (config.block_bytes < 4096 || config.block_bytes > kGiB || config.block_bytes % 4096 != 0)
-    return std::unexpected(out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));
+    return std::unexpected(
+        out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));
   return config;
 }
 

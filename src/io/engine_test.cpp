@@ -84,7 +84,8 @@ TEST_P(EngineTest, BadRequestsAreRefusedByName) {
   const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
   TestMemory memory(10);
   EXPECT_EQ(file.pread(memory.view(), ~std::uint64_t{0} - 3).error().kind, ErrorKind::invalid_argument);
-  EXPECT_EQ(file.async_pwrite(memory.view(), std::uint64_t{1} << 63).result().error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(file.async_pwrite(memory.view(), std::uint64_t{1} << 63).result().error().kind,
+            ErrorKind::invalid_argument);
   EXPECT_EQ(file.pwrite({nullptr, 5}, 0).error().kind, ErrorKind::invalid_argument);
   EXPECT_EQ(file.async_pwrite({nullptr, 5}, 0).result().error().kind, ErrorKind::invalid_argument);
   const Request no_file{.op = Op::read, .file = nullptr, .memory = memory.view(), .offset = 0};
@@ -125,13 +126,15 @@ TEST_P(EngineTest, BuffersGiveTheirBytesBack) {
 TEST_P(EngineTest, ManyOperationsAndCallbacks) {
   const Engine engine = make_engine({.lanes = 2, .queue_depth = 4, .block_bytes = 4096});
   const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
-  constexpr std::size_t kReads = 10'000;  // more than the queue's bound: submitting must wait for room, and end
+  constexpr std::size_t kReads =
+      10'000;  // more than the queue's bound: submitting must wait for room, and end
   TestMemory memory(4096 * kReads);
   ASSERT_TRUE(file.pwrite({memory.data(), 4096}, 0));
   std::atomic<int> called{0};
   std::vector<Request> requests;
   for (std::size_t index = 0; index < kReads; ++index)
-    requests.push_back({.op = Op::read, .file = &file, .memory = {memory.data() + index * 4096, 4096}, .offset = 0});
+    requests.push_back(
+        {.op = Op::read, .file = &file, .memory = {memory.data() + index * 4096, 4096}, .offset = 0});
   auto futures = engine.submit(requests);
   for (Future& future : futures) future.on_done([&called] { ++called; });
   EXPECT_EQ(wait_all(futures).value(), 4096U * kReads);
@@ -245,7 +248,9 @@ TEST(Fork, TheDefaultEngineWorksInAChild) {
   if (child == 0) {
     TestMemory back(memory.size());
     int failures = 0;
-    if (!file.async_pread(back.view(), 0).result() || std::memcmp(back.data(), memory.data(), back.size()) != 0) failures |= 1;
+    if (!file.async_pread(back.view(), 0).result() ||
+        std::memcmp(back.data(), memory.data(), back.size()) != 0)
+      failures |= 1;
     if (!file.pwrite({back.data(), 4096}, 0) || !file.sync() || !file.close()) failures |= 2;
     const auto refused = explicit_file.async_pread(back.view(), 0).result();
     if (refused || refused.error().kind != ErrorKind::closed) failures |= 4;

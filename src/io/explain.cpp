@@ -22,13 +22,15 @@ namespace {
 Result<os::FilePair> open_probe(const std::string& directory) {
   std::string path = directory + "/.trunkline-probe-XXXXXX";
   os::UniqueFd fd(::mkostemp(path.data(), O_CLOEXEC));
-  if (!fd.valid()) return std::unexpected(system_error(errno, fmt::format("creating a probe file in {}", directory), directory));
+  if (!fd.valid())
+    return std::unexpected(
+        system_error(errno, fmt::format("creating a probe file in {}", directory), directory));
   ::unlink(path.c_str());
   return os::make_pair_of(std::move(fd), path, O_RDWR, os::DirectPolicy::automatic);
 }
 
 Result<os::FilePair> open_for_probe(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
     return std::unexpected(system_error(errno, fmt::format("explaining {}", path), path));
   if (S_ISDIR(status.st_mode)) return open_probe(path);
@@ -64,7 +66,8 @@ void probe_huge_pages(std::vector<Refusal>& refused) {
   if (!std::getline(setting, line))
     refused.push_back({"huge pages", "this kernel has no transparent huge pages"});
   else if (line.find("[never]") != std::string::npos)
-    refused.push_back({"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" is enough"});
+    refused.push_back(
+        {"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" is enough"});
 }
 
 }  // namespace

@@ -13,11 +13,13 @@ namespace {
 Future start(Op op, const File& file, MemoryView memory, std::uint64_t offset, Keepalive keepalive) {
   auto engine = file.core()->engine();
   if (!engine) return Future(Operation::failed(engine.error()));
-  const Request request{.op = op, .file = &file, .memory = memory, .offset = offset, .keepalive = std::move(keepalive)};
+  const Request request{
+      .op = op, .file = &file, .memory = memory, .offset = offset, .keepalive = std::move(keepalive)};
   return engine->submit({&request, 1}).front();
 }
 
-Result<std::uint64_t> move(Op op, const std::shared_ptr<FileCore>& core, const MemoryView& memory, std::uint64_t offset) {
+Result<std::uint64_t> move(Op op, const std::shared_ptr<FileCore>& core, const MemoryView& memory,
+                           std::uint64_t offset) {
   auto engine = core->engine();
   if (!engine) return std::unexpected(engine.error());
   return engine->core()->run(op, core, memory, offset);
@@ -30,9 +32,10 @@ Result<Mode> parse_mode(std::string_view text) {
   if (text == "r+" || text == "rb+" || text == "r+b") return Mode::read_write;
   if (text == "w" || text == "wb") return Mode::write;
   if (text == "x" || text == "xb") return Mode::create;
-  return std::unexpected(make_error(
-      ErrorKind::invalid_argument,
-      fmt::format("mode: \"{}\" is not \"r\" (read), \"r+\" (read and write), \"w\" (create or empty) or \"x\" (create)", text)));
+  return std::unexpected(make_error(ErrorKind::invalid_argument,
+                                    fmt::format("mode: \"{}\" is not \"r\" (read), \"r+\" (read and write), "
+                                                "\"w\" (create or empty) or \"x\" (create)",
+                                                text)));
 }
 
 Result<File> File::open(const Engine& engine, const std::string& path, const OpenOptions& options) {

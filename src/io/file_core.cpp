@@ -26,7 +26,8 @@ void count_down(std::atomic<std::uint64_t>& count) {
 
 }  // namespace
 
-FileCore::FileCore(std::optional<Engine> engine, std::string name_in, const OpenOptions& options_in, io::Layout layout_in)
+FileCore::FileCore(std::optional<Engine> engine, std::string name_in, const OpenOptions& options_in,
+                   io::Layout layout_in)
     : name(std::move(name_in)),
       options(options_in),
       layout(layout_in),
@@ -46,12 +47,12 @@ Status FileCore::adopt_sizes() {
   for (unsigned index = 0; index < layout.members; ++index) {
     const std::uint64_t expected = layout.member_bytes(index, total);
     if (sizes[index] == expected) continue;
-    return std::unexpected(make_error(
-        ErrorKind::corrupt,
-        fmt::format("opening {}: member {} has {} bytes where the sizes of all members ask for {}; it was cut off, or "
-                    "belongs to another file",
-                    name, members[index].path, sizes[index], expected),
-        members[index].path));
+    return std::unexpected(make_error(ErrorKind::corrupt,
+                                      fmt::format("opening {}: member {} has {} bytes where the sizes of all "
+                                                  "members ask for {}; it was cut off, or "
+                                                  "belongs to another file",
+                                                  name, members[index].path, sizes[index], expected),
+                                      members[index].path));
   }
   known_bytes_ = total;
   return {};
@@ -79,14 +80,17 @@ void FileCore::forget_parent_operations() {
 }
 
 Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch) {
-  if (offset > std::numeric_limits<std::int64_t>::max() - bytes || bytes > std::numeric_limits<std::int64_t>::max()) {
-    return std::unexpected(make_error(
-        ErrorKind::invalid_argument,
-        fmt::format("offset: {} + {} bytes of {} is beyond the largest file offset (2^63 - 1)", offset, bytes, name), name));
+  if (offset > std::numeric_limits<std::int64_t>::max() - bytes ||
+      bytes > std::numeric_limits<std::int64_t>::max()) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   fmt::format("offset: {} + {} bytes of {} is beyond the largest file offset (2^63 - 1)",
+                               offset, bytes, name),
+                   name));
   }
   if (op != Op::read && options.mode == Mode::read) {
-    return std::unexpected(
-        system_error(EBADF, fmt::format("writing {}, which was opened with mode \"r\"; open it with \"r+\"", name), name));
+    return std::unexpected(system_error(
+        EBADF, fmt::format("writing {}, which was opened with mode \"r\"; open it with \"r+\"", name), name));
   }
   if (op != Op::read && sync_failed_.load()) {
     const std::scoped_lock lock(failure_mutex_);
@@ -94,7 +98,8 @@ Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigne
   }
   forget_parent_operations();
   pending_.fetch_add(1);
-  // Closing sets its flag before it waits for the count, so either it sees this operation or this sees the flag.
+  // Closing sets its flag before it waits for the count, so either it sees this operation or this sees the
+  // flag.
   if (auto open = check_open(); !open) {
     count_down(pending_);
     return open;
@@ -119,8 +124,8 @@ Status FileCore::extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t
   }
   const std::scoped_lock lock(size_mutex_);
   if (end <= known_bytes_.load()) return {};
-  // Members of a striped file always have the sizes that the length of the whole gives them; a plain file grows with
-  // the write itself.
+  // Members of a striped file always have the sizes that the length of the whole gives them; a plain file
+  // grows with the write itself.
   if (layout.members > 1) {
     if (auto status = resize_members(end, false); !status) return status;
   }
@@ -137,11 +142,15 @@ Status FileCore::preallocate(std::uint64_t offset, std::uint64_t bytes) {
     const std::uint64_t length = layout.member_bytes(index, offset + bytes) - start;
     if (length == 0) continue;
     int code = 0;
-    do code = ::fallocate(member.pair.buffered.get(), 0, static_cast<off_t>(start), static_cast<off_t>(length)) == 0 ? 0 : errno;
+    do
+      code = ::fallocate(member.pair.buffered.get(), 0, static_cast<off_t>(start),
+                         static_cast<off_t>(length)) == 0
+                 ? 0
+                 : errno;
     while (code == EINTR);
     if (code == ENOSPC || code == EDQUOT || code == EFBIG || code == EIO) {
-      return std::unexpected(
-          system_error(code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
+      return std::unexpected(system_error(
+          code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
     }
     if (code != 0) can_preallocate_ = false;  // not on this filesystem
   }
@@ -158,8 +167,8 @@ Status FileCore::resize_members(std::uint64_t bytes, bool shrink) {
       if (*present >= wanted) continue;
     }
     if (::ftruncate(member.pair.buffered.get(), static_cast<off_t>(wanted)) != 0) {
-      return std::unexpected(
-          system_error(errno, fmt::format("setting the size of {} to {} bytes", member.path, wanted), member.path));
+      return std::unexpected(system_error(
+          errno, fmt::format("setting the size of {} to {} bytes", member.path, wanted), member.path));
     }
   }
   return {};

@@ -19,14 +19,15 @@ namespace io {
 struct Member {
   std::string path;
   os::FilePair pair;
-  // Set when the kernel refuses a direct transfer that it should have taken: from then on the page cache is used.
+  // Set when the kernel refuses a direct transfer that it should have taken: from then on the page cache is
+  // used.
   std::atomic<bool> direct_refused{false};
 };
 
 }  // namespace io
 
-// Thread-safe but for the constructor. Counts are atomic and no lock is held across calls, so that a forked child can go
-// on using the file.
+// Thread-safe but for the constructor. Counts are atomic and no lock is held across calls, so that a forked
+// child can go on using the file.
 class FileCore : public std::enable_shared_from_this<FileCore> {
  public:
   FileCore(std::optional<Engine> engine, std::string name, const OpenOptions& options, io::Layout layout_in);
@@ -44,7 +45,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   // The engine given at opening, else the process's default one.
   Result<Engine> engine() const;
 
-  // Whether `op` may run now on [offset, offset + bytes); counts it as pending if so. end() must follow, with the epoch.
+  // Whether `op` may run now on [offset, offset + bytes); counts it as pending if so. end() must follow, with
+  // the epoch.
   Status begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch);
   void end(Op op, unsigned write_epoch);
 
@@ -70,8 +72,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   std::mutex size_mutex_;
 
   std::atomic<std::uint64_t> pending_{0};
-  // Writes pending, by the epoch in which they were submitted. A sync flips the epoch and waits for the old one to
-  // empty, so that it waits for earlier writes and not for later ones.
+  // Writes pending, by the epoch in which they were submitted. A sync flips the epoch and waits for the old
+  // one to empty, so that it waits for earlier writes and not for later ones.
   std::atomic<std::uint64_t> pending_writes_[2] = {0, 0};
   std::atomic<unsigned> epoch_{0};
   std::atomic<unsigned> generation_;  // fork generation that the counts above belong to

@@ -10,8 +10,8 @@ bool Future::wait(Timeout timeout) const { return operation_->wait(timeout); }
 
 Result<std::uint64_t> Future::result(Timeout timeout) const {
   if (!operation_->wait(timeout)) {
-    return std::unexpected(make_error(ErrorKind::timed_out,
-                                      "waiting for an operation: the timeout came first; the operation goes on"));
+    return std::unexpected(make_error(
+        ErrorKind::timed_out, "waiting for an operation: the timeout came first; the operation goes on"));
   }
   return operation_->result();
 }

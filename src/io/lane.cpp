@@ -14,7 +14,9 @@
 namespace trunkline::io {
 namespace {
 
-Device& device_of(const MemoryView& memory) { return memory.device != nullptr ? *memory.device : host_device(); }
+Device& device_of(const MemoryView& memory) {
+  return memory.device != nullptr ? *memory.device : host_device();
+}
 
 // Signals are for the threads of the program that uses us.
 class SignalsBlocked {
@@ -35,8 +37,9 @@ class SignalsBlocked {
 }  // namespace
 
 std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
 }
 
 void copy_out(const Transfer& transfer, const MemoryView& memory) {

@@ -22,15 +22,16 @@ class FaultPlan;  // io/backends/faulty.h
 struct LaneOptions {
   BackendKind backend;
   unsigned index;
-  unsigned depth;                 // transfers in flight
-  std::uint64_t slot_bytes;       // of a bounce slot: one block
-  unsigned slots;                 // at most, allocated when the first transfer must bounce
+  unsigned depth;            // transfers in flight
+  std::uint64_t slot_bytes;  // of a bounce slot: one block
+  unsigned slots;            // at most, allocated when the first transfer must bounce
   std::shared_ptr<PinnedBudget> budget;
   std::shared_ptr<FaultPlan> faults;  // or null
 };
 
-// Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish (judge each
-// result; resume, retry, copy out, release). Only the lane's thread touches its transfers, so none of it is locked.
+// Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish
+// (judge each result; resume, retry, copy out, release). Only the lane's thread touches its transfers, so
+// none of it is locked.
 class Lane {
  public:
   Lane(const LaneOptions& options, WorkQueue& queue) : options_(options), queue_(queue) {}
@@ -76,9 +77,9 @@ class Lane {
   mutable std::mutex refusal_mutex_;
   std::optional<Error> registration_refusal_;
 
-  std::vector<Transfer> transfers_;       // by tag
+  std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
-  std::optional<Transfer> parked_;        // must bounce, and waits for a slot
+  std::optional<Transfer> parked_;  // must bounce, and waits for a slot
   std::thread thread_;
 };
 

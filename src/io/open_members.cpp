@@ -38,7 +38,8 @@ os::DirectPolicy policy_of(Direct direct) {
 
 Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options) {
   const int flags = flags_of(options.mode);
-  if (engine.config().backend != BackendKind::memory) return os::open_pair(path, flags, policy_of(options.direct));
+  if (engine.config().backend != BackendKind::memory)
+    return os::open_pair(path, flags, policy_of(options.direct));
   auto file = engine.core()->memory_files().open(path, flags);
   if (!file) return std::unexpected(file.error());
   return os::make_pair_of(std::move(*file), path, flags, policy_of(options.direct));
@@ -46,8 +47,8 @@ Result<os::FilePair> open_member(const Engine& engine, const std::string& path, 
 
 }  // namespace
 
-Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths, const Layout& layout,
-                          const OpenOptions& options, const std::string& name) {
+Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
+                          const Layout& layout, const OpenOptions& options, const std::string& name) {
   auto core = std::make_shared<FileCore>(engine, name, options, layout);
   auto engine_now = core->engine();
   if (!engine_now) return std::unexpected(engine_now.error());

@@ -10,10 +10,11 @@
 
 namespace trunkline::io {
 
-// `engine` nullopt: the process's default engine, looked up at each call. `paths` has one path a member of `layout`.
-// `name` is what errors and File::path() call the file. With several members their sizes must fit each other
+// `engine` nullopt: the process's default engine, looked up at each call. `paths` has one path a member of
+// `layout`. `name` is what errors and File::path() call the file. With several members their sizes must fit
+// each other
 // (`corrupt` names the one that does not).
-Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths, const Layout& layout,
-                          const OpenOptions& options, const std::string& name);
+Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
+                          const Layout& layout, const OpenOptions& options, const std::string& name);
 
 }  // namespace trunkline::io

@@ -7,8 +7,8 @@
 
 namespace trunkline {
 
-Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
-                     std::uint64_t offset, Keepalive keepalive)
+Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file,
+                     MemoryView memory, std::uint64_t offset, Keepalive keepalive)
     : cursor{.op = op, .file = file.get(), .memory = memory, .offset = offset},
       engine_(std::move(engine)),
       file_(std::move(file)),

@@ -19,9 +19,9 @@
 
 namespace trunkline {
 
-// Life: created -> shares of it are issued as transfers (under the work queue's lock) -> each transfer ends -> when
-// nothing is left to issue and no transfer is under way, the operation is done, once. The first error wins; what was
-// not issued by then is dropped, what was is awaited.
+// Life: created -> shares of it are issued as transfers (under the work queue's lock) -> each transfer ends
+// -> when nothing is left to issue and no transfer is under way, the operation is done, once. The first error
+// wins; what was not issued by then is dropped, what was is awaited.
 class Operation {
  public:
   Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
@@ -43,8 +43,8 @@ class Operation {
   void on_done(std::function<void()> callback);
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
 
-  // Drops what the work queue still holds of this operation; it ends with `error` unless it has one already. False when
-  // nothing was left to drop.
+  // Drops what the work queue still holds of this operation; it ends with `error` unless it has one already.
+  // False when nothing was left to drop.
   bool drop_unissued(Error error);
 
   // --- the moving side

@@ -8,7 +8,9 @@ namespace {
 std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) { return value / unit * unit; }
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return round_down(value + unit - 1, unit); }
 
-Piece exact(Way way, std::uint64_t offset, std::uint64_t end) { return {way, offset, end - offset, offset, end - offset}; }
+Piece exact(Way way, std::uint64_t offset, std::uint64_t end) {
+  return {way, offset, end - offset, offset, end - offset};
+}
 
 // Pieces end at multiples of the block in the file, so that all but the first start at one.
 std::uint64_t block_end(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
@@ -17,7 +19,8 @@ std::uint64_t block_end(const PlanLimits& limits, std::uint64_t offset, std::uin
 
 Piece bounced_read(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
   const std::uint64_t span_offset = round_down(offset, limits.offset_alignment);
-  return {Way::bounced, offset, end - offset, span_offset, round_up(end, limits.offset_alignment) - span_offset};
+  return {Way::bounced, offset, end - offset, span_offset,
+          round_up(end, limits.offset_alignment) - span_offset};
 }
 
 Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
@@ -26,7 +29,8 @@ Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t 
   const bool lands = (address + (first - offset)) % limits.memory_alignment == 0;
   const bool aligned = first == offset && last == end;
   const bool small = end - offset <= kWholeBounceBytes;
-  if (!lands || first >= last || (small && !aligned)) return bounced_read(limits, offset, block_end(limits, offset, end));
+  if (!lands || first >= last || (small && !aligned))
+    return bounced_read(limits, offset, block_end(limits, offset, end));
   if (first != offset) return bounced_read(limits, offset, first);
   return exact(Way::direct, offset, block_end(limits, offset, last));
 }
@@ -35,7 +39,8 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   const std::uint64_t unit = std::max(limits.offset_alignment, kWriteGranularity);
   const std::uint64_t first = round_up(offset, unit);
   const std::uint64_t last = round_down(end, unit);
-  if (first >= last) return exact(Way::buffered, offset, end);  // less than one unit, or an edge on either side
+  if (first >= last)
+    return exact(Way::buffered, offset, end);  // less than one unit, or an edge on either side
   if (first != offset) return exact(Way::buffered, offset, first);
   const bool lands = address % limits.memory_alignment == 0;
   return exact(lands ? Way::direct : Way::bounced, offset, block_end(limits, offset, last));
@@ -43,7 +48,8 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
 
 }  // namespace
 
-Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t length) {
+Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
+                 std::uint64_t length) {
   const std::uint64_t end = offset + length;
   if (!limits.direct) return exact(Way::buffered, offset, block_end(limits, offset, end));
   return op == Op::read ? next_read(limits, address, offset, end) : next_write(limits, address, offset, end);

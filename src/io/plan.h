@@ -15,30 +15,34 @@ enum class Way {
 };
 
 struct PlanLimits {
-  bool direct = false;                     // the file takes direct I/O
-  std::uint64_t memory_alignment = 1;      // bytes
-  std::uint64_t offset_alignment = 1;      // bytes; divides block_bytes
-  std::uint64_t block_bytes = 1ULL << 20;  // a piece's span is at most this, but for small buffered edges of writes
+  bool direct = false;                 // the file takes direct I/O
+  std::uint64_t memory_alignment = 1;  // bytes
+  std::uint64_t offset_alignment = 1;  // bytes; divides block_bytes
+  std::uint64_t block_bytes =
+      1ULL << 20;  // a piece's span is at most this, but for small buffered edges of writes
 };
 
 struct Piece {
   Way way = Way::buffered;
-  std::uint64_t offset = 0;       // payload, in the file
+  std::uint64_t offset = 0;  // payload, in the file
   std::uint64_t length = 0;
-  std::uint64_t span_offset = 0;  // what is moved: the payload, rounded out to the alignment for bounced reads
+  std::uint64_t span_offset =
+      0;  // what is moved: the payload, rounded out to the alignment for bounced reads
   std::uint64_t span_length = 0;
 };
 
-// Direct writes begin and end at multiples of this, whatever less the device asks for: an edge that goes through the
-// page cache must not share a page with bytes that bypass it, or write-back could put old bytes over new ones.
+// Direct writes begin and end at multiples of this, whatever less the device asks for: an edge that goes
+// through the page cache must not share a page with bytes that bypass it, or write-back could put old bytes
+// over new ones.
 inline constexpr std::uint64_t kWriteGranularity = 4096;
 
-// A read that is not aligned and not larger than this is one bounced transfer: copying it costs less than a further
-// command for the part that could do without.
+// A read that is not aligned and not larger than this is one bounced transfer: copying it costs less than a
+// further command for the part that could do without.
 inline constexpr std::uint64_t kWholeBounceBytes = 128 * 1024;
 
-// The first piece of a request for `length` > 0 bytes at `offset` of a file, whose memory starts at `address`. Called
-// again for what is left, it cuts the request up completely, in order.
-Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t length);
+// The first piece of a request for `length` > 0 bytes at `offset` of a file, whose memory starts at
+// `address`. Called again for what is left, it cuts the request up completely, in order.
+Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
+                 std::uint64_t length);
 
 }  // namespace trunkline::io

@@ -19,7 +19,8 @@ struct Case {
   std::vector<Piece> pieces;
 };
 
-std::vector<Piece> cut(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t length) {
+std::vector<Piece> cut(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
+                       std::uint64_t length) {
   std::vector<Piece> pieces;
   while (length > 0) {
     const Piece piece = next_piece(op, limits, address, offset, length);
@@ -38,30 +39,64 @@ bool same(const Piece& a, const Piece& b) {
 }
 
 TEST(Plan, CutsAsTheTableSays) {
-  const PlanLimits limits{.direct = true, .memory_alignment = 512, .offset_alignment = 512, .block_bytes = kMiB};
+  const PlanLimits limits{
+      .direct = true, .memory_alignment = 512, .offset_alignment = 512, .block_bytes = kMiB};
   const std::vector<Case> cases = {
       {"an aligned read is direct", Op::read, 4096, 512, 1024, {{Way::direct, 512, 1024, 512, 1024}}},
-      {"a block ends at a multiple of the block size", Op::read, 4096, kMiB - 512, kMiB,
+      {"a block ends at a multiple of the block size",
+       Op::read,
+       4096,
+       kMiB - 512,
+       kMiB,
        {{Way::direct, kMiB - 512, 512, kMiB - 512, 512}, {Way::direct, kMiB, kMiB - 512, kMiB, kMiB - 512}}},
-      {"a small unaligned read is one bounced transfer", Op::read, 4096, 100, 1000, {{Way::bounced, 100, 1000, 0, 1536}}},
-      {"memory 64 bytes into a page bounces all", Op::read, 4160, 0, 2 * kMiB,
+      {"a small unaligned read is one bounced transfer",
+       Op::read,
+       4096,
+       100,
+       1000,
+       {{Way::bounced, 100, 1000, 0, 1536}}},
+      {"memory 64 bytes into a page bounces all",
+       Op::read,
+       4160,
+       0,
+       2 * kMiB,
        {{Way::bounced, 0, kMiB, 0, kMiB}, {Way::bounced, kMiB, kMiB, kMiB, kMiB}}},
-      {"a long read with ragged ends is direct in between", Op::read, 4096 + 12, 12, 512 * 1024,
+      {"a long read with ragged ends is direct in between",
+       Op::read,
+       4096 + 12,
+       12,
+       512 * 1024,
        {{Way::bounced, 12, 500, 0, 512},
         {Way::direct, 512, 512 * 1024 - 512, 512, 512 * 1024 - 512},
         {Way::bounced, 512 * 1024, 12, 512 * 1024, 512}}},
-      {"a write within a page goes through the cache", Op::write, 4096, 10, 100, {{Way::buffered, 10, 100, 10, 100}}},
-      {"a write that is aligned to the device but not to the page keeps its edges out of direct I/O", Op::write, 4096 + 512,
-       512, 3 * 4096,
-       {{Way::buffered, 512, 3584, 512, 3584}, {Way::direct, 4096, 8192, 4096, 8192}, {Way::buffered, 12288, 512, 12288, 512}}},
-      {"a write from misplaced memory bounces", Op::write, 4096 + 64, 0, 4096, {{Way::bounced, 0, 4096, 0, 4096}}},
+      {"a write within a page goes through the cache",
+       Op::write,
+       4096,
+       10,
+       100,
+       {{Way::buffered, 10, 100, 10, 100}}},
+      {"a write that is aligned to the device but not to the page keeps its edges out of direct I/O",
+       Op::write,
+       4096 + 512,
+       512,
+       3 * 4096,
+       {{Way::buffered, 512, 3584, 512, 3584},
+        {Way::direct, 4096, 8192, 4096, 8192},
+        {Way::buffered, 12288, 512, 12288, 512}}},
+      {"a write from misplaced memory bounces",
+       Op::write,
+       4096 + 64,
+       0,
+       4096,
+       {{Way::bounced, 0, 4096, 0, 4096}}},
   };
   for (const Case& test : cases) {
     SCOPED_TRACE(test.what);
     const auto pieces = cut(test.op, limits, test.address, test.offset, test.length);
     ASSERT_EQ(pieces.size(), test.pieces.size());
     for (std::size_t index = 0; index < pieces.size(); ++index)
-      EXPECT_TRUE(same(pieces[index], test.pieces[index])) << "piece " << index << " at " << pieces[index].offset;
+      EXPECT_TRUE(same(pieces[index], test.pieces[index]))
+          << "piece " << index << " at " << pieces[index].offset;
   }
 }
 
@@ -74,7 +109,8 @@ TEST(Plan, BufferedFilesAreCutIntoBlocksAlone) {
   EXPECT_EQ(pieces[1].length, 4096U);
 }
 
-// Whatever is asked: the pieces tile the request in order, and what goes past the cache is aligned and fits a block.
+// Whatever is asked: the pieces tile the request in order, and what goes past the cache is aligned and fits a
+// block.
 TEST(Plan, EveryCutIsSound) {
   std::mt19937_64 random(7);
   const std::uint64_t alignments[] = {1, 4, 512, 4096};
@@ -97,17 +133,22 @@ TEST(Plan, EveryCutIsSound) {
       ASSERT_GE(piece.span_offset + piece.span_length, piece.offset + piece.length);
       const std::uintptr_t memory = address + (at - offset);
       if (piece.way != Way::buffered) {
-        const std::uint64_t unit = op == Op::write ? std::max(limits.offset_alignment, kWriteGranularity) : limits.offset_alignment;
+        const std::uint64_t unit =
+            op == Op::write ? std::max(limits.offset_alignment, kWriteGranularity) : limits.offset_alignment;
         ASSERT_LE(piece.span_length, limits.block_bytes);
         ASSERT_EQ(piece.span_offset % unit, 0U);
         ASSERT_EQ(piece.span_length % unit, 0U);
       }
-      if (piece.way == Way::direct) { ASSERT_EQ(memory % limits.memory_alignment, 0U); }
+      if (piece.way == Way::direct) {
+        ASSERT_EQ(memory % limits.memory_alignment, 0U);
+      }
       if (piece.way != Way::bounced || op == Op::write) {
         ASSERT_EQ(piece.span_offset, piece.offset);
         ASSERT_EQ(piece.span_length, piece.length);
       }
-      if (op == Op::read) { ASSERT_NE(piece.way, Way::buffered); }
+      if (op == Op::read) {
+        ASSERT_NE(piece.way, Way::buffered);
+      }
       at += piece.length;
     }
     ASSERT_EQ(at, offset + length);

@@ -1,7 +1,7 @@
 // Each rung of the ladder, forced: what a kernel or a container refuses leads one rung lower, and is told.
 //
-// A refusal holds for the rest of a process, so each case runs in a process of its own: this program again, with the
-// case in its environment.
+// A refusal holds for the rest of a process, so each case runs in a process of its own: this program again,
+// with the case in its environment.
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -83,7 +83,8 @@ void expect_rung(std::string_view backend, std::string_view refused, std::string
   const auto explanation = engine->explain(directory.path());
   ASSERT_TRUE(explanation) << explanation.error().message;
   EXPECT_EQ(explanation->backend, backend);
-  EXPECT_NE(why_refused(*explanation, refused).find(reason), std::string::npos) << why_refused(*explanation, refused);
+  EXPECT_NE(why_refused(*explanation, refused).find(reason), std::string::npos)
+      << why_refused(*explanation, refused);
 }
 
 void expect_forced_refusal(BackendKind kind) {
@@ -147,14 +148,16 @@ TEST_P(Rungs, EachIsTakenAndTold) {
   std::vector<std::string> words = {program, filter};
   std::array<char*, 3> arguments = {words[0].data(), words[1].data(), nullptr};
   pid_t child = 0;
-  ASSERT_EQ(::posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments.data(), environment.data()), 0);
+  ASSERT_EQ(::posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments.data(), environment.data()),
+            0);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "see the output above";
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, Rungs,
-                         testing::Values("io_uring_denied", "io_uring_absent", "io_uring_set_up_but_not_entered", "both_denied",
+                         testing::Values("io_uring_denied", "io_uring_absent",
+                                         "io_uring_set_up_but_not_entered", "both_denied",
                                          "memory_lock_too_small"),
                          [](const auto& rung) { return std::string(rung.param); });
 
@@ -167,7 +170,8 @@ TEST(Explain, TmpfsHasNoDirectIo) {
   EXPECT_EQ(explanation->filesystem, "tmpfs");
   EXPECT_FALSE(explanation->direct);
   EXPECT_NE(why_refused(*explanation, "direct I/O"), "");
-  const auto forced = File::open(engine, path + "/trunkline-test-forced", {.mode = Mode::write, .direct = Direct::always});
+  const auto forced =
+      File::open(engine, path + "/trunkline-test-forced", {.mode = Mode::write, .direct = Direct::always});
   EXPECT_EQ(forced.error().kind, ErrorKind::unsupported);
   ::unlink((path + "/trunkline-test-forced").c_str());
 }

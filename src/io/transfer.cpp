@@ -9,19 +9,21 @@
 namespace trunkline::io {
 namespace {
 
-// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, and still an end.
+// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, and still an
+// end.
 constexpr unsigned kMaxAttempts = 1000;
 
 std::string describe(const Transfer& transfer) {
   if (transfer.op == Op::sync) return fmt::format("fsync of {}", transfer.member->path);
-  return fmt::format("{} of {} bytes at {} of {}", transfer.op == Op::read ? "pread" : "pwrite", transfer.piece.length,
-                     transfer.piece.offset, transfer.member->path);
+  return fmt::format("{} of {} bytes at {} of {}", transfer.op == Op::read ? "pread" : "pwrite",
+                     transfer.piece.length, transfer.piece.offset, transfer.member->path);
 }
 
 Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = std::move(error)}; }
 
 Verdict after_error(Transfer& transfer, int code) {
-  const bool direct = transfer.piece.way != Way::buffered && !transfer.through_cache && transfer.op != Op::sync;
+  const bool direct =
+      transfer.piece.way != Way::buffered && !transfer.through_cache && transfer.op != Op::sync;
   if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
     return {.step = Verdict::Step::again, .error = {}, .retried = true};
   if (code == EINVAL && direct) {
@@ -34,13 +36,15 @@ Verdict after_error(Transfer& transfer, int code) {
 
 Verdict after_nothing(const Transfer& transfer) {
   if (transfer.op == Op::write) {
-    return failed(system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
-                               transfer.member->path));
+    return failed(
+        system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
+                     transfer.member->path));
   }
-  return failed(make_error(ErrorKind::end_of_file,
-                           fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
-                                       describe(transfer), transfer.piece.span_offset + transfer.moved),
-                           transfer.member->path));
+  return failed(
+      make_error(ErrorKind::end_of_file,
+                 fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
+                             describe(transfer), transfer.piece.span_offset + transfer.moved),
+                 transfer.member->path));
 }
 
 // Whether the rest of the span may go on past the page cache.
@@ -76,9 +80,10 @@ Verdict advance(Transfer& transfer, std::int64_t result) {
   if (result == 0) return after_nothing(transfer);
   const auto bytes = static_cast<std::uint64_t>(result);
   if (bytes > transfer.piece.span_length - transfer.moved) {
-    return failed(system_error(EIO, fmt::format("{}: the kernel reports {} bytes, more than were asked for",
-                                                describe(transfer), bytes),
-                               transfer.member->path));
+    return failed(system_error(
+        EIO,
+        fmt::format("{}: the kernel reports {} bytes, more than were asked for", describe(transfer), bytes),
+        transfer.member->path));
   }
   transfer.moved += bytes;
   transfer.attempts = 0;

@@ -1,5 +1,5 @@
-// One piece of an operation on its way: which command comes next, and what a result means. No I/O of its own, so that
-// every rule of completion is tested on tables.
+// One piece of an operation on its way: which command comes next, and what a result means. No I/O of its own,
+// so that every rule of completion is tested on tables.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +34,17 @@ struct Transfer {
   // The command that moves what is left of the span.
   Command next_command() const;
 
-  // Bytes of the span that must move: a bounced read needs those up to the payload's end, not the rounding behind it.
+  // Bytes of the span that must move: a bounced read needs those up to the payload's end, not the rounding
+  // behind it.
   std::uint64_t needed() const;
 };
 
 struct Verdict {
   enum class Step { finished, again, failed };
   Step step = Step::finished;
-  Error error;              // when failed
-  bool retried = false;     // interrupted, and sent again
-  bool resumed = false;     // went on after a short result
+  Error error;                  // when failed
+  bool retried = false;         // interrupted, and sent again
+  bool resumed = false;         // went on after a short result
   bool refused_direct = false;  // direct I/O was refused, and the page cache takes over
 };
 

@@ -20,7 +20,8 @@ class TransferTest : public testing::Test {
     Transfer transfer;
     transfer.op = op;
     transfer.member = &member_;
-    transfer.memory = reinterpret_cast<std::byte*>(4096);  // NOLINT(performance-no-int-to-ptr): never followed
+    transfer.memory =
+        reinterpret_cast<std::byte*>(4096);  // NOLINT(performance-no-int-to-ptr): never followed
     transfer.piece = {way, offset, length, offset, length};
     return transfer;
   }
@@ -68,7 +69,8 @@ TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
   const Verdict verdict = advance(transfer, 0);
   EXPECT_EQ(verdict.step, Verdict::Step::failed);
   EXPECT_EQ(verdict.error.kind, ErrorKind::end_of_file);
-  EXPECT_NE(verdict.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"), std::string::npos)
+  EXPECT_NE(verdict.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"),
+            std::string::npos)
       << verdict.error.message;
 }
 
@@ -114,7 +116,8 @@ TEST_F(TransferTest, ASystemErrorNamesOperationPlaceAndFile) {
   const Verdict verdict = advance(transfer, -ENOSPC);
   EXPECT_EQ(verdict.error.code, ENOSPC);
   EXPECT_EQ(verdict.error.path, "/data/a.bin");
-  EXPECT_NE(verdict.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"), std::string::npos)
+  EXPECT_NE(verdict.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"),
+            std::string::npos)
       << verdict.error.message;
 }
 

@@ -10,7 +10,8 @@ std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operatio
   room_.wait(lock, [this] { return closed_.load() || operations_.size() < bound_; });
   if (closed_.load()) return 0;
   const std::size_t count = std::min(operations.size(), bound_ - operations_.size());
-  operations_.insert(operations_.end(), operations.begin(), operations.begin() + static_cast<std::ptrdiff_t>(count));
+  operations_.insert(operations_.end(), operations.begin(),
+                     operations.begin() + static_cast<std::ptrdiff_t>(count));
   size_.store(operations_.size());
   return count;
 }
@@ -46,9 +47,10 @@ bool WorkQueue::drop(Operation& operation, Error error) {
   std::shared_ptr<Operation> dropped;
   {
     const std::scoped_lock lock(mutex_);
-    const auto found =
-        std::ranges::find_if(operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
-    // An operation leaves the queue only when a lane finds nothing left of it, so it may stand there wholly issued.
+    const auto found = std::ranges::find_if(
+        operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
+    // An operation leaves the queue only when a lane finds nothing left of it, so it may stand there wholly
+    // issued.
     if (found == operations_.end() || operation.stopped() || operation.cursor.exhausted()) return false;
     dropped = std::move(*found);
     operations_.erase(found);

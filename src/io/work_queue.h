@@ -1,5 +1,5 @@
-// The operations that are not wholly issued yet, in order. Lanes take transfers from it when they have room, so load
-// balances itself, and a bound makes callers wait instead of memory grow.
+// The operations that are not wholly issued yet, in order. Lanes take transfers from it when they have room,
+// so load balances itself, and a bound makes callers wait instead of memory grow.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,8 @@ class WorkQueue {
   // `block_bytes`: the largest piece; `bound`: operations that may stand in the queue.
   WorkQueue(std::uint64_t block_bytes, std::size_t bound) : block_bytes_(block_bytes), bound_(bound) {}
 
-  // Appends as many as there is room for, waiting until there is room for at least one. Returns how many; 0 once the
-  // queue is closed.
+  // Appends as many as there is room for, waiting until there is room for at least one. Returns how many; 0
+  // once the queue is closed.
   std::size_t push(std::span<const std::shared_ptr<Operation>> operations);
 
   // The next transfer, or nothing (operation == nullptr). It counts as a share of its operation.

@@ -17,7 +17,8 @@ constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Anonymous memory whose start is a multiple of `alignment`: mapped with room to spare, then the spare is unmapped.
+// Anonymous memory whose start is a multiple of `alignment`: mapped with room to spare, then the spare is
+// unmapped.
 std::byte* map_aligned(std::uint64_t bytes, std::uint64_t alignment) {
   const std::uint64_t spare = alignment > kPageBytes ? alignment : 0;
   void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -42,15 +43,17 @@ Result<Buffer> Buffer::allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudge
   const std::uint64_t mapped_bytes = round_up(bytes, kPageBytes);
   if (budget && !budget->try_take(mapped_bytes)) {
     return std::unexpected(make_error(
-        ErrorKind::out_of_budget,
-        fmt::format("allocating {} of pinned memory: the budget of {} has {} in use; free buffers or raise pinned_budget_bytes",
-                    format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()), format_bytes(budget->used_bytes()))));
+        ErrorKind::out_of_budget, fmt::format("allocating {} of pinned memory: the budget of {} has {} in "
+                                              "use; free buffers or raise pinned_budget_bytes",
+                                              format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()),
+                                              format_bytes(budget->used_bytes()))));
   }
   std::byte* data = map_aligned(mapped_bytes, mapped_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
   if (data == nullptr) {
     const int code = errno;
     if (budget) budget->give_back(mapped_bytes);
-    return std::unexpected(system_error(code, fmt::format("mapping {} of pinned memory", format_bytes(mapped_bytes))));
+    return std::unexpected(
+        system_error(code, fmt::format("mapping {} of pinned memory", format_bytes(mapped_bytes))));
   }
   buffer.data_ = data;
   buffer.bytes_ = bytes;

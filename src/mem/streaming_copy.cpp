@@ -17,7 +17,8 @@ constexpr std::uint64_t kStreamingBytes = 256 * 1024;
 constexpr std::uint64_t kVectorBytes = 32;
 constexpr std::uint64_t kStrideBytes = 4 * kVectorBytes;
 
-__attribute__((target("avx2"))) void copy_avx2(std::byte* target, const std::byte* source, std::uint64_t bytes) {
+__attribute__((target("avx2"))) void copy_avx2(std::byte* target, const std::byte* source,
+                                               std::uint64_t bytes) {
   const std::uint64_t misplaced = reinterpret_cast<std::uintptr_t>(target) % kVectorBytes;
   const std::uint64_t head = std::min(bytes, misplaced == 0 ? 0 : kVectorBytes - misplaced);
   std::memcpy(target, source, head);
@@ -34,7 +35,8 @@ __attribute__((target("avx2"))) void copy_avx2(std::byte* target, const std::byt
     _mm256_stream_si256(to + 2, third);
     _mm256_stream_si256(to + 3, fourth);
   }
-  _mm_sfence();  // streaming stores are weakly ordered; whoever is told that the bytes are there must see them
+  _mm_sfence();  // streaming stores are weakly ordered; whoever is told that the bytes are there must see
+                 // them
   std::memcpy(target + at, source + at, bytes - at);
 }
 #endif

@@ -15,7 +15,8 @@ TEST(StreamingCopy, CopiesEveryByteAndNoOther) {
   constexpr std::size_t kRoom = 600'000;
   std::vector<std::byte> source(kRoom);
   test::fill_random(source, 3);
-  for (const std::size_t bytes : {0UL, 1UL, 31UL, 4096UL, 256UL * 1024, 256UL * 1024 + 1, 400'127UL, 524'288UL}) {
+  for (const std::size_t bytes :
+       {0UL, 1UL, 31UL, 4096UL, 256UL * 1024, 256UL * 1024 + 1, 400'127UL, 524'288UL}) {
     for (const std::size_t target_at : {0UL, 1UL, 16UL, 31UL, 32UL, 64UL}) {
       for (const std::size_t source_at : {0UL, 7UL, 32UL}) {
         std::vector<std::byte> target(kRoom, std::byte{0xEE});

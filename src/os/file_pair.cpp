@@ -29,7 +29,7 @@ struct Filesystem {
 };
 
 Filesystem filesystem_of(int fd) {
-  struct statfs status {};
+  struct statfs status{};
   if (::fstatfs(fd, &status) != 0) return {};
   switch (static_cast<std::uint32_t>(status.f_type)) {
     case TMPFS_MAGIC:
@@ -84,7 +84,9 @@ int probe_read(int fd) {
   return moved < 0 ? errno : 0;
 }
 
-DirectLimits refuse(std::string why) { return {.usable = false, .memory_alignment = 1, .offset_alignment = 1, .why = std::move(why)}; }
+DirectLimits refuse(std::string why) {
+  return {.usable = false, .memory_alignment = 1, .offset_alignment = 1, .why = std::move(why)};
+}
 
 // Alignment as the kernel states it (statx(2), STATX_DIOALIGN, Linux 6.1), or nothing where it does not.
 struct StatedAlignment {
@@ -93,7 +95,7 @@ struct StatedAlignment {
 };
 std::optional<StatedAlignment> stated_alignment(int fd) {
 #ifdef STATX_DIOALIGN
-  struct statx status {};
+  struct statx status{};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) != 0) return std::nullopt;
   if ((status.stx_mask & STATX_DIOALIGN) == 0) return std::nullopt;
   return StatedAlignment{status.stx_dio_mem_align, status.stx_dio_offset_align};
@@ -106,16 +108,22 @@ std::optional<StatedAlignment> stated_alignment(int fd) {
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
   if (policy == DirectPolicy::never) return refuse("buffered I/O was asked for (direct=never)");
   const bool automatic = policy == DirectPolicy::automatic;
-  if (filesystem.in_memory) return refuse("the filesystem keeps files in memory; there is no device to go to directly");
+  if (filesystem.in_memory)
+    return refuse("the filesystem keeps files in memory; there is no device to go to directly");
   if (automatic && !filesystem.network.empty())
-    return refuse(fmt::format("direct I/O is known to lose on {}; force it with direct=always", filesystem.network));
+    return refuse(
+        fmt::format("direct I/O is known to lose on {}; force it with direct=always", filesystem.network));
 
   const auto stated = stated_alignment(pair.buffered.get());
-  if (stated && stated->offset == 0) return refuse("the filesystem says that this file has no direct I/O (statx)");
+  if (stated && stated->offset == 0)
+    return refuse("the filesystem says that this file has no direct I/O (statx)");
   int code = 0;
   UniqueFd direct = reopen_direct(pair.buffered.get(), flags, code);
   if (!direct.valid()) return refuse(fmt::format("opening with O_DIRECT was refused: {}", errno_name(code)));
-  DirectLimits limits{.usable = true, .memory_alignment = kAssumedAlignment, .offset_alignment = kAssumedAlignment, .why = {}};
+  DirectLimits limits{.usable = true,
+                      .memory_alignment = kAssumedAlignment,
+                      .offset_alignment = kAssumedAlignment,
+                      .why = {}};
   if (stated) {
     limits.memory_alignment = stated->memory == 0 ? 1 : stated->memory;
     limits.offset_alignment = stated->offset;
@@ -132,13 +140,15 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
 }  // namespace
 
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(buffered.get(), &status) != 0)
     return std::unexpected(system_error(errno, fmt::format("reading the status of {}", path), path));
-  if (S_ISDIR(status.st_mode)) return std::unexpected(system_error(EISDIR, fmt::format("opening {}", path), path));
+  if (S_ISDIR(status.st_mode))
+    return std::unexpected(system_error(EISDIR, fmt::format("opening {}", path), path));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
-    return std::unexpected(make_error(ErrorKind::unsupported,
-                                      fmt::format("opening {}: it is neither a regular file nor a block device", path), path));
+    return std::unexpected(
+        make_error(ErrorKind::unsupported,
+                   fmt::format("opening {}: it is neither a regular file nor a block device", path), path));
   }
   FilePair pair;
   pair.buffered = std::move(buffered);
@@ -147,8 +157,8 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
   pair.limits = find_limits(pair, filesystem, flags, policy);
   if (policy == DirectPolicy::always && !pair.limits.usable) {
     return std::unexpected(make_error(
-        ErrorKind::unsupported, fmt::format("opening {} for direct I/O: {}; open it with direct=auto", path, pair.limits.why),
-        path));
+        ErrorKind::unsupported,
+        fmt::format("opening {} for direct I/O: {}; open it with direct=auto", path, pair.limits.why), path));
   }
   return pair;
 }
@@ -164,8 +174,9 @@ Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy poli
 }
 
 Result<std::uint64_t> file_bytes(int fd, const std::string& path) {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0) return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
+  struct stat status{};
+  if (::fstat(fd, &status) != 0)
+    return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
   if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
   const off_t end = ::lseek(fd, 0, SEEK_END);
   if (end < 0) return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));

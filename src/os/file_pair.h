@@ -1,4 +1,5 @@
-// One file under two descriptors: through the page cache, and, where the filesystem takes it, past it (O_DIRECT).
+// One file under two descriptors: through the page cache, and, where the filesystem takes it, past it
+// (O_DIRECT).
 #pragma once
 
 #include <sys/types.h>
@@ -28,8 +29,10 @@ struct FilePair {
   bool in_memory = false;  // tmpfs, ramfs, memfd: there is no device behind it
 };
 
-// open(2) with `flags` (O_CLOEXEC is added), for regular files and block devices; others are refused as unsupported.
-Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions = 0666);
+// open(2) with `flags` (O_CLOEXEC is added), for regular files and block devices; others are refused as
+// unsupported.
+Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy,
+                           mode_t permissions = 0666);
 
 // Pairs a descriptor that is open already, for example a memfd. `path` is for errors.
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy);

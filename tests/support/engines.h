@@ -13,12 +13,14 @@
 namespace trunkline::test {
 
 inline const std::vector<BackendKind>& all_backends() {
-  static const std::vector<BackendKind> kinds = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads,
-                                                 BackendKind::memory};
+  static const std::vector<BackendKind> kinds = {BackendKind::io_uring, BackendKind::libaio,
+                                                 BackendKind::threads, BackendKind::memory};
   return kinds;
 }
 
-inline std::string backend_name(const testing::TestParamInfo<BackendKind>& info) { return std::string(to_string(info.param)); }
+inline std::string backend_name(const testing::TestParamInfo<BackendKind>& info) {
+  return std::string(to_string(info.param));
+}
 
 // A fixture over backends: skips where the kernel refuses one, saying why.
 class OnEveryBackend : public testing::TestWithParam<BackendKind> {

@@ -14,7 +14,8 @@ namespace trunkline::test {
 // `bytes` of memory that starts `misalignment` behind a page boundary.
 class TestMemory {
  public:
-  explicit TestMemory(std::size_t bytes, std::size_t misalignment = 0) : storage_(bytes + 2 * 4096), bytes_(bytes) {
+  explicit TestMemory(std::size_t bytes, std::size_t misalignment = 0)
+      : storage_(bytes + 2 * 4096), bytes_(bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
     start_ = storage_.data() + ((4096 - address % 4096) % 4096) + misalignment;
   }

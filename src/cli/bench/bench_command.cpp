@@ -42,12 +42,9 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
                    "--report draws with the Python package, which has a trunkline command of its own: "
                    "pip install 'trunkline[report]'"));
   }
-  if (!arguments.size.empty()) {
-    std::uint64_t bytes = 0;
-    if (take(parse_bytes(arguments.size), bytes, status)) options.size_bytes = bytes;
-    if (status && bytes == 0)
-      status =
-          std::unexpected(make_error(ErrorKind::invalid_argument, "--size: 0 bytes are nothing to move"));
+  std::uint64_t size_bytes = 0;
+  if (!arguments.size.empty() && take(parse_size_bytes(arguments.size), size_bytes, status)) {
+    options.size_bytes = size_bytes;
   }
   take(parse_block_bytes(arguments.block), options.block_bytes, status);
   take(parse_backend(arguments.engine), options.engine, status);
@@ -149,6 +146,10 @@ void add_options(CLI::App& command, Arguments& arguments) {
       .add_option("PATH", options.paths,
                   "Directories to make files in, or existing files, which are only read")
       ->required();
+  // So that a script can add to a call that has options already.
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command.option_defaults()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);  // for scripts that add to a call
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; reading alone of existing files)");
   command.add_flag("--write", options.write, "Measure writing");

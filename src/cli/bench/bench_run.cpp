@@ -107,6 +107,7 @@ FioJob BenchRun::fio_job(const Case& what) const {
              .lanes = config.lanes,
              .queue_depth = config.queue_depth,
              .direct = direct_,
+             .huge_pages = options_.memory == MemoryKind::aligned,
              .duration_s = options_.duration_s};
   for (const BenchFile& file : files_.all()) job.files.push_back(file.path);
   return job;

@@ -102,8 +102,10 @@ std::string bench_table(const Json& document) {
     table.add(line);
   }
   std::string result = fmt::format("{}\n{}{}", header(document), table.render(), per_path(document));
-  if (compared) result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
-  if (document["options"]["verify"].get<bool>()) result += "\nverified: every byte read and written is right\n";
+  if (compared)
+    result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
+  if (document["options"]["verify"].get<bool>())
+    result += "\nverified: every byte read and written is right\n";
   return result;
 }
 

@@ -21,6 +21,7 @@ struct FioJob {
   unsigned lanes = 1;
   unsigned queue_depth = 1;
   bool direct = true;
+  bool huge_pages = true;  // memory on huge pages where the kernel gives them, as the engine's own memory is
   double duration_s = 0;
 };
 

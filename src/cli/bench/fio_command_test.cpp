@@ -23,7 +23,8 @@ FioJob job_of(Op op, WriteMode mode = WriteMode::overwrite) {
 
 TEST(FioCommand, ReadsAsWeDo) {
   const auto command = fio_command(job_of(Op::read));
-  EXPECT_EQ(command[0], "fio");
+  EXPECT_EQ(command[0], "env");
+  EXPECT_EQ(command[2], "fio");
   for (const char* argument :
        {"--filename=/data/a:/data/b", "--ioengine=io_uring", "--rw=read", "--bs=1048576", "--iodepth=32",
         "--direct=1", "--name=lane0", "--offset=0", "--size=20971520"}) {
@@ -31,6 +32,13 @@ TEST(FioCommand, ReadsAsWeDo) {
   }
   EXPECT_FALSE(has(command, "--end_fsync=1"));
   EXPECT_FALSE(has(command, "--name=lane1"));
+}
+
+TEST(FioCommand, OrdinaryMemoryIsOrdinaryForBoth) {
+  FioJob job = job_of(Op::read);
+  job.huge_pages = false;
+  EXPECT_EQ(fio_command(job)[0], "fio");
+  EXPECT_NE(fio_terms(job).find("ordinary pages"), std::string::npos);
 }
 
 TEST(FioCommand, WritesEndWithFsync) {

@@ -105,6 +105,13 @@ Status check_peers(std::string_view list) {
   return {};
 }
 
+Result<std::uint64_t> parse_size_bytes(std::string_view text) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes) return wrong("--size: " + bytes.error().message);
+  if (*bytes == 0) return wrong("--size: 0 bytes are nothing to move");
+  return *bytes;
+}
+
 Result<std::uint64_t> parse_block_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
   if (!bytes) return wrong("--block: " + bytes.error().message);

@@ -63,6 +63,7 @@ Result<MemoryKind> parse_memory(std::string_view text);
 Result<Direct> parse_direct(std::string_view text);
 Status check_device(std::string_view text);                      // "cpu" alone
 Status check_peers(std::string_view list);                       // "fio" alone
+Result<std::uint64_t> parse_size_bytes(std::string_view text);   // more than nothing
 Result<std::uint64_t> parse_block_bytes(std::string_view text);  // a multiple of 4096, up to 1 GiB
 
 }  // namespace trunkline::cli

@@ -50,7 +50,8 @@ class BackendTest : public testing::TestWithParam<Variant> {
     return results;
   }
 
-  Command command(Op op, std::byte* data, std::uint64_t length, std::uint64_t offset, std::uint32_t tag) const {
+  Command command(Op op, std::byte* data, std::uint64_t length, std::uint64_t offset,
+                  std::uint32_t tag) const {
     Command made;
     made.op = op;
     made.fd = fd_.get();

@@ -67,7 +67,8 @@ class FaultyBackend final : public Backend {
     }
     arrived_ = std::move(kept);
     for (std::size_t left = completions.size(); left > before + 1; --left) {
-      if (const auto other = plan_->shuffle(left - before)) std::swap(completions[left - 1], completions[before + *other]);
+      if (const auto other = plan_->shuffle(left - before))
+        std::swap(completions[left - 1], completions[before + *other]);
     }
     return completions.size() != before;
   }
@@ -75,7 +76,7 @@ class FaultyBackend final : public Backend {
   std::unique_ptr<Backend> inner_;
   std::shared_ptr<FaultPlan> plan_;
   std::unordered_map<std::uint32_t, std::pair<Command, Fault>> sent_;  // by tag
-  std::vector<Completion> arrived_;                                     // results of the inner backend, or none (0)
+  std::vector<Completion> arrived_;  // results of the inner backend, or none (0)
 };
 
 }  // namespace

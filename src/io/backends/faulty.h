@@ -17,9 +17,9 @@ namespace trunkline::io {
 
 // What happens to one command.
 struct Fault {
-  int code = 0;                         // fails with this errno value, unless 0
-  std::optional<std::uint64_t> bytes;   // moves at most this many
-  bool hold = false;                    // completes only after release()
+  int code = 0;                        // fails with this errno value, unless 0
+  std::optional<std::uint64_t> bytes;  // moves at most this many
+  bool hold = false;                   // completes only after release()
 };
 
 class FaultPlan final : public Faults, public std::enable_shared_from_this<FaultPlan> {
@@ -69,11 +69,12 @@ class FaultPlan final : public Faults, public std::enable_shared_from_this<Fault
   std::vector<Backend*> sleepers_;  // woken by release()
 };
 
-// How `fault` changes a command before it is sent: the command to run, or nothing when it must not run at all.
+// How `fault` changes a command before it is sent: the command to run, or nothing when it must not run at
+// all.
 std::optional<Command> under_fault(Command command, const Fault& fault);
 
-// How it changes the result. What a shortened read moved but does not report is overwritten, so that code which trusts it
-// is found out.
+// How it changes the result. What a shortened read moved but does not report is overwritten, so that code
+// which trusts it is found out.
 std::int64_t result_under_fault(const Command& command, const Fault& fault, std::int64_t result);
 
 }  // namespace trunkline::io

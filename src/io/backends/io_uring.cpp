@@ -64,13 +64,15 @@ class IoUringBackend final : public Backend {
     switch (command.op) {
       case Op::read:
         if (command.registered)
-          io_uring_prep_read_fixed(sqe, command.fd, command.data, length_of(command), command.offset, buffer_index(command));
+          io_uring_prep_read_fixed(sqe, command.fd, command.data, length_of(command), command.offset,
+                                   buffer_index(command));
         else
           io_uring_prep_read(sqe, command.fd, command.data, length_of(command), command.offset);
         break;
       case Op::write:
         if (command.registered)
-          io_uring_prep_write_fixed(sqe, command.fd, command.data, length_of(command), command.offset, buffer_index(command));
+          io_uring_prep_write_fixed(sqe, command.fd, command.data, length_of(command), command.offset,
+                                    buffer_index(command));
         else
           io_uring_prep_write(sqe, command.fd, command.data, length_of(command), command.offset);
         break;
@@ -103,9 +105,12 @@ class IoUringBackend final : public Backend {
   Status register_memory(std::span<std::byte> memory) override {
     std::vector<iovec> pieces;
     for (std::uint64_t start = 0; start < memory.size(); start += kMaxRegisteredBytes)
-      pieces.push_back({memory.data() + start, std::min<std::uint64_t>(kMaxRegisteredBytes, memory.size() - start)});
+      pieces.push_back(
+          {memory.data() + start, std::min<std::uint64_t>(kMaxRegisteredBytes, memory.size() - start)});
     const int code = -io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size()));
-    if (code != 0) return std::unexpected(system_error(code, fmt::format("registering {} bytes of buffers", memory.size())));
+    if (code != 0)
+      return std::unexpected(
+          system_error(code, fmt::format("registering {} bytes of buffers", memory.size())));
     registered_start_ = memory.data();
     return {};
   }
@@ -116,10 +121,12 @@ class IoUringBackend final : public Backend {
     return static_cast<unsigned>(command.length);
   }
   int buffer_index(const Command& command) const {
-    return static_cast<int>(static_cast<std::uint64_t>(command.data - registered_start_) / kMaxRegisteredBytes);
+    return static_cast<int>(static_cast<std::uint64_t>(command.data - registered_start_) /
+                            kMaxRegisteredBytes);
   }
 
-  // The ring has an entry for each command in flight and one for the wake-up, so there is always room after sending.
+  // The ring has an entry for each command in flight and one for the wake-up, so there is always room after
+  // sending.
   io_uring_sqe* next_sqe() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     while (sqe == nullptr) {
@@ -163,7 +170,8 @@ class IoUringBackend final : public Backend {
     std::vector<Completion> none;
     reap(none);
     if (wake_result_ != static_cast<int>(sizeof wake_count_))
-      return std::unexpected(system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing read through io_uring"));
+      return std::unexpected(
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing read through io_uring"));
     proven_ = true;
     return {};
   }

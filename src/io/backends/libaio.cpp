@@ -1,4 +1,5 @@
-// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only, and the rung below io_uring.
+// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only, and the rung below
+// io_uring.
 #include <libaio.h>
 #include <poll.h>
 #include <unistd.h>
@@ -32,7 +33,8 @@ class LibaioBackend final : public Backend {
     std::vector<Completion> completions;
     reap(completions);
     if (wake_result_ <= 0 || (wake_result_ & POLLIN) == 0)
-      return std::unexpected(system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing poll through libaio"));
+      return std::unexpected(
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing poll through libaio"));
     return {};
   }
 
@@ -50,7 +52,8 @@ class LibaioBackend final : public Backend {
         io_prep_fsync(&block, command.fd);
         break;
     }
-    block.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(command.tag));  // NOLINT(performance-no-int-to-ptr)
+    block.data = reinterpret_cast<void*>(
+        static_cast<std::uintptr_t>(command.tag));  // NOLINT(performance-no-int-to-ptr)
     pending_.push_back(&block);
   }
 
@@ -79,7 +82,8 @@ class LibaioBackend final : public Backend {
   void send(std::vector<Completion>& completions) {
     std::size_t sent = 0;
     while (sent < pending_.size()) {
-      const int result = io_submit(context_, static_cast<long>(pending_.size() - sent), pending_.data() + sent);
+      const int result =
+          io_submit(context_, static_cast<long>(pending_.size() - sent), pending_.data() + sent);
       if (result > 0) {
         sent += static_cast<std::size_t>(result);
         in_flight_ += static_cast<unsigned>(result);
@@ -139,8 +143,8 @@ class LibaioBackend final : public Backend {
   bool probe_failed_ = false;
   int wake_result_ = 0;
   unsigned in_flight_ = 0;
-  std::vector<iocb> blocks_;     // by tag
-  std::vector<iocb*> pending_;   // pushed, not sent
+  std::vector<iocb> blocks_;    // by tag
+  std::vector<iocb*> pending_;  // pushed, not sent
   std::vector<io_event> events_;
 };
 

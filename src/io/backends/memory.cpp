@@ -1,4 +1,5 @@
-// Commands on files that live in memory (see MemoryFiles), carried out at once: for tests that want no disk in the way.
+// Commands on files that live in memory (see MemoryFiles), carried out at once: for tests that want no disk
+// in the way.
 #include <condition_variable>
 #include <mutex>
 

@@ -39,7 +39,8 @@ class ThreadsBackend final : public Backend {
       short_of_threads = commands_.size() > idle_ && threads_.size() < max_threads_;
     }
     // Refused (RLIMIT_NPROC) is fine: those that run get to it.
-    if (short_of_threads) [[maybe_unused]] const Status started = start_thread();
+    if (short_of_threads) [[maybe_unused]]
+      const Status started = start_thread();
     work_.notify_one();
   }
 

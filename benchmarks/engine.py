@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""The engine's speed and cost, each number beside its peer in the same run, medians, all data checked.
+
+    make bench                                            on disks with a known limit (root,
+    benchmarks/paced_disks.py) make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"         on the disks of these
+    directories make bench ARGS="--only cpu,latency --rounds 9 --json"
+
+Sections: sequential, cpu, unthrottled, random, latency; what each measures stands at the head of its file.
+The numbers are also written to build/bench/engine.json. Memory needed: three times --size, and for disks with
+a known limit room for six times --size in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cpu_cost
+import fio_peer
+import latency
+import random_reads
+import sequential
+import torch
+import trunkline as tl
+import unthrottled
+from measurement import Comparison, Results, progress
+from paced_disks import PacedDisks, PacedDisksError
+from workbench import MIB, Disks, Workbench
+
+ROOT = Path(__file__).resolve().parent.parent
+SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
+    "sequential": sequential.measure,
+    "cpu": cpu_cost.measure,
+    "unthrottled": unthrottled.measure,
+    "random": random_reads.measure,
+    "latency": latency.measure,
+}
+
+
+class Directories:
+    """Disks as they are: no limit can be set, and what was made in them is removed at the end."""
+
+    def __init__(self, parents: list[Path]) -> None:
+        self.directories = [
+            Path(tempfile.mkdtemp(prefix="trunkline-bench-", dir=parent)) for parent in parents
+        ]
+
+    def limit(self, mb_s: int) -> None:
+        pass
+
+
+@contextmanager
+def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
+    """The disks to measure, and what to call them."""
+    if options.dir:
+        plain = Directories(options.dir)
+        try:
+            yield plain, f"{', '.join(map(str, options.dir))} as they are"
+        finally:
+            for directory in plain.directories:
+                shutil.rmtree(directory, ignore_errors=True)
+        return
+    each = max(3 * options.size, 64 * MIB)
+    with PacedDisks(options.disks, options.limit_mb_s, each) as disks:
+        yield (
+            disks,
+            f"{options.disks} loop devices over tmpfs, {options.limit_mb_s} MB/s each where not unthrottled",
+        )
+
+
+def random_bytes(count: int) -> torch.Tensor:
+    memory = tl.torch.empty_pinned((count,), torch.uint8)
+    memory.view(torch.int64).random_(generator=torch.Generator().manual_seed(1))
+    return memory
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The engine's speed and cost, beside fio and others.")
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), help="sections, separated by commas (default: all)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, nargs="+", help="measure on these directories instead of paced disks"
+    )
+    parser.add_argument("--disks", type=int, default=4, help="number of paced disks (default: 4)")
+    parser.add_argument(
+        "--limit-mb-s", type=int, default=1000, help="of each paced disk, 10^6 bytes/s (default: 1000)"
+    )
+    parser.add_argument(
+        "--size", type=int, default=10**9, help="bytes of a sequential transfer (default: 10^9)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of every measurement (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    options = parser.parse_args()
+    options.only = options.only.split(",")
+    if unknown := [name for name in options.only if name not in SECTIONS]:
+        parser.error(f"unknown section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    if options.rounds < 1 or options.size < 1:
+        parser.error("--rounds and --size must be at least 1")
+    return options
+
+
+def main() -> int:
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that disks and files are removed
+    try:
+        with open_disks(options) as (disks, about):
+            count = len(disks.directories)
+            # Whole blocks on each disk, so that fio moves the same number of bytes.
+            size = -(-options.size // (MIB * count)) * MIB * count
+            bench = Workbench(
+                disks=disks,
+                limit_mb_s=0 if options.dir else options.limit_mb_s,
+                rounds=options.rounds,
+                fio_engine=fio_peer.best_engine(),
+                source=random_bytes(size),
+                pinned=tl.torch.empty_pinned((size,), torch.uint8),
+                ordinary=torch.zeros(size, dtype=torch.uint8),
+            )
+            results = Results(about, shlex.join(["make", "bench", f"ARGS={shlex.join(sys.argv[1:])}"]))
+            for name in options.only:
+                disks.limit(bench.limit_mb_s)
+                results.comparisons += SECTIONS[name](bench)
+    except (PacedDisksError, fio_peer.FioError) as error:
+        print(f"\nengine: {error}; --dir DIRECTORY measures on a disk as it is", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nengine: interrupted; disks and files are removed", file=sys.stderr)
+        return 130
+    progress("")
+    written = ROOT / "build/bench/engine.json"
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    print(json.dumps(results.as_json(), indent=1) if options.json else results.table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What the sections of benchmarks/engine.py share: disks, data, checks, and one-call transfers with their
+peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import fio_peer
+import torch
+import trunkline as tl
+from measurement import spent
+
+MIB = 1 << 20
+DEPTH = 32
+Mode: TypeAlias = Literal["r", "r+", "w"]
+Open: TypeAlias = Callable[[Mode], tl.File]  # opens the file under test
+
+
+class Disks(Protocol):
+    """Where a benchmark runs: disks with a known limit, or any directories."""
+
+    @property
+    def directories(self) -> list[Path]: ...
+
+    def limit(self, mb_s: int) -> None: ...
+
+
+@dataclass
+class Workbench:
+    """Disks, and memory of one size: random bytes that files hold and results are checked against, and two
+    targets.
+    """
+
+    disks: Disks
+    limit_mb_s: int
+    rounds: int
+    fio_engine: str
+    source: torch.Tensor  # the expected bytes
+    pinned: torch.Tensor  # page-aligned
+    ordinary: torch.Tensor  # as torch allocates it: 64 bytes into a page
+
+    @property
+    def bytes(self) -> int:
+        return self.source.numel()
+
+    @property
+    def first(self) -> Path:
+        return self.disks.directories[0]
+
+    @contextmanager
+    def without_limit(self) -> Iterator[None]:
+        """For what is not measured: filling files and checking them."""
+        self.disks.limit(0)
+        try:
+            yield
+        finally:
+            self.disks.limit(self.limit_mb_s)
+
+    def fill(self, open_file: Open) -> None:
+        with self.without_limit(), open_file("w") as file:
+            file.pwrite(self.source)
+            file.sync()
+
+    def check(self, got: torch.Tensor, what: str) -> None:
+        if not torch.equal(got, self.source):
+            raise SystemExit(f"engine: {what} differs from what was written")
+
+    def read(self, open_file: Open, target: torch.Tensor, passes: int = 1) -> tuple[float, float]:
+        """GB/s and CPU s/GB of one blocking read a pass into all of `target`; checked."""
+        target.zero_()
+        with spent() as time, open_file("r") as file:
+            for _ in range(passes):
+                file.pread(target)
+        self.check(target, "what was read")
+        return rates(self.bytes * passes, time.seconds, time.cpu_seconds)
+
+    def write(
+        self, open_file: Open, data: torch.Tensor, mode: Mode = "w", passes: int = 1
+    ) -> tuple[float, float]:
+        """The same of fio over `files`, as many bytes together; "write" makes them anew."""
+        data.copy_(self.source)
+        with spent() as time, open_file(mode) as file:
+            for _ in range(passes):
+                file.pwrite(data)
+            file.sync()
+        data.zero_()
+        with self.without_limit(), open_file("r") as file:
+            file.pread(data)
+        self.check(data, "what was written")
+        return rates(self.bytes * passes, time.seconds, time.cpu_seconds)
+
+    def fio(self, files: list[Path], rw: str, **options: str | int) -> tuple[float, float]:
+        """The same of fio over `files`, which hold as many bytes together; "write" makes them anew."""
+        each = self.bytes // len(files)
+        if rw == "write":
+            for path in files:
+                path.unlink(missing_ok=True)
+        elif any(not path.exists() or path.stat().st_size < each for path in files):
+            with self.without_limit():
+                self.fio(files, "write")
+        settings: dict[str, str | int] = {"engine": self.fio_engine, "depth": DEPTH} | options
+        run = fio_peer.run(
+            *(files, "write" if rw == "overwrite" else rw),
+            block_bytes=MIB,
+            depth=int(settings.pop("depth")),
+            engine=str(settings.pop("engine")),
+            **({"file_bytes": each} | settings),  # type: ignore[arg-type]
+        )
+        return rates(run.bytes, run.seconds, run.cpu_seconds)
+
+
+def rates(nbytes: int, seconds: float, cpu_seconds: float) -> tuple[float, float]:
+    """GB/s, and seconds of processor time per GB."""
+    return nbytes / seconds / 1e9, cpu_seconds / nbytes * 1e9

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""The main job, on real input: a Llama-shaped model is loaded into torch tensors and saved again, through
+Trunkline and through what people use otherwise, each result checked bit for bit, each timed beside fio on the
+same disk.
+
+    make demo                                    about 1 GB in ./demo-output, less where there is little room
+    make demo ARGS="--size 4GB --dir /mnt/nvme"  another size, another disk
+    make demo ARGS=--json                        the numbers as JSON on standard output
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import trunkline as tl
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import demo_report  # noqa: E402
+import fio_peer  # noqa: E402
+import llama_shaped  # noqa: E402
+import ways_to_load as ways  # noqa: E402
+from demo_report import Measured  # noqa: E402
+
+BLOCK_BYTES = 1 << 20
+DEPTH = 32
+FEWEST_RUNS = 3
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    unit = next((unit for unit in UNITS if text.lower().endswith(unit.lower())), None)
+    try:
+        return int(float(text[: -len(unit)]) * UNITS[unit]) if unit else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; try 1GB or 512MiB") from None
+
+
+class Progress:
+    """One line on a terminal that is written over; a line a step elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._start = time.monotonic()
+
+    def show(self, text: str) -> None:
+        stamp = f"[{time.monotonic() - self._start:5.1f} s] {text}"
+        sys.stderr.write(f"\r\x1b[2K{stamp}" if self._live else f"{stamp}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def room_for(directory: Path) -> int:
+    """1 GB, or what leaves disk and memory with room for it: the model lies on disk up to three times at
+    once.
+    """
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(10**9, shutil.disk_usage(directory).free // 5, pages // 5)
+
+
+def forget(files: list[Path]) -> None:
+    """Drops the files from the page cache, so that the next reader has to go to the disk."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def touch(tensors: ways.Tensors) -> None:
+    """Reads one byte of each page: a loader that only maps its files has not loaded anything yet."""
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).view(-1)[::4096].sum()
+
+
+def check_equal(tensors: ways.Tensors, files: list[Path]) -> None:
+    names = set(tensors)
+    for path in files:
+        for name, expected in load_file(path).items():
+            names.discard(name)
+            if not torch.equal(tensors[name].view(torch.uint8), expected.view(torch.uint8)):
+                raise SystemExit(f"demo: {name} of {path} differs from what the safetensors library reads")
+    if names:
+        raise SystemExit(f"demo: tensors that no file has: {', '.join(sorted(names))}")
+
+
+@contextmanager
+def timed(row: Measured, bytes_moved: int) -> Iterator[None]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    row.gb_s.append(bytes_moved / seconds / 1e9)
+    row.cpu_s_per_gb.append(cpu / bytes_moved * 1e9)
+
+
+LOADERS: dict[str, tuple[str, Callable[[list[Path]], ways.Tensors]]] = {
+    "Trunkline, into page-aligned tensors": ("trunkline", lambda files: ways.load_pinned(files)),
+    "Trunkline, into ordinary torch tensors": ("trunkline", lambda files: ways.load_ordinary(files)),
+    "safetensors.torch.load_file": ("other", lambda files: ways.load_safetensors(files)),
+    "plain Python: readinto": ("other", lambda files: ways.load_python(files)),
+}
+
+
+class Demo:
+    def __init__(self, directory: Path, size_bytes: int, progress: Progress) -> None:
+        self.progress = progress
+        self.output = directory / "saved"
+        self.output.mkdir(parents=True)
+        self.files, self.about = llama_shaped.write(
+            directory / "model",
+            size_bytes,
+            shards=4,
+            progress=lambda share: progress.show(
+                f"writing the model with the safetensors library: {share:.0%}"
+            ),
+        )
+        self.bytes = sum(path.stat().st_size for path in self.files)
+        try:
+            self.fio_engine: str | None = fio_peer.best_engine()
+        except fio_peer.FioError as error:
+            self.fio_engine = None
+            print(f"demo: {error}; going on without it", file=sys.stderr)
+        self.loads = [Measured("load", name, kind) for name, (kind, _) in LOADERS.items()]
+        self.saves = [
+            Measured("save", "Trunkline, from page-aligned tensors", "trunkline"),
+            Measured("save", "Trunkline, from ordinary torch tensors", "trunkline"),
+            Measured("save", "safetensors.torch.save_file + fsync", "other"),
+            Measured("save", "plain Python: write + fsync", "other"),
+        ]
+        settings = f"1 MiB blocks, depth {DEPTH}, direct"
+        self.fio_load = Measured("load", f"fio read: {settings}", "fio")
+        self.fio_save = Measured("save", f"fio write: {settings}, fsync", "fio")
+
+    def rows(self) -> list[Measured]:
+        return [*self.loads, self.fio_load, *self.saves, self.fio_save]
+
+    def load_round(self, number: int) -> None:
+        for row in self.loads:
+            self.progress.show(f"round {number}: load, {row.name}")
+            forget(self.files)
+            with timed(row, self.bytes):
+                tensors = LOADERS[row.name][1](self.files)
+                touch(tensors)
+            if number == 1:
+                check_equal(tensors, self.files)
+            del tensors  # before the next one: mapped pages would stay in the cache
+        if self.fio_engine:
+            self.progress.show(f"round {number}: load, fio")
+            forget(self.files)
+            self.add_fio(self.fio_load, self.files, "read", None)
+
+    def save_round(self, number: int) -> None:
+        images = ways.load_images(self.files)
+        ordinary = {entry.name: ways.view(i.memory, entry).clone() for i in images for entry in i.entries}
+        ways_to_save: list[Callable[[], None]] = [
+            lambda: ways.save_pinned(images, self.output),
+            lambda: ways.save_ordinary(images, ordinary, self.output),
+            lambda: ways.save_safetensors(images, self.output),
+            lambda: ways.save_python(images, self.output),
+        ]
+        for row, save in zip(self.saves, ways_to_save, strict=True):
+            self.progress.show(f"round {number}: save, {row.name}")
+            self.clear_output()
+            with timed(row, self.bytes):
+                save()
+            if number == 1:
+                check_equal(ordinary, [self.output / path.name for path in self.files])
+        self.clear_output()
+        if self.fio_engine:
+            self.progress.show(f"round {number}: save, fio")
+            each = self.bytes // len(self.files) // BLOCK_BYTES * BLOCK_BYTES
+            self.add_fio(
+                self.fio_save,
+                [self.output / path.name for path in self.files],
+                "write",
+                max(each, BLOCK_BYTES),
+            )
+            self.clear_output()
+
+    def add_fio(self, row: Measured, files: list[Path], rw: str, file_bytes: int | None) -> None:
+        assert self.fio_engine
+        run = fio_peer.run(
+            *(files, rw),
+            block_bytes=BLOCK_BYTES,
+            depth=DEPTH,
+            engine=self.fio_engine,
+            file_bytes=file_bytes,
+            file_service_type="sequential",
+        )
+        row.gb_s.append(run.bytes_per_second / 1e9)
+        row.cpu_s_per_gb.append(run.cpu_seconds_per_gb)
+
+    def clear_output(self) -> None:
+        """New files each time, and what the last ones left to write is written before the next are timed."""
+        for path in self.output.iterdir():
+            path.unlink()
+        os.sync()
+
+    def facts(self, runs: int) -> dict[str, str]:
+        way = tl.default_engine().explain(self.files[0])
+        direct = "direct" if way["direct"] else "buffered"
+        return {
+            "Disk": f"{way['device']} ({way['filesystem']})" if "filesystem" in way else str(way["device"]),
+            "Trunkline": f"backend {way['backend']}, {direct} I/O: {way['why']}",
+            "Loads": "Cold: fsync and posix_fadvise(DONTNEED) on every file before each; all of a loader's "
+            "work counts, memory and parsing included, and one byte of every page is touched at the end.",
+            "Saves": "New files, each made durable with fsync within the time.",
+            "Runs": f"{runs} rounds, in each every way once, in turn; medians. fio {self.fio_engine}, "
+            f"{BLOCK_BYTES >> 20} MiB blocks, depth {DEPTH}, direct; it allocates no model-sized memory.",
+            "Machine": f"{os.cpu_count()} CPUs, Linux {platform.release()}, torch {torch.__version__}",
+        }
+
+
+def measure(demo: Demo, runs: int, seconds: float) -> int:
+    """Rounds done: as many as `runs`, fewer (but FEWEST_RUNS) once `seconds` are over."""
+    start = time.monotonic()
+    for number in range(1, runs + 1):
+        demo.load_round(number)
+        demo.save_round(number)
+        spent = time.monotonic() - start
+        if number >= FEWEST_RUNS and spent + spent / number > seconds:
+            return number
+    return runs
+
+
+NEXT = """next:
+  .venv/bin/trunkline doctor {directory}
+      what this disk and this machine can do, and what to change
+  .venv/bin/trunkline bench {directory} --compare fio
+      the disk itself, beside fio
+  make demo ARGS="--size 4GB --dir /mnt/your-nvme"
+      this demo on another disk
+  docs/getting-started.md
+      the same in your own code"""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Load and save a Llama-shaped model, checked and timed.")
+    parser.add_argument(
+        "--size", type=parse_size, help="bytes of weights (default: 1GB, less where there is no room)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("demo-output"), help="where (default: ./demo-output)"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="rounds (default: 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="begin no further round after this (but do 3)"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the model files")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    options = parser.parse_args()
+    if options.runs < 1:
+        parser.error("--runs must be at least 1")
+    return options
+
+
+def main() -> int:
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written is removed
+    options.dir.mkdir(parents=True, exist_ok=True)
+    scratch = options.dir / f"run-{os.getpid()}"
+    progress = Progress()
+    try:
+        demo = Demo(scratch, options.size or room_for(options.dir), progress)
+        rounds = measure(demo, options.runs, options.seconds)
+        progress.end()
+        report = options.dir / "report.html"
+        facts = demo.facts(rounds)
+        demo_report.write_page(report, demo.rows(), demo.about, facts)
+        if options.json:
+            results = demo_report.as_json(demo.rows())
+            print(
+                json.dumps(
+                    {"model": demo.about, "facts": facts, "results": results, "report": str(report)}, indent=1
+                )
+            )
+            return 0
+        print(f"\n{demo.about}\n{facts['Disk']}; {facts['Trunkline']}\n\n{demo_report.table(demo.rows())}\n")
+        print("checked: all tensors bit for bit against the safetensors library, both ways")
+        print("loads are cold (page cache dropped for the files), saves are durable (fsync)")
+        print(f"report: {report}\n\n{NEXT.format(directory=options.dir)}")
+        return 0
+    except KeyboardInterrupt:
+        progress.end()
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if not options.keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,404 @@
+"""The command line, run as users run it: the program of the package, or the one that TRUNKLINE_CLI names."""
+
+import importlib.util
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = ["read", "write fresh", "write preallocated", "write overwrite"]
+SMALL = ["--size", "8MiB", "--block", "64KiB", "--queue-depth", "8", "--repeat", "1"]
+
+
+def _program() -> Path:
+    named = os.environ.get("TRUNKLINE_CLI")
+    if named:
+        return Path(named)
+    found = importlib.util.find_spec("trunkline")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "bin" / "trunkline"
+
+
+PROGRAM = _program()
+pytestmark = pytest.mark.skipif(
+    not PROGRAM.exists(), reason=f"no program at {PROGRAM}: install the package or set TRUNKLINE_CLI"
+)
+
+
+def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program; its exit status must be `expect`."""
+    result = subprocess.run(
+        [str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == expect, result.stderr
+    return result
+
+
+def bench(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON of a benchmark."""
+    document: dict[str, Any] = json.loads(run("bench", *arguments, "--json").stdout)
+    return document
+
+
+@pytest.fixture
+def kept_file(tmp_path: Path) -> Path:
+    """A file that an earlier benchmark laid out and left."""
+    directory = tmp_path / "kept"
+    directory.mkdir()
+    run("bench", directory, *SMALL, "--read", "--keep")
+    (file,) = directory.iterdir()
+    return file
+
+
+# What bench prints ------------------------------------------------------------------------------------------
+
+
+def test_bench_document_has_every_row_and_its_numbers(tmp_path: Path) -> None:
+    document = bench(tmp_path, *SMALL, "--repeat", "2")
+    assert document["command"] == "bench"
+    assert document["schema"] == 1
+    assert document["environment"]["kernel"] == os.uname().release
+    assert document["engine"]["backend"] in {"io_uring", "libaio", "threads"}
+    assert document["engine"]["queue_depth"] == 8
+    assert document["engine"]["block_bytes"] == 64 * 1024
+    assert document["paths"][0]["explain"]["filesystem"]
+    assert [row["name"] for row in document["results"]] == CASES
+    for row in document["results"]:
+        assert len(row["runs"]) == 2
+        assert row["gb_s"] > 0
+        assert row["cpu_s_per_gb"] >= 0
+        latency = row["latency_us"]
+        percentiles = [latency[name] for name in ("p50", "p90", "p95", "p99", "p99.9", "max")]
+        assert percentiles == sorted(percentiles)
+        assert percentiles[0] > 0
+        assert latency["count"] >= 2 * 128
+        assert sum(row["bytes_by_path"].values()) == sum(run["bytes"] for run in row["runs"]) == 2 * (8 << 20)
+        assert row["verified"] is False
+        assert ("gb_s_with_sync" in row) == (row["operation"] == "write")
+        if "gb_s_with_sync" in row:
+            assert row["gb_s_with_sync"] <= row["gb_s"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "libaio", "threads"])
+@pytest.mark.parametrize("order", [[], ["--random"]], ids=["sequential", "random"])
+@pytest.mark.parametrize("memory", ["aligned", "ordinary"])
+def test_bench_verifies_on_every_engine(tmp_path: Path, engine: str, order: list[str], memory: str) -> None:
+    arguments = [*SMALL, "--verify", "--files", "2", "--engine", engine, "--memory", memory, *order]
+    result = subprocess.run(
+        [str(PROGRAM), "bench", str(tmp_path), *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if result.returncode == 1 and "was refused here" in result.stderr:
+        pytest.skip(f"{engine} is refused here: {result.stderr}")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["engine"]["backend"] == engine
+    assert [row["name"] for row in document["results"]] == CASES
+    assert all(row["verified"] for row in document["results"])
+    assert all(row["runs"][0]["bytes"] == 2 * (8 << 20) for row in document["results"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_paths_are_driven_together(tmp_path: Path) -> None:
+    directories = [tmp_path / name for name in ("a", "b", "c")]
+    for directory in directories:
+        directory.mkdir()
+    document = bench(*directories, *SMALL, "--write", "--write-mode", "overwrite")
+    (row,) = document["results"]
+    shares = row["runs"][0]["per_path"]
+    assert [share["path"] for share in shares] == [str(directory) for directory in directories]
+    assert all(share["bytes"] == 8 << 20 for share in shares)
+    assert row["runs"][0]["bytes"] == 3 * (8 << 20)
+
+
+def test_duration_goes_on_past_one_pass(tmp_path: Path) -> None:
+    document = bench(tmp_path, *SMALL, "--read", "--duration", "0.3")
+    (row,) = document["results"]
+    assert row["runs"][0]["seconds"] >= 0.3
+    assert row["runs"][0]["bytes"] > 8 << 20
+
+
+@pytest.mark.parametrize("direct", ["auto", "never"])
+def test_direct_never_goes_through_the_page_cache(tmp_path: Path, direct: str) -> None:
+    document = bench(tmp_path, *SMALL, "--direct", direct, "--write", "--write-mode", "overwrite")
+    moved = document["results"][0]["bytes_by_path"]
+    expected = direct == "auto" and document["paths"][0]["explain"]["direct"]
+    assert document["direct"] is expected
+    assert (moved["buffered"] == 0) is expected
+
+
+def test_output_is_what_json_prints(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    printed = bench(tmp_path, *SMALL, "--read", "--output", file)
+    assert json.loads(file.read_text()) == printed
+
+
+def test_table_names_rows_and_columns(tmp_path: Path) -> None:
+    table = run("bench", tmp_path, *SMALL, "--verify").stdout
+    for part in [*CASES, "GB/s", "with fsync", "CPU s/GB", "p99.9", "verified: every byte"]:
+        assert part in table
+
+
+# What verifying finds, and what is left alone ---------------------------------------------------------------
+
+
+def test_verify_reads_a_kept_file_again(kept_file: Path) -> None:
+    before = kept_file.read_bytes()
+    document = bench(kept_file, *SMALL, "--verify")
+    assert [row["name"] for row in document["results"]] == ["read"]
+    assert document["results"][0]["verified"] is True
+    assert kept_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("offset", [40, 4096 * 3 + 17, (8 << 20) - 1])
+def test_verify_names_the_first_wrong_byte(kept_file: Path, offset: int) -> None:
+    with kept_file.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+    result = run("bench", kept_file, *SMALL, "--verify", "--json", expect=1)
+    error = json.loads(result.stdout)["error"]
+    assert error["kind"] == "corrupt"
+    assert error["path"] == str(kept_file)
+    assert f"offset {offset} " in error["message"]
+    assert f"offset {offset} " in result.stderr
+
+
+def test_verify_refuses_a_file_of_other_content(tmp_path: Path) -> None:
+    file = tmp_path / "other"
+    file.write_bytes(bytes(1 << 20))
+    assert "does not start as a file" in run("bench", file, "--verify", "--repeat", "1", expect=1).stderr
+
+
+def test_existing_files_of_any_size_are_read_and_never_changed(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    content = os.urandom(3_000_001)
+    file.write_bytes(content)
+    file.chmod(0o444)
+    document = bench(file, "--block", "64KiB", "--repeat", "1")
+    assert document["results"][0]["runs"][0]["bytes"] == len(content)
+    assert document["paths"][0]["existing"] is True
+    assert file.read_bytes() == content
+    assert "only reads" in run("bench", file, "--write", expect=2).stderr
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# Interrupts -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long_bench(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, int]]:
+    """A benchmark that does not end of itself, on a terminal of its own, with its progress on it."""
+    controller, terminal = pty.openpty()
+    command = [str(PROGRAM), "bench", str(tmp_path), "--size", "64MiB", "--read", "--duration", "3600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    try:
+        yield process, tmp_path, controller
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+        os.close(controller)
+
+
+def _wait_for(text: str, terminal: int) -> str:
+    seen = ""
+    deadline = time.monotonic() + 60
+    while text not in seen:
+        assert time.monotonic() < deadline, seen
+        ready, _, _ = select.select([terminal], [], [], 1)
+        if ready:
+            try:
+                seen += os.read(terminal, 4096).decode()
+            except OSError:  # EIO: the other end of the terminal was closed
+                pytest.fail(f"the benchmark ended: {seen}")
+    return seen
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupts_leave_no_files(
+    long_bench: tuple[subprocess.Popen[bytes], Path, int], signum: signal.Signals
+) -> None:
+    process, directory, terminal = long_bench
+    progress = _wait_for("read 1/3: ", terminal)
+    assert "\r" in progress
+    assert len(list(directory.iterdir())) == 1
+    process.send_signal(signum)
+    process.wait(timeout=60)
+    assert process.returncode == -signum
+    assert list(directory.iterdir()) == []
+
+
+# Usage ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "PATH"),
+        (["/no/such/directory"], "ENOENT"),
+        ([".", "--block", "1000"], "--block"),
+        ([".", "--size", "lots"], "--size"),
+        ([".", "--size", "0"], "--size"),
+        ([".", "--write-mode", "append"], "--write-mode"),
+        ([".", "--device", "cuda:0"], "--device cpu"),
+        ([".", "--compare", "gdsio"], "needs a GPU"),
+        ([".", "--engine", "spdk"], "backend"),
+        ([".", "--engine", "memory"], "--engine memory"),
+        ([".", "--memory", "gpu"], "--memory"),
+        ([".", "--direct", "maybe"], "--direct"),
+        ([".", "--repeat", "0"], "--repeat"),
+        ([".", "--lanes", "1000"], "lanes"),
+        ([".", "--report", "out.html"], "trunkline[report]"),
+        ([".", "--output", "/no/such/directory/out.json"], "--output"),
+        ([".", "--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_wrong_usage_exits_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = subprocess.run(
+        [str(PROGRAM), "bench", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr + result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_command_and_unknown_commands_exit_2() -> None:
+    run(expect=2)
+    run("measure", expect=2)
+    assert "bench" in run("--help").stdout
+    assert run("--version").stdout.strip()
+
+
+def test_missing_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    result = run("bench", tmp_path, "--size", "1000TB", expect=1)
+    assert "missing" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# fio --------------------------------------------------------------------------------------------------------
+
+
+def test_compare_without_fio_says_how_to_get_it(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [str(PROGRAM), "bench", str(tmp_path), *SMALL, "--compare", "fio"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert "apt-get install fio" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+@pytest.mark.parametrize("order", [[], ["--random"]], ids=["sequential", "random"])
+def test_fio_does_the_same_work(tmp_path: Path, order: list[str]) -> None:
+    document = bench(tmp_path, *SMALL, "--lanes", "2", "--files", "2", "--compare", "fio", *order)
+    assert document["fio"]["version"].startswith("fio")
+    for row in document["results"]:
+        assert row["fio"]["runs"][0]["bytes"] == row["runs"][0]["bytes"]
+        ours = row["gb_s_with_sync"] if row["operation"] == "write" else row["gb_s"]
+        theirs = row["fio"]["gb_s_with_sync"] if row["operation"] == "write" else row["fio"]["gb_s"]
+        assert row["fio"]["ratio_gb_s"] == pytest.approx(ours / theirs)
+        assert "--bs=65536" in row["fio"]["command"]
+        assert f"--direct={int(document['direct'])}" in row["fio"]["command"]
+    assert list(tmp_path.iterdir()) == []
+
+
+# doctor -----------------------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_of_machine_backends_and_paths(tmp_path: Path) -> None:
+    document = json.loads(run("doctor", tmp_path, "--json").stdout)
+    assert document["usable"] is True
+    assert document["environment"]["cores"] >= 1
+    assert [each["backend"] for each in document["backends"]] == ["io_uring", "libaio", "threads"]
+    assert all(each["works"] or each["why"] for each in document["backends"])
+    assert document["paths"][0]["explain"]["why"]
+    assert isinstance(document["advice"], list)
+    text = run("doctor", tmp_path).stdout
+    for part in ("machine", "kernel", "backends, best first", str(tmp_path), "alignment"):
+        assert part in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_of_a_path_that_cannot_be_used_exits_1(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    document = json.loads(run("doctor", missing, "--json", expect=1).stdout)
+    assert document["usable"] is False
+    assert "ENOENT" in document["paths"][0]["error"]["message"]
+    assert any(str(missing) in advice for advice in document["advice"])
+
+
+# Reports ----------------------------------------------------------------------------------------------------
+
+
+def console(*arguments: str | Path, python: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `trunkline` as the Python package installs it."""
+    command = [*(python or [sys.executable, "-m", "trunkline"]), *map(str, arguments)]
+    environment = os.environ | {"TRUNKLINE_CLI": str(PROGRAM)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_report_is_a_page_that_loads_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    data = tmp_path / "da<ta"
+    data.mkdir()
+    page = tmp_path / "report.html"
+    result = console("bench", data, *SMALL, "--report", page, "--json")
+    assert result.returncode == 0, result.stderr
+    assert [row["name"] for row in json.loads(result.stdout)["results"]] == CASES
+    text = page.read_text()
+    assert text.count("<svg") == 4
+    for part in [*CASES, "with fsync", "CPU s/GB", os.uname().release, "da&lt;ta"]:
+        assert part in text
+    assert "da<ta" not in text
+    for loading in ("<script", "<link", "<img", "src=", "@import"):
+        assert loading not in text
+    assert list(data.iterdir()) == []
+
+
+def test_report_is_refused_before_the_benchmark_runs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = console("bench", tmp_path, *SMALL, "--report", tmp_path / "missing" / "report.html")
+    assert result.returncode == 2
+    assert "cannot write" in result.stderr
+    assert result.stdout == ""
+    assert console("bench", tmp_path, "--report").returncode == 2
+
+
+def test_report_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys, trunkline.report, trunkline.cli;"
+        "trunkline.report.available = lambda: False;"
+        "sys.exit(trunkline.cli.main(sys.argv[1:]))"
+    )
+    result = console("bench", tmp_path, "--report", tmp_path / "r.html", python=[sys.executable, "-c", code])
+    assert result.returncode == 2
+    assert "pip install 'trunkline[report]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_console_passes_everything_else_to_the_program(tmp_path: Path) -> None:
+    result = console("bench", tmp_path, *SMALL, "--read", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["command"] == "bench"
+    assert console("bench", "/no/such/directory").returncode == 2

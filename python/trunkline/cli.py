@@ -1,0 +1,132 @@
+"""The `trunkline` command: the bundled program, and the drawing of reports, which needs Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from trunkline import report
+
+_OK, _FAILED, _USAGE = 0, 1, 2  # as the program's own exit statuses
+
+
+def _program() -> Path:
+    """The program in this package; TRUNKLINE_CLI names another, for work on Trunkline itself."""
+    named = os.environ.get("TRUNKLINE_CLI")
+    return Path(named) if named else Path(__file__).parent / "bin" / "trunkline"
+
+
+class _UsageError(Exception):
+    """What was asked for cannot be done; nothing was started."""
+
+
+def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Value of the last `--name VALUE` or `--name=VALUE`, and the arguments without it."""
+    value: str | None = None
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == name:
+            value = next(remaining, None)
+            if not value:
+                raise _UsageError(f"{name} needs the name of a file")
+        elif argument.startswith(f"{name}="):
+            value = argument.partition("=")[2]
+            if not value:
+                raise _UsageError(f"{name} needs the name of a file")
+        else:
+            rest.append(argument)
+    return value, rest
+
+
+def _check_report(path: Path) -> None:
+    """What would make the drawing fail is found before the benchmark has taken its time."""
+    if not report.available():
+        raise _UsageError(report.MISSING_MATPLOTLIB)
+    existed = path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise _UsageError(f"--report: cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
+
+
+def _run(command: list[str]) -> int:
+    """Run the program with our standard streams; what interrupts us is passed on to it."""
+    process: subprocess.Popen[bytes] | None = None
+    pending: list[int] = []
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        if process is None:
+            pending.append(signum)
+        else:
+            process.send_signal(signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, forward) for each in signals}
+    try:
+        process = subprocess.Popen(command)
+        for signum in pending:
+            process.send_signal(signum)
+        return process.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _end_by(signum: int) -> NoReturn:
+    """End as the program did, so that a shell sees an interrupt for what it is."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    raise SystemExit(128 + signum)
+
+
+def _bench_with_report(arguments: list[str], path: Path) -> int:
+    _check_report(path)
+    output, arguments = _take_option(arguments, "--output")
+    with tempfile.TemporaryDirectory(prefix="trunkline-") as directory:
+        results = Path(output) if output else Path(directory) / "bench.json"
+        status = _run([str(_program()), *arguments, "--output", str(results)])
+        if status < 0:
+            _end_by(-status)
+        if status != _OK:
+            return status
+        if not results.exists():  # --help: nothing was measured
+            return _OK
+        document = json.loads(results.read_text())
+    try:
+        report.write_report(document, path)
+    except OSError as error:
+        print(f"trunkline bench: cannot write the report {path}: {error.strerror}", file=sys.stderr)
+        return _FAILED
+    print(f"report: {path}", file=sys.stderr)
+    return _OK
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says; return the exit status, unless the program replaces this process."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    try:
+        if arguments[:1] == ["bench"]:
+            target, rest = _take_option(arguments, "--report")
+            if target is not None:
+                return _bench_with_report(rest, Path(target))
+        program = str(_program())
+        sys.stdout.flush()
+        os.execv(program, [program, *arguments])
+    except _UsageError as error:
+        print(f"trunkline bench: {error}", file=sys.stderr)
+        return _USAGE
+    except FileNotFoundError:
+        print(f"trunkline: the program {_program()} is missing; reinstall the package", file=sys.stderr)
+        return _FAILED

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Formatting, static analysis, types and layers. Every check that objects prints what it objects to.
+
+    scripts/lint.py [--only CHECK,...] [--fix]
+
+--fix brings C++ and Python into the project's layout instead. Expects scripts/setup.sh lint to have run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from results import Outcome, report, write_results
+
+ROOT = Path(__file__).resolve().parent.parent
+RELEASE = ROOT / "build/release"
+VENV = ROOT / ".venv/bin"
+CPP_FOLDERS = ("include", "src", "tests", "examples", "python/bindings")
+PYTHON_FOLDERS = [
+    folder for folder in ("python", "scripts", "examples", "benchmarks") if (ROOT / folder).is_dir()
+]
+
+
+def cpp_files(*suffixes: str) -> list[Path]:
+    return sorted(
+        file for folder in CPP_FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in suffixes
+    )
+
+
+def check(command: Sequence[str | Path]) -> list[str]:
+    """The complaint of a command: nothing when it exits with 0."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode == 0:
+        return []
+    return [f"{Path(command[0]).name} exited with {done.returncode}\n{done.stdout}{done.stderr}".rstrip()]
+
+
+def clang_format() -> list[str]:
+    return check(["clang-format-19", "--dry-run", "-Werror", *cpp_files(".h", ".cpp")])
+
+
+def configure_release() -> list[str]:
+    ccache = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    return check(["cmake", "--preset", "release", "-DTRUNKLINE_TESTS=ON", *ccache])
+
+
+def clang_tidy() -> list[str]:
+    """Over the release build's compile commands, longest files first so that no core waits at the end."""
+    if complaint := configure_release():
+        return complaint
+    commands = json.loads((RELEASE / "compile_commands.json").read_text())
+    files = {Path(entry["file"]) for entry in commands}
+    own = [
+        file
+        for file in files
+        if file.is_relative_to(ROOT)
+        and not file.is_relative_to(ROOT / "build")
+        and not file.stem.endswith("_test")  # half of the time, for code that nobody runs but us
+    ]
+    if not own:
+        return ["build/release/compile_commands.json names no file of the project"]
+    own.sort(key=lambda file: file.stat().st_size, reverse=True)
+
+    def one(file: Path) -> list[str]:
+        # GCC's flags that clang does not know must not count as findings.
+        arguments = ["--quiet", "--extra-arg=-Wno-unknown-warning-option", "-p", RELEASE, file]
+        return check(["clang-tidy-19", *arguments])
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return [complaint for complaints in pool.map(one, own) for complaint in complaints]
+
+
+def ruff_check() -> list[str]:
+    return check([VENV / "ruff", "check", *PYTHON_FOLDERS])
+
+
+def ruff_format() -> list[str]:
+    return check([VENV / "ruff", "format", "--check", "--diff", *PYTHON_FOLDERS])
+
+
+def mypy() -> list[str]:
+    """The installed package as its users' type checkers see it; then what stands around it."""
+    if complaint := check(["scripts/install_package.sh"]):
+        return complaint
+    # From build/, so that no source folder stands in for the installed package.
+    config = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
+    command = [VENV / "python", "-m", "mypy", "--strict", *config]
+    package = check(["env", "-C", ROOT / "build", *command, "-p", "trunkline"])
+    around = [ROOT / "examples/demo.py", *sorted((ROOT / "benchmarks").glob("*.py"))]
+    scripts = sorted((ROOT / "scripts").glob("*.py"))
+    return [
+        *package,
+        *check(["env", "-C", ROOT / "build", *command, *around]),
+        *check(["env", "-C", ROOT / "build", f"MYPYPATH={ROOT}/scripts", *command, *scripts]),
+    ]
+
+
+def layers() -> list[str]:
+    return check([sys.executable, "scripts/check_layers.py"])
+
+
+def shellcheck() -> list[str]:
+    return check(["shellcheck", *sorted((ROOT / "scripts").glob("*.sh")), ".ci/run"])
+
+
+# The slowest last, so that what is quick to put right is told first.
+CHECKS: dict[str, Callable[[], list[str]]] = {
+    "clang-format": clang_format,
+    "ruff-check": ruff_check,
+    "ruff-format": ruff_format,
+    "layers": layers,
+    "shellcheck": shellcheck,
+    "mypy": mypy,
+    "clang-tidy": clang_tidy,
+}
+
+
+def fix() -> int:
+    commands: list[Sequence[str | Path]] = [
+        ["clang-format-19", "-i", *cpp_files(".h", ".cpp")],
+        [VENV / "ruff", "check", "--fix", "--quiet", *PYTHON_FOLDERS],
+        [VENV / "ruff", "format", *PYTHON_FOLDERS],
+    ]
+    codes = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands]
+    return max(codes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Formatting, static analysis, types and layers.")
+    parser.add_argument("--only", default=",".join(CHECKS), help="checks, separated by commas (default: all)")
+    parser.add_argument("--fix", action="store_true", help="reformat instead of checking")
+    options = parser.parse_args()
+    if options.fix:
+        return fix()
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in CHECKS]:
+        parser.error(f"unknown check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        start = time.monotonic()
+        complaints = CHECKS[name]()
+        outcome = Outcome(passed=0 if complaints else 1, seconds=time.monotonic() - start)
+        for complaint in complaints:
+            print(f"---- {name}\n{complaint}")
+            outcome.fail(complaint.splitlines()[0])
+        print(f"{name:<14}{'ok' if outcome.passed else 'objects'} ({outcome.seconds:.1f} s)", flush=True)
+        outcomes[name] = outcome
+    write_results(ROOT / "build/results/lint.json", outcomes)
+    return report(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

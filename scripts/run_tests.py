@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Runs everything that tests, and sums it up: every stage, every skip with its reason, and one last line
+"N passed, N failed, N skipped".
+
+    scripts/run_tests.py [--only release,asan,tsan,python,example,fuzz] [--build-only]
+
+A stage that cannot be built counts as one failure and the others still run. Results:
+build/results/tests.json. Expects scripts/setup.sh test to have run; the standard library suffices, so it
+works with any Python 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from junit import read_junit
+from results import Outcome, report, write_results
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+RESULTS = BUILD / "results"
+FUZZ_SECONDS = 15
+CLANG = "clang++-19"
+
+
+class StageError(Exception):
+    """A step before the tests themselves failed; its output is on the terminal."""
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> None:
+    code = run_code(*command, env=env, cwd=cwd)
+    if code != 0:
+        raise StageError(f"exit {code}: {' '.join(str(word) for word in command)}")
+
+
+def run_code(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> int:
+    sys.stdout.flush()
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL
+    ).returncode
+
+
+def launcher() -> list[str]:
+    return ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+
+
+def fixed_addresses() -> list[str]:
+    """The thread sanitizer of GCC 12 and 13 refuses the address layouts of kernels that randomise 32 bits."""
+    command = ["setarch", platform.machine(), "-R"]
+    if shutil.which("setarch") and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+        return command
+    return []
+
+
+def ctest(preset: str, build_only: bool) -> Outcome:
+    prefix = fixed_addresses() if preset == "tsan" else []
+    run("cmake", "--preset", preset, "-DTRUNKLINE_TESTS=ON", *launcher())
+    run(*prefix, "cmake", "--build", "--preset", preset)
+    outcome = Outcome()
+    if build_only:
+        return outcome
+    junit = RESULTS / f"{preset}.xml"
+    junit.unlink(missing_ok=True)
+    env = {
+        "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "second_deadlock_stack=1",
+    }
+    command = ("ctest", "--preset", preset, "--no-tests=error", "--output-junit", str(junit))
+    code = run_code(*prefix, *command, env=env)
+    outcome = read_junit(junit)
+    if code != 0 and not outcome.failed:
+        outcome.fail(f"ctest --preset {preset} exited with {code}")
+    return outcome
+
+
+def python(build_only: bool) -> Outcome:
+    run("scripts/install_package.sh")
+    outcome = Outcome()
+    if build_only:
+        return outcome
+    junit = RESULTS / "python.xml"
+    junit.unlink(missing_ok=True)
+    code = run_code(
+        *(ROOT / ".venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"),
+        *("--junitxml", junit, "python/tests"),
+    )
+    outcome = read_junit(junit)
+    if code != 0 and not outcome.failed:
+        outcome.fail(f"pytest exited with {code}")
+    return outcome
+
+
+def example(build_only: bool) -> Outcome:
+    """The installed library as others use it: find_package(trunkline) from outside the tree."""
+    run("cmake", "--preset", "release", *launcher())
+    run("cmake", "--build", "--preset", "release")
+    with tempfile.TemporaryDirectory(prefix="trunkline-example-") as name:
+        scratch = Path(name)
+        run("cmake", "--install", BUILD / "release", "--prefix", scratch / "prefix")
+        source = scratch / "source"
+        shutil.copytree(ROOT / "examples/cpp", source)
+        run(
+            *("cmake", "-S", source, "-B", scratch / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"),
+            f"-DCMAKE_PREFIX_PATH={scratch / 'prefix'}",
+        )
+        run("cmake", "--build", scratch / "build")
+        if not build_only:
+            run(scratch / "build/roundtrip", scratch)
+            run(scratch / "prefix/bin/trunkline", "--version")
+    return Outcome(passed=0 if build_only else 1)
+
+
+def fuzz(build_only: bool) -> Outcome:
+    targets = sorted((ROOT / "tests/fuzz").glob("*.cpp"))
+    outcome = Outcome()
+    if not shutil.which(CLANG):
+        for target in targets:
+            outcome.skip(f"fuzz {target.stem}", f"{CLANG} is not installed")
+        return outcome
+    build = BUILD / "fuzz"
+    run(
+        *("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={CLANG}", *launcher()),
+        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTRUNKLINE_SANITIZE=fuzzer-no-link,address"),
+        *("-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
+    )
+    run("cmake", "--build", build)
+    for target in targets:
+        binary = build / f"fuzz_{target.stem}"
+        run(
+            *(CLANG, "-std=c++23", "-O1", "-g", "-fsanitize=fuzzer,address"),
+            *("-I", ROOT / "include", "-I", ROOT / "src", target, build / "libtrunkline.a"),
+            *("-luring", "-laio", "-lisal", "-lfmt", "-lpthread", "-o", binary),
+        )
+        if build_only:
+            continue
+        with tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as scratch:
+            command = (binary, f"-max_total_time={FUZZ_SECONDS}", "-verbosity=0", "-print_final_stats=1")
+            code = run_code(*command, f"-artifact_prefix={RESULTS}/{target.stem}-", cwd=Path(scratch))
+        if code == 0:
+            outcome.passed += 1
+        else:
+            outcome.fail(f"fuzz {target.stem}: exit {code}; the input is beside build/results/tests.json")
+    return outcome
+
+
+STAGES: dict[str, Callable[[bool], Outcome]] = {
+    "release": lambda build_only: ctest("release", build_only),
+    "asan": lambda build_only: ctest("asan", build_only),
+    "tsan": lambda build_only: ctest("tsan", build_only),
+    "python": python,
+    "example": example,
+    "fuzz": fuzz,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run everything that tests, and sum it up.")
+    parser.add_argument("--only", default=",".join(STAGES), help="stages, separated by commas (default: all)")
+    parser.add_argument("--build-only", action="store_true", help="build what the stages need, run nothing")
+    options = parser.parse_args()
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in STAGES]:
+        parser.error(f"unknown stage {unknown[0]!r}; there are {', '.join(STAGES)}")
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        print(f"\n==== {name}", flush=True)
+        start = time.monotonic()
+        try:
+            outcome = STAGES[name](options.build_only)
+            if not options.build_only and not outcome.total:
+                outcome.fail(f"{name} ran no test")
+        except StageError as error:
+            outcome = Outcome()
+            outcome.fail(str(error))
+        outcome.seconds = time.monotonic() - start
+        outcomes[name] = outcome
+    if options.build_only:
+        return max(outcome.failed for outcome in outcomes.values()) and 1
+    write_results(RESULTS / "tests.json", outcomes)
+    return report(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
