@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import trunkline as tl
 from deepspeed_peer import DeepSpeedAio, why_not_deepspeed
 from measurement import Comparison, interleave
 from workbench import DEPTH, MIB, Workbench
+
+import trunkline as tl
 
 
 def measure(bench: Workbench) -> list[Comparison]:

@@ -29,11 +29,12 @@ import latency
 import random_reads
 import sequential
 import torch
-import trunkline as tl
 import unthrottled
 from measurement import Comparison, Results, progress
 from paced_disks import PacedDisks, PacedDisksError
 from workbench import MIB, Disks, Workbench
+
+import trunkline as tl
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {

@@ -12,9 +12,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-import trunkline as tl
 from measurement import Comparison, interleave
 from workbench import Workbench
+
+import trunkline as tl
 
 BLOCK = 4096
 CALLS = 5_000  # a round

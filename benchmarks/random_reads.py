@@ -9,9 +9,10 @@ from collections.abc import Callable
 import fio_peer
 import numpy as np
 import torch
-import trunkline as tl
 from measurement import Comparison, interleave, spent
 from workbench import DEPTH, Workbench
+
+import trunkline as tl
 
 SAMPLE_BYTES = 112 << 10
 BATCH = 400

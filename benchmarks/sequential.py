@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import trunkline as tl
 from measurement import Comparison, interleave
 from workbench import Open, Workbench
+
+import trunkline as tl
 
 
 def measure(bench: Workbench) -> list[Comparison]:

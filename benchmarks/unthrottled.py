@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-import trunkline as tl
 from measurement import Comparison, interleave
 from workbench import MIB, Workbench
+
+import trunkline as tl
 
 PASSES = 4  # over the file, so that a run takes a good part of a second at several GB/s
 FIO: dict[str, dict[str, str | int]] = {

@@ -12,8 +12,9 @@ from typing import Literal, Protocol, TypeAlias
 
 import fio_peer
 import torch
-import trunkline as tl
 from measurement import spent
+
+import trunkline as tl
 
 MIB = 1 << 20
 DEPTH = 32

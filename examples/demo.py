@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import trunkline as tl
 from safetensors.torch import load_file
+
+import trunkline as tl
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

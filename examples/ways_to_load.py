@@ -13,6 +13,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+
 import trunkline as tl
 
 Tensors = dict[str, torch.Tensor]
