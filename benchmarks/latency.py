@@ -40,7 +40,7 @@ def compare(
 ) -> list[Comparison]:
     tensor = tl.torch.empty_pinned((BLOCK,), torch.uint8)
     array = tensor.numpy()
-    memory = [memoryview(array)]
+    memory = [array.data]
     try:
         descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:

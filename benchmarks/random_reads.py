@@ -50,10 +50,15 @@ def measure(bench: Workbench) -> list[Comparison]:
 
     def fio() -> float:
         total = BATCH * BATCHES * SAMPLE_BYTES
-        settings = {"engine": bench.fio_engine, "randrepeat": 0, "norandommap": 1}
         run = fio_peer.run(
-            [path], "randread", block_bytes=SAMPLE_BYTES, depth=DEPTH, total_bytes=total, **settings
-        )  # type: ignore[arg-type]
+            *([path], "randread"),
+            block_bytes=SAMPLE_BYTES,
+            depth=DEPTH,
+            engine=bench.fio_engine,
+            total_bytes=total,
+            randrepeat=0,
+            norandommap=1,
+        )
         return run.bytes_per_second / 1e9
 
     with tl.Engine(lanes=1, queue_depth=DEPTH) as one_lane:

@@ -104,7 +104,8 @@ class Workbench:
         elif any(not path.exists() or path.stat().st_size < each for path in files):
             with self.without_limit():
                 self.fio(files, "write")
-        settings: dict[str, str | int] = {"engine": self.fio_engine, "depth": DEPTH} | options
+        settings: dict[str, str | int] = {"engine": self.fio_engine, "depth": DEPTH}
+        settings |= options
         run = fio_peer.run(
             *(files, "write" if rw == "overwrite" else rw),
             block_bytes=MIB,

@@ -72,7 +72,13 @@ def clang_tidy() -> list[str]:
 
     def one(file: Path) -> list[str]:
         # GCC's flags that clang does not know must not count as findings.
-        arguments = ["--quiet", "--extra-arg=-Wno-unknown-warning-option", "-p", RELEASE, file]
+        arguments: list[str | Path] = [
+            "--quiet",
+            "--extra-arg=-Wno-unknown-warning-option",
+            "-p",
+            RELEASE,
+            file,
+        ]
         return check(["clang-tidy-19", *arguments])
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -92,8 +98,8 @@ def mypy() -> list[str]:
     if complaint := check(["scripts/install_package.sh"]):
         return complaint
     # From build/, so that no source folder stands in for the installed package.
-    config = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
-    command = [VENV / "python", "-m", "mypy", "--strict", *config]
+    config: list[str | Path] = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
+    command: list[str | Path] = [VENV / "python", "-m", "mypy", "--strict", *config]
     package = check(["env", "-C", ROOT / "build", *command, "-p", "trunkline"])
     around = [ROOT / "examples/demo.py", *sorted((ROOT / "benchmarks").glob("*.py"))]
     scripts = sorted((ROOT / "scripts").glob("*.py"))

@@ -129,17 +129,35 @@ def fuzz(build_only: bool) -> Outcome:
         return outcome
     build = BUILD / "fuzz"
     run(
-        *("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={CLANG}", *launcher()),
+        *(
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_CXX_COMPILER={CLANG}",
+            *launcher(),
+        ),
         *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTRUNKLINE_SANITIZE=fuzzer-no-link,address"),
         *("-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
     )
     run("cmake", "--build", build)
     for target in targets:
         binary = build / f"fuzz_{target.stem}"
+        sources: list[str | Path] = [
+            "-I",
+            ROOT / "include",
+            "-I",
+            ROOT / "src",
+            target,
+            build / "libtrunkline.a",
+        ]
         run(
             *(CLANG, "-std=c++23", "-O1", "-g", "-fsanitize=fuzzer,address"),
-            *("-I", ROOT / "include", "-I", ROOT / "src", target, build / "libtrunkline.a"),
-            *("-luring", "-laio", "-lisal", "-lfmt", "-lpthread", "-o", binary),
+            *sources,
+            *("-luring", "-laio", "-lisal", "-lfmt", "-lpthread", "-o", str(binary)),
         )
         if build_only:
             continue

@@ -26,7 +26,11 @@ std::string_view text_of(nb::handle value) {
 // An error of parsing an argument is the caller's, whatever it names: it becomes a ValueError.
 template <class T>
 T parsed(Result<T> result, const char* name) {
-  if (!result) raise_value_error(fmt::format("{}: {}", name, result.error().message));
+  if (!result) {
+    const std::string& message = result.error().message;
+    const std::string prefix = fmt::format("{}: ", name);
+    raise_value_error(message.starts_with(prefix) ? message : prefix + message);
+  }
   return std::move(*result);
 }
 

@@ -29,6 +29,7 @@ FutureObject* FutureObject::first_ = nullptr;
 
 FutureObject::FutureObject(std::unique_ptr<HostView> memory)
     : view_(memory->memory()), memory_(std::move(memory)), generation_(os::fork_generation()), next_(first_) {
+  memory_->keep_storage();
   if (first_ != nullptr) first_->previous_ = this;
   first_ = this;
 }
@@ -38,7 +39,11 @@ FutureObject::~FutureObject() {
   if (memory_ == nullptr || !future_.valid()) return;
   // In a forked child the operation is the parent's, and so is the memory that it moves.
   if (generation_ != os::fork_generation() || future_.done()) return;
-  Notifier::instance().when_done(future_, std::make_unique<ReleaseMemory>(std::move(memory_)));
+  std::unique_ptr<Notifier::Task> release = std::make_unique<ReleaseMemory>(std::move(memory_));
+  if (!Notifier::instance().when_done(future_, release)) {
+    const GilReleased unlocked;  // nobody else can keep the memory until then
+    future_.wait();
+  }
 }
 
 void FutureObject::unlink() {
@@ -63,14 +68,17 @@ bool FutureObject::done() {
   return true;
 }
 
+void FutureObject::check_own(std::string_view action) const {
+  if (generation_ == os::fork_generation()) return;
+  raise(make_error(ErrorKind::closed,
+                   fmt::format("{}: it was submitted before a fork, by the parent, and only the parent can "
+                               "wait for it; submit it again in this process",
+                               action)));
+}
+
 bool FutureObject::wait(Future::Timeout timeout) {
   if (done()) return true;
-  if (generation_ != os::fork_generation()) {
-    raise(make_error(
-        ErrorKind::closed,
-        "wait for an operation: it was submitted before a fork, by the parent, and only the parent can "
-        "wait for it; submit it again in this process"));
-  }
+  check_own("wait for an operation");
   if (!wait_interruptibly(future_, timeout)) return false;
   settle();
   return true;

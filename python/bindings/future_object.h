@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "host_view.h"
@@ -20,6 +21,10 @@ class FutureObject {
   FutureObject(const FutureObject&) = delete;
   FutureObject& operator=(const FutureObject&) = delete;
   ~FutureObject();
+
+  // Raises `closed` when the operation was submitted before a fork, by the parent. `action` is what is
+  // wanted.
+  void check_own(std::string_view action) const;
 
   // To be called once, before the object is given to Python.
   void start(Future future) { future_ = std::move(future); }

@@ -74,6 +74,7 @@ struct Names {
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* nbytes = PyUnicode_InternFromString("nbytes");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* untyped_storage = PyUnicode_InternFromString("untyped_storage");
 
   static const Names& get() {
     static const Names names;
@@ -125,6 +126,12 @@ HostView::HostView(nb::handle buffer, Access access, const char* name) {
   raise_type_error(fmt::format(
       "{}: must be a tensor, an array or another object with the buffer protocol or DLPack, not {}", name,
       shown_type(buffer)));
+}
+
+void HostView::keep_storage() {
+  const TorchNames* torch = TorchNames::find();
+  if (!owner_.is_valid() || torch == nullptr || !PyObject_TypeCheck(owner_.ptr(), torch->tensor)) return;
+  storage_ = call_method(owner_, Names::get().untyped_storage);
 }
 
 void HostView::take_torch(const Wanted& wanted) {
@@ -194,9 +201,12 @@ bool HostView::take_numpy(const Wanted& wanted) {
     refuse_read_only(wanted.name, wanted.buffer);
   // numpy gives strides exactly when they are not those of C order.
   if (!interface.attr("get")("strides").is_none()) refuse_strided(wanted.name, wanted.buffer, kNumpyRemedy);
-  std::uint64_t bytes = nb::cast<std::uint64_t>(dtype.attr("itemsize"));
-  for (const nb::handle extent : interface["shape"]) bytes *= nb::cast<std::uint64_t>(extent);
-  memory_ = {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(data[0])), bytes};
+  std::uint64_t bytes = count_argument(dtype.attr("itemsize"), "buffer.dtype.itemsize");
+  for (const nb::handle extent : interface["shape"]) {
+    if (__builtin_mul_overflow(bytes, count_argument(extent, "buffer.shape"), &bytes))
+      raise_value_error(fmt::format("{}: its shape holds more than 2^64 bytes", wanted.name));
+  }
+  memory_ = {reinterpret_cast<std::byte*>(count_argument(data[0], "buffer.data")), bytes};
   owner_ = nb::borrow(wanted.buffer);
   return true;
 }

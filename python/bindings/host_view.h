@@ -40,6 +40,11 @@ class HostView {
 
   const MemoryView& memory() const { return memory_; }
 
+  // Keeps the memory also when a torch tensor is given another storage (Module.half(), tensor.data = other,
+  // set_()) while the view lives, at the price of a call into torch. Resizing the storage itself still frees
+  // it.
+  void keep_storage();
+
  private:
   struct Wanted {
     nanobind::handle buffer;
@@ -56,6 +61,7 @@ class HostView {
   // One of these keeps the memory.
   ExportedBuffer exported_;
   nanobind::object owner_;
+  nanobind::object storage_;  // of an owner that is a tensor
   DlpackTensor dlpack_;
 };
 

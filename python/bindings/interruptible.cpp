@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "gil.h"
@@ -56,11 +57,15 @@ Status call_interruptibly(std::function<Status()> call) {
     const GilReleased unlocked;
     return call();
   }
-  std::packaged_task<Status()> task(std::move(call));
-  std::future<Status> result = task.get_future();
+  const auto task = std::make_shared<std::packaged_task<Status()>>(std::move(call));
+  std::future<Status> result = task->get_future();
   {
     const GilReleased unlocked;
-    std::thread(std::move(task)).detach();
+    try {
+      std::thread([task] { (*task)(); }).detach();
+    } catch (const std::system_error&) {
+      (*task)();  // no thread to be had: the wait cannot be interrupted, but it ends
+    }
   }
   while (true) {
     {

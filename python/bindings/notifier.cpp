@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <system_error>
+
 #include "gil.h"
 #include "os/fork_generation.h"
 
@@ -21,20 +23,27 @@ Notifier& Notifier::instance() {
   return **current;
 }
 
-void Notifier::when_done(Future future, std::unique_ptr<Task> task) {
+Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) {
       static_cast<void>(task.release());
-      return;
+      return {};
+    }
+    if (!thread_.joinable()) {
+      try {
+        thread_ = std::thread([this] { run(); });
+      } catch (const std::system_error& error) {
+        return std::unexpected(system_error(error.code().value(), "starting the thread that runs callbacks"));
+      }
     }
     ++pending_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
   // std::function wants what it holds to be copyable; it is called exactly once, so a plain pointer may carry
   // the task.
   future.on_done(
       [notifier = shared_from_this(), raw = task.release()] { notifier->push(std::unique_ptr<Task>(raw)); });
+  return {};
 }
 
 void Notifier::push(std::unique_ptr<Task> task) {

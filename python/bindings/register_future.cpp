@@ -32,8 +32,10 @@ void add_done_callback(nb::handle_t<FutureObject> self, nb::handle function) {
   if (PyCallable_Check(function.ptr()) == 0) {
     raise_type_error("fn: must be callable with the Future, not " + shown_type(function));
   }
-  Notifier::instance().when_done(nb::cast<FutureObject&>(self).future(),
-                                 std::make_unique<Callback>(nb::borrow(function), nb::borrow(self)));
+  FutureObject& object = nb::cast<FutureObject&>(self);
+  if (!object.done()) object.check_own("add a callback to an operation");
+  std::unique_ptr<Notifier::Task> call = std::make_unique<Callback>(nb::borrow(function), nb::borrow(self));
+  unwrap(Notifier::instance().when_done(object.future(), call));
 }
 
 nb::object exception(FutureObject& self, nb::handle timeout) {

@@ -7,6 +7,7 @@ import mmap
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import trunkline as tl
 
@@ -291,6 +293,41 @@ def test_buffers_live_until_the_operation_is_done(tmp_path: Path, drop_future: b
             wait_for_notifier(file)
         gc.collect()
         assert watch() is None
+
+
+def rebind_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.empty(3)
+
+
+def rebind_set(tensor: torch.Tensor) -> None:
+    tensor.set_()  # type: ignore[call-overload]
+
+
+def rebind_cast(tensor: torch.Tensor) -> None:
+    """Replace the parameter's storage as casting its module does."""
+    module = torch.nn.Module()
+    module.register_parameter("weight", torch.nn.Parameter(tensor, requires_grad=False))
+    module.weight.data = tensor.data
+    tensor.data = module.half().weight.data
+
+
+@pytest.mark.parametrize("rebind", [rebind_data, rebind_set, rebind_cast])
+def test_a_tensor_that_gets_another_storage_keeps_the_one_that_is_read_into(
+    tmp_path: Path, rebind: Callable[[torch.Tensor], None]
+) -> None:
+    faults = tl.Faults()
+    faults.hold("read", 0, 1000)
+    with tl.Engine(faults=faults) as engine, tl.open(tmp_path / "file", "w", engine=engine) as file:
+        file.pwrite(bytes(8192))
+        target = torch.ones(2048)
+        watch = StorageWeakRef(target.untyped_storage())
+        future = file.async_pread(target)
+        rebind(target)
+        gc.collect()
+        assert not watch.expired()
+        faults.release()
+        future.result()
+        assert watch.expired()
 
 
 def wait_for_notifier(file: tl.File) -> None:

@@ -31,9 +31,6 @@ def _program() -> Path:
 
 
 PROGRAM = _program()
-pytestmark = pytest.mark.skipif(
-    not PROGRAM.exists(), reason=f"no program at {PROGRAM}: install the package or set TRUNKLINE_CLI"
-)
 
 
 def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:

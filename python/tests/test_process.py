@@ -169,6 +169,47 @@ def test_a_forked_child_does_not_wait_for_its_parent(run_script: RunScript) -> N
     assert printed == "5 100\n"
 
 
+def test_a_forked_child_cannot_touch_the_operations_of_its_parent(run_script: RunScript) -> None:
+    printed = run_script(
+        script("""
+        faults.hold("read", faults.commands("read"), 1000)
+        future = file.async_pread(bytearray(100))
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            assert not future.cancel()
+            try:
+                future.add_done_callback(print)
+            except tl.Error as error:
+                assert "fork" in str(error)
+                sys.exit(5)
+        _, status = os.waitpid(child, 0)
+        faults.release()
+        print(os.waitstatus_to_exitcode(status), future.result())
+        """)
+    )
+    assert printed == "5 100\n"
+
+
+def test_no_thread_to_be_had(run_script: RunScript) -> None:
+    printed = run_script(
+        script("""
+        import resource
+        if os.geteuid() == 0:  # the limit does not hold for root
+            os.setuid(65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        file.async_pwrite(bytes(100_000))  # dropped: its memory is kept all the same
+        try:
+            file.async_pread(bytearray(100)).add_done_callback(print)
+        except tl.Error as error:
+            print("EAGAIN" in str(error))
+        file.sync()
+        file.close()
+        """)
+    )
+    assert printed == "True\n"
+
+
 def test_spawned_processes(run_script: RunScript, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
         textwrap.dedent("""

@@ -40,6 +40,7 @@ void finish_at_exit() {
 
 Result<Engine> create_default() {
   EngineOptions options;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): a program that changes its environment beside us races with itself
   if (const char* name = std::getenv("TRUNKLINE_BACKEND"); name != nullptr && *name != '\0') {
     auto kind = parse_backend(name);
     if (!kind) {

@@ -104,17 +104,15 @@ TEST_P(FaultTest, ShortResultsAtAnyCompletionAreResumed) {
       ASSERT_TRUE(read) << read.error().message;
       EXPECT_EQ(std::memcmp(memory.data(), content_.data(), kBytes), 0)
           << bytes << " bytes at completion " << at;
-      if (bytes >= 4096) {
-        faults_->shorten(Op::write, faults_->commands(Op::write) + at, bytes);
-        TestMemory changed(kBytes);
-        test::fill_random(changed.span(), bytes + at);
-        const auto written = file.async_pwrite(changed.view(), 0).result();
-        ASSERT_TRUE(written) << written.error().message;
-        ASSERT_TRUE(file.async_pread(memory.view(), 0).result());
-        EXPECT_EQ(std::memcmp(memory.data(), changed.data(), kBytes), 0)
-            << bytes << " bytes at completion " << at;
-        ASSERT_TRUE(file.async_pwrite(content_.view(), 0).result());
-      }
+      faults_->shorten(Op::write, faults_->commands(Op::write) + at, bytes);
+      TestMemory changed(kBytes);
+      test::fill_random(changed.span(), bytes + at);
+      const auto written = file.async_pwrite(changed.view(), 0).result();
+      ASSERT_TRUE(written) << written.error().message;
+      ASSERT_TRUE(file.async_pread(memory.view(), 0).result());
+      EXPECT_EQ(std::memcmp(memory.data(), changed.data(), kBytes), 0)
+          << bytes << " bytes at completion " << at;
+      ASSERT_TRUE(file.async_pwrite(content_.view(), 0).result());
       const bool cut = bytes < 64 * kKiB && (at < 4 || bytes < kBytes % (64 * kKiB));
       EXPECT_EQ(engine.stats().short_resumes > 0, cut);
     }

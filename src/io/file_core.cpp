@@ -4,16 +4,26 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "io/engine_core.h"
 #include "io/operation.h"
+#include "os/file_lock.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {
 namespace {
+
+// Added to a fork generation while a child's first call makes the file its own.
+constexpr unsigned kBeingTaken = 1U << 31;
+
+// A lock of the parent may be held for good, by a thread that the child does not have.
+void renew(std::mutex& mutex) { std::construct_at(&mutex); }
 
 void wait_for_zero(const std::atomic<std::uint64_t>& count) {
   for (std::uint64_t left = count.load(); left != 0; left = count.load()) count.wait(left);
@@ -38,6 +48,9 @@ FileCore::FileCore(std::optional<Engine> engine, std::string name_in, const Open
 Status FileCore::adopt_sizes() {
   std::uint64_t total = 0;
   std::vector<std::uint64_t> sizes;
+  // Another process may be growing the members, one after the other.
+  std::optional<os::FileLock> file_lock;
+  if (layout.members > 1) file_lock.emplace(members.front().pair.buffered.get(), os::FileLock::Kind::shared);
   for (const io::Member& member : members) {
     auto bytes = os::file_bytes(member.pair.buffered.get(), member.path);
     if (!bytes) return std::unexpected(bytes.error());
@@ -69,13 +82,23 @@ Status FileCore::check_open() const {
 }
 
 void FileCore::forget_parent_operations() {
-  unsigned known = generation_.load();
   const unsigned now = os::fork_generation();
-  // What was pending in the parent is pending there, and will never end here.
-  if (known != now && generation_.compare_exchange_strong(known, now)) {
-    pending_ = 0;
-    pending_writes_[0] = 0;
-    pending_writes_[1] = 0;
+  unsigned known = generation_.load();
+  while (known != now) {
+    if (known == (now | kBeingTaken)) {
+      std::this_thread::yield();
+      known = generation_.load();
+    } else if (generation_.compare_exchange_weak(known, now | kBeingTaken)) {
+      // What was pending in the parent is pending there, and will never end here.
+      pending_ = 0;
+      pending_writes_[0] = 0;
+      pending_writes_[1] = 0;
+      renew(size_mutex_);
+      renew(sync_mutex_);
+      renew(failure_mutex_);
+      generation_.store(now);
+      return;
+    }
   }
 }
 
@@ -92,11 +115,11 @@ Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigne
     return std::unexpected(system_error(
         EBADF, fmt::format("writing {}, which was opened with mode \"r\"; open it with \"r+\"", name), name));
   }
+  forget_parent_operations();
   if (op != Op::read && sync_failed_.load()) {
     const std::scoped_lock lock(failure_mutex_);
     return std::unexpected(*sync_error_);
   }
-  forget_parent_operations();
   pending_.fetch_add(1);
   // Closing sets its flag before it waits for the count, so either it sees this operation or this sees the
   // flag.
@@ -119,17 +142,29 @@ void FileCore::end(Op op, unsigned write_epoch) {
 Status FileCore::extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes) {
   const std::uint64_t end = offset + bytes;
   if (end <= known_bytes_.load()) return {};
+  // Members of a striped file always have the sizes that the length of the whole gives them, also when there
+  // turns out to be no room for their blocks; a plain file grows with the write itself.
+  if (layout.members > 1) {
+    if (auto status = grow_members(end); !status) return status;
+  }
   if (bytes > block_bytes && can_preallocate_.load()) {
     if (auto status = preallocate(offset, bytes); !status) return status;
   }
-  const std::scoped_lock lock(size_mutex_);
-  if (end <= known_bytes_.load()) return {};
-  // Members of a striped file always have the sizes that the length of the whole gives them; a plain file
-  // grows with the write itself.
-  if (layout.members > 1) {
-    if (auto status = resize_members(end, false); !status) return status;
+  if (layout.members == 1) {
+    const std::scoped_lock lock(size_mutex_);
+    known_bytes_ = std::max(end, known_bytes_.load());
   }
-  known_bytes_ = end;
+  return {};
+}
+
+Status FileCore::grow_members(std::uint64_t bytes) {
+  const std::scoped_lock lock(size_mutex_);
+  if (bytes <= known_bytes_.load()) return {};
+  // Whoever else has the file open may grow it too: between looking at a size and setting it, it must not
+  // change, or the end that another has written is cut off.
+  const os::FileLock file_lock(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
+  if (auto status = resize_members(bytes, false); !status) return status;
+  known_bytes_ = bytes;
   return {};
 }
 
@@ -174,23 +209,39 @@ Status FileCore::resize_members(std::uint64_t bytes, bool shrink) {
   return {};
 }
 
-Result<std::uint64_t> FileCore::size() const {
-  if (auto open = check_open(); !open) return std::unexpected(open.error());
-  std::uint64_t total = 0;
+Result<std::uint64_t> FileCore::size() {
+  // Counted as pending: a close meanwhile must not give the descriptors to another file.
+  unsigned unused = 0;
+  if (auto started = begin(Op::read, 0, 0, unused); !started) return std::unexpected(started.error());
+  Result<std::uint64_t> total = 0;
   for (const io::Member& member : members) {
     auto bytes = os::file_bytes(member.pair.buffered.get(), member.path);
-    if (!bytes) return bytes;
-    total += *bytes;
+    if (!bytes) {
+      total = std::move(bytes);
+      break;
+    }
+    *total += *bytes;
   }
+  end(Op::read, unused);
   return total;
 }
 
 Status FileCore::truncate(std::uint64_t bytes) {
+  forget_parent_operations();
+  {
+    // A write that is still under way behind the new end would make one member of a striped file longer
+    // again.
+    const std::scoped_lock lock(sync_mutex_);
+    await_writes();
+  }
   unsigned epoch = 0;
   if (auto started = begin(Op::write, 0, bytes, epoch); !started) return started;
   Status status;
   {
     const std::scoped_lock lock(size_mutex_);
+    std::optional<os::FileLock> file_lock;
+    if (layout.members > 1)
+      file_lock.emplace(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
     status = resize_members(bytes, true);
     if (status) known_bytes_ = bytes;
   }
@@ -198,19 +249,25 @@ Status FileCore::truncate(std::uint64_t bytes) {
   return status;
 }
 
-Status FileCore::sync() {
-  auto engine_now = engine();
-  if (!engine_now) return std::unexpected(engine_now.error());
-  const std::scoped_lock lock(sync_mutex_);
-  unsigned unused = 0;
-  if (auto started = begin(Op::sync, 0, 0, unused); !started) return started;
+// Returns when the writes submitted before are done. The caller holds sync_mutex_.
+void FileCore::await_writes() {
   // 1 a write that read the epoch just before the last flip may be counted in what is the next epoch now
   const unsigned next = 1 - epoch_.load();
   wait_for_zero(pending_writes_[next]);
   // 2 later writes are counted in the next epoch, those before are waited for
   epoch_.store(next);
   wait_for_zero(pending_writes_[1 - next]);
-  // 3 data and size to the device
+}
+
+Status FileCore::sync() {
+  auto engine_now = engine();
+  if (!engine_now) return std::unexpected(engine_now.error());
+  forget_parent_operations();
+  const std::scoped_lock lock(sync_mutex_);
+  unsigned unused = 0;
+  if (auto started = begin(Op::sync, 0, 0, unused); !started) return started;
+  await_writes();
+  // Data and size to the device.
   const auto synced = engine_now->core()->run_sync(shared_from_this());
   if (synced) return {};
   const std::scoped_lock failure(failure_mutex_);
@@ -221,8 +278,9 @@ Status FileCore::sync() {
 
 Status FileCore::close() {
   forget_parent_operations();
-  if (closed_.exchange(true)) return {};
+  const bool first = !closed_.exchange(true);
   wait_for_zero(pending_);
+  if (!first) return {};
   for (io::Member& member : members) {
     member.pair.direct.reset();
     member.pair.buffered.reset();

@@ -26,8 +26,8 @@ struct Member {
 
 }  // namespace io
 
-// Thread-safe but for the constructor. Counts are atomic and no lock is held across calls, so that a forked
-// child can go on using the file.
+// Thread-safe but for the constructor. A forked child can go on using the file: at its first call it forgets
+// what the parent's threads were doing at the fork, counts and locks.
 class FileCore : public std::enable_shared_from_this<FileCore> {
  public:
   FileCore(std::optional<Engine> engine, std::string name, const OpenOptions& options, io::Layout layout_in);
@@ -53,7 +53,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write.
   Status extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
 
-  Result<std::uint64_t> size() const;
+  Result<std::uint64_t> size();
   Status truncate(std::uint64_t bytes);
   Status sync();
   Status close();
@@ -62,6 +62,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
  private:
   Status check_open() const;
   void forget_parent_operations();
+  void await_writes();
+  Status grow_members(std::uint64_t bytes);
   Status preallocate(std::uint64_t offset, std::uint64_t bytes);
   Status resize_members(std::uint64_t bytes, bool shrink);
 
@@ -76,7 +78,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   // one to empty, so that it waits for earlier writes and not for later ones.
   std::atomic<std::uint64_t> pending_writes_[2] = {0, 0};
   std::atomic<unsigned> epoch_{0};
-  std::atomic<unsigned> generation_;  // fork generation that the counts above belong to
+  std::atomic<unsigned> generation_;  // fork generation that the counts above and the locks belong to
   std::mutex sync_mutex_;
 
   mutable std::mutex failure_mutex_;

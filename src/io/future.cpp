@@ -1,5 +1,7 @@
 #include "trunkline/future.h"
 
+#include <ranges>
+
 #include "io/operation.h"
 
 namespace trunkline {
@@ -31,15 +33,15 @@ Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout 
   std::optional<Error> first;
   const auto start = Clock::now();
   // From the end: the last submitted is likely the last to be done, so that one sleep covers them all.
-  for (auto future = futures.rbegin(); future != futures.rend(); ++future) {
+  for (const Future& future : std::views::reverse(futures)) {
     Future::Timeout left = timeout;
     if (timeout) left = std::max(std::chrono::nanoseconds(0), *timeout - (Clock::now() - start));
-    auto result = future->result(left);
+    auto result = future.result(left);
     if (result) {
       total += *result;
       continue;
     }
-    if (result.error().kind == ErrorKind::timed_out && !future->done()) return result;
+    if (result.error().kind == ErrorKind::timed_out && !future.done()) return result;
     first = result.error();  // the last one kept is the first of the list
   }
   if (first) return std::unexpected(std::move(*first));

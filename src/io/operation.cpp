@@ -4,12 +4,14 @@
 
 #include "io/engine_core.h"
 #include "io/file_core.h"
+#include "os/fork_generation.h"
 
 namespace trunkline {
 
 Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file,
                      MemoryView memory, std::uint64_t offset, Keepalive keepalive)
     : cursor{.op = op, .file = file.get(), .memory = memory, .offset = offset},
+      generation_(os::fork_generation()),
       engine_(std::move(engine)),
       file_(std::move(file)),
       keepalive_(std::move(keepalive)) {}
@@ -55,7 +57,10 @@ Result<std::uint64_t> Operation::result() const {
   return bytes_done_.load();
 }
 
+bool Operation::belongs_to_parent() const { return generation_ != os::fork_generation(); }
+
 void Operation::on_done(std::function<void()> callback) {
+  if (belongs_to_parent()) return;
   {
     const std::scoped_lock lock(mutex_);
     if (!done_) {
@@ -67,6 +72,7 @@ void Operation::on_done(std::function<void()> callback) {
 }
 
 bool Operation::drop_unissued(Error error) {
+  if (belongs_to_parent()) return false;
   std::shared_ptr<EngineCore> engine;
   {
     const std::scoped_lock lock(mutex_);
@@ -98,12 +104,14 @@ void Operation::complete() {
     failed = error_.has_value();
   }
   engine->count_operation(failed);
-  file->end(op(), write_epoch);
-  file.reset();
   // 2 those who wait, 3 those who asked to be called
   std::vector<std::function<void()>> callbacks;
   {
     const std::scoped_lock lock(mutex_);
+    // Under the lock: who waited for the file to have nothing pending finds the operation done, and the other
+    // way round.
+    file->end(op(), write_epoch);
+    file.reset();
     done_ = true;
     callbacks = std::move(callbacks_);
   }

@@ -65,6 +65,10 @@ class Operation {
 
  private:
   void complete();
+  bool belongs_to_parent() const;
+
+  // Of forks: in a child nothing moves any more, and the lock may be held for good.
+  const unsigned generation_;
 
   std::shared_ptr<EngineCore> engine_;  // these two and the memory are dropped at completion
   std::shared_ptr<FileCore> file_;

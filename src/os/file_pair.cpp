@@ -5,6 +5,7 @@
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -137,6 +138,17 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
   return limits;
 }
 
+// As O_TRUNC does, which leaves block devices alone.
+Status empty(int fd, const std::string& path) {
+  struct stat status{};
+  if (::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) return {};
+  int code = 0;
+  do code = ::ftruncate(fd, 0) == 0 ? 0 : errno;
+  while (code == EINTR);
+  if (code != 0) return std::unexpected(system_error(code, fmt::format("emptying {}", path), path));
+  return {};
+}
+
 }  // namespace
 
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy) {
@@ -166,11 +178,20 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
 Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions) {
   int fd = -1;
   // O_NONBLOCK: opening a FIFO must not hang before it can be refused; it means nothing to files and disks.
-  do fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, permissions);
+  do fd = ::open(path.c_str(), (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK, permissions);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
   ::fcntl(fd, F_SETFL, 0);  // O_NONBLOCK off again: io_uring would answer EAGAIN instead of waiting
-  return make_pair_of(UniqueFd(fd), path, flags, policy);
+  auto pair = make_pair_of(UniqueFd(fd), path, flags, policy);
+  if (!pair) {
+    if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) ::unlink(path.c_str());  // nobody else's
+    return pair;
+  }
+  // Only now: a file that is refused keeps its contents.
+  if ((flags & O_TRUNC) != 0) {
+    if (auto emptied = empty(pair->buffered.get(), path); !emptied) return std::unexpected(emptied.error());
+  }
+  return pair;
 }
 
 Result<std::uint64_t> file_bytes(int fd, const std::string& path) {

@@ -83,9 +83,9 @@ Result<BenchFiles> settle(BenchOptions& options) {
 
 int report_failure(const Error& error, const BenchOptions& options, bool usage) {
   nlohmann::ordered_json document{{"command", "bench"}, {"schema", 1}, {"error", error_json(error)}};
-  if (options.json) std::cout << document.dump(2) << std::endl;
+  if (options.json) std::cout << document.dump(2) << '\n' << std::flush;
   if (!options.output.empty() && !usage) std::ofstream(options.output) << document.dump(2) << "\n";
-  std::cerr << "trunkline bench: " << error.message << std::endl;
+  std::cerr << "trunkline bench: " << error.message << '\n' << std::flush;
   return usage ? kExitUsage : kExitFailed;
 }
 
@@ -99,7 +99,8 @@ int present(const BenchOptions& options, BenchResults& results) {
     file << document.dump(2) << "\n";
     file.flush();
     if (!file) {
-      std::cerr << "trunkline bench: writing the results to " << options.output << " failed" << std::endl;
+      std::cerr << "trunkline bench: writing the results to " << options.output << " failed" << '\n'
+                << std::flush;
       return kExitFailed;
     }
   }

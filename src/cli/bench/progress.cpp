@@ -58,7 +58,7 @@ void Progress::update(std::uint64_t bytes_done, Time now) {
     drawn_ = true;
   } else if (now - last_line_ >= kPlainEvery) {
     last_line_ = now;
-    out_ << render(bytes_done, now) << std::endl;
+    out_ << render(bytes_done, now) << '\n' << std::flush;
   }
 }
 
@@ -69,7 +69,7 @@ void Progress::end() {
 
 void Progress::note(std::string_view line) {
   end();
-  out_ << line << std::endl;
+  out_ << line << '\n' << std::flush;
 }
 
 }  // namespace trunkline::cli

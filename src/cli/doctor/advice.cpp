@@ -79,6 +79,7 @@ void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
     advice.push_back(fmt::format("{} cannot be used: {}", path.path, path.error->message));
     return;
   }
+  if (!path.explanation) return;
   const Explanation& explanation = *path.explanation;
   if (path.location && path.location->in_memory) {
     advice.push_back(

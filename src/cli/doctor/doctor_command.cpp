@@ -95,6 +95,7 @@ std::string backends(const Findings& findings) {
 std::string of_path(const PathFinding& path) {
   std::string text = path.path + "\n";
   if (path.error) return text + line("error", path.error->message);
+  if (!path.explanation) return text;
   const Explanation& explanation = *path.explanation;
   text += line("filesystem", fmt::format("{}, mounted at {}", explanation.filesystem, explanation.mount));
   text += line("device", explanation.device);

@@ -84,23 +84,24 @@ class FaultyBackend final : public Backend {
 std::optional<Command> under_fault(Command command, const Fault& fault) {
   if (fault.code != 0) return std::nullopt;
   if (fault.bytes && command.op == Op::write) {
+    if (*fault.bytes == 0) return std::nullopt;
     std::uint64_t length = std::min(command.length, *fault.bytes);
     if (command.direct) length -= length % kDirectUnit;
-    if (length == 0) return std::nullopt;
-    command.length = length;
+    // Too short for a direct write: all is written, and less is reported.
+    if (length > 0) command.length = length;
   }
   return command;
 }
 
 std::int64_t result_under_fault(const Command& command, const Fault& fault, std::int64_t result) {
   if (fault.code != 0) return -fault.code;
-  if (!fault.bytes || result < 0 || command.op == Op::sync) return result;
+  if (!fault.bytes || command.op == Op::sync) return result;
   const auto limit = static_cast<std::int64_t>(*fault.bytes);
-  if (command.op == Op::read && result > limit) {
+  if (result <= limit) return result;
+  if (command.op == Op::read) {
     std::memset(command.data + limit, kPoison, static_cast<std::size_t>(result - limit));
-    return limit;
   }
-  return result;  // a write was cut before it was sent
+  return limit;
 }
 
 void FaultPlan::add(const Rule& rule) {
@@ -162,9 +163,7 @@ Fault FaultPlan::next(const Command& command) {
     if (chance(random_) < interrupt_rate_) {
       fault.code = random_() % 2 == 0 ? EINTR : EAGAIN;
     } else if (chance(random_) < short_rate_ && command.length > 1) {
-      const std::uint64_t bytes = 1 + random_() % (command.length - 1);
-      // A direct write that cannot be cut that short goes whole: a zero result would be an error.
-      if (command.op == Op::read || !command.direct || bytes >= kDirectUnit) fault.bytes = bytes;
+      fault.bytes = 1 + random_() % (command.length - 1);
     }
   }
   injected_ += fault.code != 0 || fault.bytes || fault.hold ? 1 : 0;

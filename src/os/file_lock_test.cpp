@@ -1,0 +1,61 @@
+#include "os/file_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "os/unique_fd.h"
+#include "support/temp_directory.h"
+
+namespace trunkline::os {
+namespace {
+
+class FileLockTest : public testing::Test {
+ protected:
+  UniqueFd open(int flags) const {
+    return UniqueFd(::open(path_.c_str(), flags | O_CREAT | O_CLOEXEC, 0600));
+  }
+
+  test::TempDirectory directory_;
+  std::string path_ = directory_.file("a");
+};
+
+TEST_F(FileLockTest, AnExclusiveLockExcludesOthersWhoOpenedTheFile) {
+  const UniqueFd mine = open(O_RDWR);
+  const UniqueFd theirs = open(O_RDWR);
+  int shared = 0;  // a plain int: the lock alone keeps the two apart
+  const auto count = [&shared](const UniqueFd& fd) {
+    for (int round = 0; round < 5000; ++round) {
+      const FileLock lock(fd.get(), FileLock::Kind::exclusive);
+      if (!lock.held()) return;
+      const volatile int before = shared;
+      shared = before + 1;
+    }
+  };
+  if (!FileLock(mine.get(), FileLock::Kind::exclusive).held())
+    GTEST_SKIP() << "the filesystem of the temporary directory has no locks";
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer does not know file locks";
+#endif
+  std::thread other([&] { count(theirs); });
+  count(mine);
+  other.join();
+  EXPECT_EQ(shared, 10'000);
+}
+
+TEST_F(FileLockTest, SharedLocksAreHeldTogether) {
+  const UniqueFd mine = open(O_RDONLY);
+  const UniqueFd theirs = open(O_RDONLY);
+  const FileLock lock(mine.get(), FileLock::Kind::shared);
+  const FileLock other(theirs.get(), FileLock::Kind::shared);
+  EXPECT_EQ(lock.held(), other.held());
+}
+
+TEST_F(FileLockTest, WhatCannotBeLockedIsNotHeld) {
+  const UniqueFd reader = open(O_RDONLY);
+  EXPECT_FALSE(FileLock(reader.get(), FileLock::Kind::exclusive).held());
+  EXPECT_FALSE(FileLock(-1, FileLock::Kind::shared).held());
+}
+
+}  // namespace
+}  // namespace trunkline::os
