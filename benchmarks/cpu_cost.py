@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from deepspeed_peer import DeepSpeedAio, why_not_deepspeed
 from measurement import Comparison, interleave
-from workbench import DEPTH, MIB, Workbench
+from workbench import DEPTH, MIB, Mode, Workbench
 
 import trunkline as tl
 
@@ -26,20 +26,24 @@ def measure(bench: Workbench) -> list[Comparison]:
     rows = []
     with engine:
         bench.fill(lambda mode: tl.open(path, mode, engine=engine))
-        for rw, transfer in (("read", bench.read), ("write", bench.write)):
+        for rw in ("read", "overwrite", "write"):
 
-            def ours(
-                memory: str, transfer: Callable[..., tuple[float, float]] = transfer
-            ) -> Callable[[], float]:
+            def ours(memory: str, rw: str = rw) -> Callable[[], float]:
                 tensor = bench.pinned if memory == "pinned" else bench.ordinary
-                return lambda: transfer(lambda mode: tl.open(path, mode, engine=engine), tensor)[1]
+
+                def open_file(mode: Mode) -> tl.File:
+                    return tl.open(path, mode, engine=engine)
+
+                if rw == "read":
+                    return lambda: bench.read(open_file, tensor)[1]
+                return lambda: bench.write(open_file, tensor, "r+" if rw == "overwrite" else "w")[1]
 
             ways: dict[str, Callable[[], float]] = {
                 "page-aligned": ours("pinned"),
                 "ordinary": ours("ordinary"),
                 "fio": lambda rw=rw: bench.fio([fio_file], rw, engine="io_uring")[1],  # type: ignore[misc]
             }
-            if deepspeed:
+            if deepspeed and rw != "overwrite":
                 ways["DeepSpeed"] = deepspeed.read if rw == "read" else deepspeed.write
             got = interleave(bench.rounds, ways, f"cpu, {rw}")
             rows += compare(rw, got, why_not)
@@ -52,8 +56,13 @@ def measure(bench: Workbench) -> list[Comparison]:
 
 def compare(rw: str, got: dict[str, list[float]], why_not: str) -> list[Comparison]:
     aligned, ordinary = got["page-aligned"], got["ordinary"]
+    # fio counts its own thread alone. New blocks are written by worker threads that the kernel makes for a
+    # ring (io-wq), which count as ours but not as fio's: there the numbers mean different things.
+    whole = rw != "write"
     fio = Comparison(
-        "cpu", f"{rw}, page-aligned memory", "CPU s/GB", "fio io_uring", aligned, got["fio"], at_most=1.0
+        *("cpu", f"{rw}, page-aligned memory", "CPU s/GB"),
+        *("fio io_uring" if whole else "fio io_uring, less its kernel workers", aligned, got["fio"]),
+        at_most=1.0 if whole else None,
     )
     deepspeed = Comparison(
         *(
@@ -72,4 +81,4 @@ def compare(rw: str, got: dict[str, list[float]], why_not: str) -> list[Comparis
         compared="difference",
         at_most=0.10,
     )
-    return [fio, deepspeed, more]
+    return [fio, more] if rw == "overwrite" else [fio, deepspeed, more]

@@ -42,6 +42,7 @@ class DeepSpeedAio:
         """CPU s/GB of a write and the fsync that it leaves to its caller."""
         self._memory.copy_(self._bench.source)
         self._path.unlink(missing_ok=True)
+        self._bench.disks.rest()
         with spent() as time:
             self._handle.sync_pwrite(self._memory, str(self._path), 0)
             with self._path.open("rb+") as file:
@@ -50,6 +51,7 @@ class DeepSpeedAio:
 
     def read(self) -> float:
         self._memory.zero_()
+        self._bench.disks.rest()
         with spent() as time:
             self._handle.sync_pread(self._memory, str(self._path), 0)
         self._bench.check(self._memory, "what DeepSpeed read")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The engine's speed and cost, each number beside its peer in the same run, medians, all data checked.
 
-    make bench                                            on disks with a known limit (root,
-    benchmarks/paced_disks.py) make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"         on the disks of these
-    directories make bench ARGS="--only cpu,latency --rounds 9 --json"
+    make bench                                          on disks with a known limit (root)
+    make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"       on the disks of these directories
+    make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency; what each measures stands at the head of its file.
 The numbers are also written to build/bench/engine.json. Memory needed: three times --size, and for disks with
-a known limit room for six times --size in /dev/shm.
+a known limit room for five times --size in /dev/shm.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class Directories:
     def limit(self, mb_s: int) -> None:
         pass
 
+    def rest(self) -> None:
+        pass
+
 
 @contextmanager
 def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
@@ -69,8 +72,10 @@ def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
             for directory in plain.directories:
                 shutil.rmtree(directory, ignore_errors=True)
         return
-    each = max(3 * options.size, 64 * MIB)
-    with PacedDisks(options.disks, options.limit_mb_s, each) as disks:
+    # On one disk: our file, fio's and DeepSpeed's, on the others their shares of a volume.
+    share = -(-options.size // options.disks)
+    sizes = [int(3.2 * options.size), *[int(2.2 * share)] * (options.disks - 1)]
+    with PacedDisks([size + 128 * MIB for size in sizes], options.limit_mb_s) as disks:
         yield (
             disks,
             f"{options.disks} loop devices over tmpfs, {options.limit_mb_s} MB/s each where not unthrottled",

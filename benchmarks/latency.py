@@ -12,13 +12,14 @@ from typing import Literal
 
 import numpy as np
 import torch
-from measurement import Comparison, interleave
+from measurement import Comparison, progress
 from workbench import Workbench
 
 import trunkline as tl
 
 BLOCK = 4096
-CALLS = 5_000  # a round
+CALLS = 10_000  # a round
+TURN = 100
 
 
 def measure(bench: Workbench) -> list[Comparison]:
@@ -46,12 +47,17 @@ def compare(
     except OSError as error:
         return [Comparison("latency", f"4 KiB, {way}", "us", "os.preadv", [], [], why_not=str(error))]
     with tl.open(path, direct=direct) as file:
-        ways = {
-            "os.preadv": per_call(lambda offset: os.preadv(descriptor, memory, offset), offsets),
-            "torch tensor": per_call(lambda offset: file.pread(tensor, offset), offsets),
-            "numpy array": per_call(lambda offset: file.pread(array, offset), offsets),
+        ways: dict[str, Callable[[int], int]] = {
+            "os.preadv": lambda offset: os.preadv(descriptor, memory, offset),
+            "torch tensor": lambda offset: file.pread(tensor, offset),
+            "numpy array": lambda offset: file.pread(array, offset),
         }
-        got = interleave(bench.rounds, ways, f"latency, {way}")
+        got: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(bench.rounds + 1):
+            progress(f"latency, {way}: round {number} of {bench.rounds}")
+            for name, average in one_round(ways, offsets).items():
+                if number > 0:  # the first warms up
+                    got[name].append(average)
     os.close(descriptor)
     if not torch.equal(tensor, bench.source[offsets[-1] : offsets[-1] + BLOCK]):
         raise SystemExit("engine: a 4 KiB read brought other bytes than were written")
@@ -72,13 +78,17 @@ def compare(
     ]
 
 
-def per_call(call: Callable[[int], int], offsets: list[int]) -> Callable[[], float]:
-    """Microseconds a call, on average over all of `offsets`."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        for offset in offsets:
-            call(offset)
-        return (time.perf_counter() - start) / len(offsets) * 1e6
-
-    return once
+def one_round(ways: dict[str, Callable[[int], int]], offsets: list[int]) -> dict[str, float]:
+    """Microseconds a call, on average over all of `offsets`. The ways take turns every few calls: what is
+    sought is much less than what the machine's other work adds and takes away from second to second.
+    """
+    spent = dict.fromkeys(ways, 0.0)
+    for begin in range(0, len(offsets), TURN):
+        turn = offsets[begin : begin + TURN]
+        for name, call in ways.items():
+            call(turn[0])  # the way's code and data are in the cache when its clock starts
+            start = time.perf_counter()
+            for offset in turn:
+                call(offset)
+            spent[name] += time.perf_counter() - start
+    return {name: seconds / len(offsets) * 1e6 for name, seconds in spent.items()}

@@ -37,8 +37,13 @@ def spent() -> Iterator[Spent]:
 
 
 def interleave(rounds: int, ways: dict[str, Callable[[], float]], label: str) -> dict[str, list[float]]:
-    """Each way once a round, so that whatever else the machine does meets all of them alike."""
+    """Each way once a round, so that whatever else the machine does meets all of them alike. A round before
+    the first is not counted: it is the first to use files, memory and code.
+    """
     results: dict[str, list[float]] = {name: [] for name in ways}
+    for name, way in ways.items():
+        progress(f"{label}: warming up: {name}")
+        way()
     for number in range(1, rounds + 1):
         for name, way in ways.items():
             progress(f"{label}: round {number} of {rounds}: {name}")

@@ -9,9 +9,10 @@ as achieved / limit. Needs root, loop devices and either version of the controll
 - version 2: it sits on a group of its own, which this process joins while the disks are up. Buffered writes
   are not held to it there unless the memory controller runs in that group as well.
 
-    with PacedDisks(count=4, limit_mb_s=1000) as disks:
+    with PacedDisks([2_000_000_000] * 4, limit_mb_s=1000) as disks:
         disks.directories       # four mounted directories
         disks.limit(0)          # no limit from here on
+        disks.rest()            # before each measurement: see there
 
     benchmarks/paced_disks.py [--count 4] [--limit-mb-s 1000] [--bytes-each 1600000000] -- COMMAND ...
 
@@ -26,11 +27,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY = Path("/dev/shm")
+CHUNK = 1 << 20
 
 
 class PacedDisksError(Exception):
@@ -52,20 +56,18 @@ def why_unavailable() -> str | None:
 
 
 class PacedDisks:
-    """`count` ext4 filesystems of `bytes_each`, each limited to `limit_mb_s` (10^6 bytes/s; 0: no limit) each
-    way.
-    """
+    """ext4 filesystems of `sizes` bytes, each limited to `limit_mb_s` (10^6 bytes/s, 0: none) each way."""
 
-    def __init__(self, count: int = 1, limit_mb_s: int = 1000, bytes_each: int = 1_600_000_000) -> None:
-        self._count = count
+    def __init__(self, sizes: Sequence[int] = (1_600_000_000,), limit_mb_s: int = 1000) -> None:
+        self._sizes = [size // CHUNK * CHUNK for size in sizes]
         self._limit_mb_s = limit_mb_s
-        self._bytes_each = bytes_each
         self._images: list[Path] = []
         self._devices: list[str] = []
         self._numbers: list[str] = []  # "major:minor", the controller's name of a device
         self._mounted: list[Path] = []
         self._scratch: Path | None = None
         self._group: _OwnGroup | None = None
+        self._paced = False
 
     @property
     def directories(self) -> list[Path]:
@@ -74,15 +76,15 @@ class PacedDisks:
     def __enter__(self) -> PacedDisks:
         if why := why_unavailable():
             raise PacedDisksError(why)
-        needed = self._count * self._bytes_each
+        needed = sum(self._sizes)
         if shutil.disk_usage(MEMORY).free < needed:
-            raise PacedDisksError(f"{self._count} disks need {needed} bytes of {MEMORY}")
+            raise PacedDisksError(f"{len(self._sizes)} disks need {needed} bytes of {MEMORY}")
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="trunkline-disks-"))
             if not _version_1():
                 self._group = _OwnGroup()
-            for index in range(self._count):
-                self._add(index, self._scratch)
+            for index, size in enumerate(self._sizes):
+                self._add(index, size, self._scratch)
             self.limit(self._limit_mb_s)
         except BaseException:
             self._remove()
@@ -96,6 +98,7 @@ class PacedDisks:
 
     def limit(self, mb_s: int) -> None:
         """Changes the limit of every disk, in 10^6 bytes/s each way; 0 takes it off."""
+        self._paced = mb_s > 0
         for number in self._numbers:
             if self._group:
                 rate = str(mb_s * 1_000_000) if mb_s else "max"
@@ -105,14 +108,26 @@ class PacedDisks:
                     file = CGROUP / "blkio" / f"blkio.throttle.{way}_bps_device"
                     file.write_text(f"{number} {mb_s * 1_000_000}\n")
 
-    def _add(self, index: int, scratch: Path) -> None:
+    def rest(self) -> None:
+        """Lets the throttle come to rest, so that all measurements begin alike.
+
+        It deals in slices of 0.1 s, and grants one of them in advance. Who begins right behind something else
+        inherits an open slice with what is left of it, or gets two in advance: 4 % to 15 % of a gigabyte.
+        """
+        if self._paced:
+            time.sleep(0.5)
+
+    def _add(self, index: int, size: int, scratch: Path) -> None:
         image = MEMORY / f"{scratch.name}-{index}.img"
         image.touch(mode=0o600, exist_ok=False)
         self._images.append(image)
-        # All of its memory now: first touch in the middle of a write would measure the page allocator.
-        with image.open("rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, self._bytes_each // 4096 * 4096)
-        _run("mkfs.ext4", "-q", "-F", "-E", "nodiscard", str(image))
+        # All of its memory now: first touch in the middle of a write would measure the page allocator, here
+        # or (fallocate is not enough) that of the machine that this one is a guest of.
+        with image.open("rb+", buffering=0) as file:
+            for _ in range(size // CHUNK):
+                file.write(bytes(CHUNK))
+        # Nothing is left to a kernel thread that would share the limit with what is measured.
+        _run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", str(image))
         # Direct, so that the image's pages are not cached a second time.
         device = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
         self._devices.append(device)
@@ -192,7 +207,7 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     try:
-        with PacedDisks(options.count, options.limit_mb_s, options.bytes_each) as disks:
+        with PacedDisks([options.bytes_each] * options.count, options.limit_mb_s) as disks:
             return subprocess.run([*options.command, *map(str, disks.directories)], check=False).returncode
     except PacedDisksError as error:
         print(f"paced_disks: {error}", file=sys.stderr)

@@ -1,9 +1,16 @@
 """Random 112 KiB reads (the samples of an image data set), 400 submitted at once, queue depth 32, without a
 limit, beside fio randread.
+
+How much memory the bytes go to decides as much as how they are read: batches of 400 samples (46 MB each)
+are more than a processor's cache, fio's 32 buffers are less. And who awaits a batch before the next lets the
+disk run dry for a moment. So each case stands beside fio of its own kind: one batch at a time beside fio that
+sends 400 when the last 400 are there; the next batch under way beside fio with 400 always in flight; a few
+targets used in turn beside fio with its 32 buffers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import fio_peer
@@ -16,7 +23,9 @@ import trunkline as tl
 
 SAMPLE_BYTES = 112 << 10
 BATCH = 400
-BATCHES = 20
+BATCHES = 40
+# Targets used in turn: reads begin in order, at most DEPTH at once, so each is free when its turn comes.
+FEW = DEPTH + 8
 
 
 def measure(bench: Workbench) -> list[Comparison]:
@@ -27,55 +36,78 @@ def measure(bench: Workbench) -> list[Comparison]:
         file.sync()
     count = bench.bytes // SAMPLE_BYTES
     expected = bench.source[: count * SAMPLE_BYTES].view(count, SAMPLE_BYTES)
-    targets = tl.torch.empty_pinned((BATCH, SAMPLE_BYTES), torch.uint8)
+    memory = tl.torch.empty_pinned((2, BATCH, SAMPLE_BYTES), torch.uint8)
     generator = np.random.default_rng(3)
 
-    def ours(engine: tl.Engine) -> Callable[[], float]:
+    def ours(engine: tl.Engine, targets: int = BATCH, under_way: int = 1) -> Callable[[], float]:
+        """With `under_way` 2, a batch is submitted before the one before it is awaited."""
+
         def once() -> float:
+            memory.zero_()
             batches = [generator.integers(0, count, BATCH).tolist() for _ in range(BATCHES)]
             with tl.open(path, engine=engine) as file:
-                rows = list(targets)
+                rows = [[memory[k, n % targets] for n in range(BATCH)] for k in range(under_way)]
+                pending: deque[list[tl.Future]] = deque()
                 with spent() as time:
-                    for batch in batches:
+                    for number, batch in enumerate(batches):
                         reads = [
                             tl.Read(file, row, SAMPLE_BYTES * sample)
-                            for row, sample in zip(rows, batch, strict=True)
+                            for row, sample in zip(rows[number % under_way], batch, strict=True)
                         ]
-                        tl.wait_all(engine.submit(reads))
-            if not torch.equal(targets, expected[batches[-1]]):
-                raise SystemExit("engine: a random read brought other bytes than were written")
+                        pending.append(engine.submit(reads))
+                        if len(pending) == under_way:
+                            tl.wait_all(pending.popleft())
+                    for futures in pending:
+                        tl.wait_all(futures)
+            for number in range(BATCHES - under_way, BATCHES):
+                last = memory[number % under_way][[n % targets for n in range(BATCH - targets, BATCH)]]
+                if not torch.equal(last, expected[batches[number][-targets:]]):
+                    raise SystemExit("engine: a random read brought other bytes than were written")
             return BATCH * BATCHES * SAMPLE_BYTES / time.seconds / 1e9
 
         return once
 
-    def fio() -> float:
-        total = BATCH * BATCHES * SAMPLE_BYTES
+    def fio(depth: int, at_once: int = 1) -> float:
         run = fio_peer.run(
             *([path], "randread"),
             block_bytes=SAMPLE_BYTES,
-            depth=DEPTH,
+            depth=depth,
             engine=bench.fio_engine,
-            total_bytes=total,
+            total_bytes=BATCH * BATCHES * SAMPLE_BYTES,
             randrepeat=0,
             norandommap=1,
+            iodepth_batch=at_once,
+            iodepth_low=depth if at_once == 1 else 1,  # what is left in flight when the next are sent
         )
         return run.bytes_per_second / 1e9
 
     with tl.Engine(lanes=1, queue_depth=DEPTH) as one_lane:
-        ways = {"one lane": ours(one_lane), "default engine": ours(tl.default_engine()), "fio": fio}
+        ways = {
+            "fio": lambda: fio(DEPTH),
+            "few": ours(one_lane, FEW, under_way=2),
+            "fio batches": lambda: fio(BATCH, at_once=BATCH),
+            "one batch": ours(one_lane),
+            "fio 400": lambda: fio(BATCH),
+            "two batches": ours(one_lane, under_way=2),
+            "default engine": ours(tl.default_engine(), under_way=2),
+        }
         got = interleave(bench.rounds, ways, "random")
     path.unlink()
-    case = f"batch of {BATCH} x 112 KiB"
-    peer = f"fio randread, depth {DEPTH}"
+
+    fios = {
+        "fio": f"fio randread, depth {DEPTH}",
+        "fio 400": f"fio randread, depth {BATCH}",
+        "fio batches": f"fio randread, {BATCH} at once",
+    }
+
+    def row(name: str, text: str, peer: str, at_least: float | None = None) -> Comparison:
+        case = f"{BATCH} x 112 KiB, {text}"
+        return Comparison("random", case, "GB/s", fios[peer], got[name], got[peer], at_least=at_least)
+
     return [
-        Comparison(
-            "random",
-            f"{case}, one lane, depth {DEPTH}",
-            "GB/s",
-            peer,
-            got["one lane"],
-            got["fio"],
-            at_least=0.95,
-        ),
-        Comparison("random", f"{case}, default engine", "GB/s", peer, got["default engine"], got["fio"]),
+        row("one batch", f"batch after batch, depth {DEPTH}", "fio batches", 0.95),
+        row("two batches", f"next batch under way, depth {DEPTH}", "fio 400", 0.95),
+        row("few", f"into {FEW} targets, depth {DEPTH}", "fio", 0.95),
+        row("one batch", f"batch after batch, depth {DEPTH}", "fio"),
+        row("default engine", "next batch under way, default engine", "fio 400"),
     ]

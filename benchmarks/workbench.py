@@ -30,6 +30,8 @@ class Disks(Protocol):
 
     def limit(self, mb_s: int) -> None: ...
 
+    def rest(self) -> None: ...
+
 
 @dataclass
 class Workbench:
@@ -74,6 +76,7 @@ class Workbench:
     def read(self, open_file: Open, target: torch.Tensor, passes: int = 1) -> tuple[float, float]:
         """GB/s and CPU s/GB of one blocking read a pass into all of `target`; checked."""
         target.zero_()
+        self.disks.rest()
         with spent() as time, open_file("r") as file:
             for _ in range(passes):
                 file.pread(target)
@@ -83,8 +86,9 @@ class Workbench:
     def write(
         self, open_file: Open, data: torch.Tensor, mode: Mode = "w", passes: int = 1
     ) -> tuple[float, float]:
-        """The same of fio over `files`, as many bytes together; "write" makes them anew."""
+        """GB/s and CPU s/GB of one blocking write a pass of all of `data`, and the final sync; checked."""
         data.copy_(self.source)
+        self.disks.rest()
         with spent() as time, open_file(mode) as file:
             for _ in range(passes):
                 file.pwrite(data)
@@ -106,6 +110,7 @@ class Workbench:
                 self.fio(files, "write")
         settings: dict[str, str | int] = {"engine": self.fio_engine, "depth": DEPTH}
         settings |= options
+        self.disks.rest()
         run = fio_peer.run(
             *(files, "write" if rw == "overwrite" else rw),
             block_bytes=MIB,

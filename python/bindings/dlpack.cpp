@@ -42,6 +42,17 @@ struct VersionedManagedTensor {
   std::uint64_t flags;
   Tensor tensor;
 };
+struct ExchangeTable {
+  std::uint32_t major;
+  std::uint32_t minor;
+  const ExchangeTable* older;
+  void* allocate;
+  void* lend;
+  void* take_back;
+  int (*view)(void* object, Tensor* out);  // 0, or an exception is set; what it says lives as long as object
+  void* stream;
+};
+constexpr std::uint8_t kComplexCode = 5;
 constexpr std::uint64_t kFlagReadOnly = 1;
 constexpr std::uint64_t kFlagCopied = 2;
 constexpr std::uint64_t kFlagSubbytePadded = 4;
@@ -59,6 +70,16 @@ std::uint64_t elements(const Tensor& tensor) {
   std::uint64_t count = 1;
   for (std::int32_t i = 0; i < tensor.ndim; ++i) count *= static_cast<std::uint64_t>(tensor.shape[i]);
   return count;
+}
+
+bool in_c_order(const Tensor& tensor) {
+  if (tensor.strides == nullptr || elements(tensor) == 0) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
 }
 
 nb::object request_capsule(nb::handle producer) {
@@ -120,18 +141,34 @@ std::uint64_t DlpackTensor::bytes() const {
   return (elements(tensor) * bits + 7) / 8;
 }
 
-bool DlpackTensor::contiguous() const {
-  const Tensor& tensor = tensor_of(tensor_, versioned_);
-  if (tensor.strides == nullptr || elements(tensor) == 0) return true;
-  std::int64_t expected = 1;
-  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
-    expected *= tensor.shape[i];
-  }
-  return true;
-}
+bool DlpackTensor::contiguous() const { return in_c_order(tensor_of(tensor_, versioned_)); }
 
 bool DlpackTensor::read_only() const { return (flags_of(tensor_, versioned_) & kFlagReadOnly) != 0; }
 bool DlpackTensor::copied() const { return (flags_of(tensor_, versioned_) & kFlagCopied) != 0; }
+
+std::optional<DlpackExchange> DlpackExchange::of(nb::handle type) {
+  PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
+  void* table = capsule == nullptr ? nullptr : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  Py_XDECREF(capsule);
+  PyErr_Clear();
+  const auto* functions = static_cast<const ExchangeTable*>(table);
+  if (functions == nullptr || functions->major != 1 || functions->view == nullptr) return std::nullopt;
+  return DlpackExchange(table);
+}
+
+std::optional<DlpackView> DlpackExchange::look_at(nb::handle tensor) const {
+  Tensor seen{};
+  if (static_cast<const ExchangeTable*>(table_)->view(tensor.ptr(), &seen) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const std::uint64_t bits = std::uint64_t{seen.dtype.bits} * seen.dtype.lanes;
+  const bool on_host = seen.device_type == kDlpackCpu || seen.device_type == kDlpackCudaHost;
+  if (!on_host || bits % 8 != 0) return std::nullopt;
+  return DlpackView{.data = static_cast<std::byte*>(seen.data) + seen.byte_offset,
+                    .bytes = elements(seen) * (bits / 8),
+                    .contiguous = in_c_order(seen),
+                    .complex = seen.dtype.code == kComplexCode};
+}
 
 }  // namespace trunkline::python

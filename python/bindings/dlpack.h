@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace trunkline::python {
@@ -34,6 +36,30 @@ class DlpackTensor {
  private:
   void* tensor_ = nullptr;  // ManagedTensor or VersionedManagedTensor
   bool versioned_ = false;
+};
+
+// What the tables of DlpackExchange say of a tensor, whose producer keeps it.
+struct DlpackView {
+  std::byte* data;
+  std::uint64_t bytes;
+  bool contiguous;  // in C order
+  bool complex;     // its elements are complex numbers
+};
+
+// The table of C functions that a type may carry beside __dlpack__ (DLPack 1.2): a look at a tensor for a
+// tenth of the price of asking it by its Python attributes.
+class DlpackExchange {
+ public:
+  // Nothing if `type` has none of a version that is known here. Tables live as long as the process.
+  static std::optional<DlpackExchange> of(nanobind::handle type);
+
+  // Nothing if the tensor is not in host memory or not such that DLPack can describe it in whole bytes; the
+  // longer ways know why.
+  std::optional<DlpackView> look_at(nanobind::handle tensor) const;
+
+ private:
+  explicit DlpackExchange(const void* table) : table_(table) {}
+  const void* table_;
 };
 
 // Device types of __dlpack_device__ whose memory the host reads and writes.

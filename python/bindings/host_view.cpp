@@ -49,6 +49,7 @@ constexpr std::string_view kTorchRemedy =
 struct TorchNames {
   PyTypeObject* tensor;
   PyObject* strided;
+  std::optional<DlpackExchange> exchange;  // from torch 2.9 on
 
   static const TorchNames* find() {
     static std::optional<TorchNames> found;
@@ -59,8 +60,9 @@ struct TorchNames {
     const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
     const nb::object strided = nb::getattr(torch, "strided", nb::none());
     if (!PyType_Check(tensor.ptr()) || strided.is_none()) return nullptr;  // torch is being imported
-    found = TorchNames{reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr()),
-                       nb::object(strided).release().ptr()};
+    found = TorchNames{.tensor = reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr()),
+                       .strided = nb::object(strided).release().ptr(),
+                       .exchange = DlpackExchange::of(tensor)};
     return &*found;
   }
 };
@@ -118,7 +120,7 @@ HostView::HostView(nb::handle buffer, Access access, const char* name) {
   if (!is_builtin_buffer(buffer)) {
     const TorchNames* torch = TorchNames::find();
     if (torch != nullptr && PyObject_TypeCheck(buffer.ptr(), torch->tensor)) {
-      take_torch(wanted);
+      if (!take_plain_torch(wanted)) take_torch(wanted);
       return;
     }
   }
@@ -132,6 +134,21 @@ void HostView::keep_storage() {
   const TorchNames* torch = TorchNames::find();
   if (!owner_.is_valid() || torch == nullptr || !PyObject_TypeCheck(owner_.ptr(), torch->tensor)) return;
   storage_ = call_method(owner_, Names::get().untyped_storage);
+}
+
+// The short way, for what is a tensor and nothing else and needs no explaining.
+bool HostView::take_plain_torch(const Wanted& wanted) {
+  const TorchNames& torch = *TorchNames::find();
+  if (!torch.exchange || Py_TYPE(wanted.buffer.ptr()) != torch.tensor) return false;
+  const std::optional<DlpackView> seen = torch.exchange->look_at(wanted.buffer);
+  if (!seen || !seen->contiguous || (seen->data == nullptr && seen->bytes != 0)) return false;
+  // A tensor with one of these bits shows other values than its memory holds.
+  const Names& names = Names::get();
+  if (call_method(wanted.buffer, names.is_neg).ptr() == Py_True) return false;
+  if (seen->complex && call_method(wanted.buffer, names.is_conj).ptr() == Py_True) return false;
+  memory_ = {seen->data, seen->bytes};
+  owner_ = nb::borrow(wanted.buffer);
+  return true;
 }
 
 void HostView::take_torch(const Wanted& wanted) {

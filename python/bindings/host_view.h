@@ -52,6 +52,7 @@ class HostView {
     const char* name;
   };
 
+  bool take_plain_torch(const Wanted& wanted);
   void take_torch(const Wanted& wanted);
   bool take_buffer_protocol(const Wanted& wanted);
   bool take_numpy(const Wanted& wanted);

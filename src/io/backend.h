@@ -5,6 +5,7 @@
 // its completion's result.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,9 @@ struct Completion {
   std::int64_t result = 0;  // bytes moved, or a negative errno value
 };
 
+// How long a lane may keep a completion waiting for others. Bounded, for those may be on a device that hangs.
+constexpr std::chrono::milliseconds kPatience{5};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -43,11 +47,12 @@ class Backend {
   // Takes a command; it is sent at the next reap() at the latest.
   virtual void push(const Command& command) = 0;
 
-  // Sends what was pushed, then waits until at least one command is complete or wake() was called, and
-  // appends all completions there are.
-  virtual void reap(std::vector<Completion>& completions) = 0;
+  // Sends what was pushed, then waits until a command is complete or wake() was called, and appends all
+  // completions there are. With `wanted` above 1 it may wait for so many, up to kPatience, to save a busy
+  // lane a trip through the scheduler for each; a backend is free to be prompt instead.
+  virtual void reap(std::vector<Completion>& completions, unsigned wanted) = 0;
 
-  // Ends the current reap(), or the next one if none is under way.
+  // Ends the current reap(), or the next one if none is under way; at once, unless it waits for several.
   virtual void wake() = 0;
 
   // Tells the kernel once about memory that many commands will use. Refusal costs speed alone.

@@ -20,6 +20,8 @@ namespace {
 
 // Operations that may stand in the queue before submitters wait.
 constexpr std::size_t kQueueBound = 4096;
+// Of a batch: the device works on the first while the rest is made.
+constexpr std::size_t kEnqueuedAtOnce = 32;
 // Bounce slots of a lane, at most: enough to keep a device busy while copies run.
 constexpr unsigned kMaxLaneSlots = 32;
 // Callers that can bounce inline at the same time; further ones go through the lanes.
@@ -150,7 +152,7 @@ std::vector<Future> EngineCore::submit(std::span<const Request> requests) {
   std::vector<Future> futures;
   futures.reserve(requests.size());
   std::vector<std::shared_ptr<Operation>> operations;
-  operations.reserve(requests.size());
+  operations.reserve(std::min(requests.size(), kEnqueuedAtOnce));
   for (const Request& request : requests) {
     auto operation = make_operation(request);
     if (!operation) {
@@ -163,6 +165,10 @@ std::vector<Future> EngineCore::submit(std::span<const Request> requests) {
     else
       operations.push_back(*operation);
     futures.emplace_back(std::move(*operation));
+    if (operations.size() == kEnqueuedAtOnce) {
+      enqueue(operations);
+      operations.clear();
+    }
   }
   enqueue(operations);
   return futures;

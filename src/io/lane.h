@@ -58,6 +58,7 @@ class Lane {
  private:
   void run(std::promise<Status>& started);
   void submit_ready();
+  unsigned wanted() const;
   bool prepare(Transfer& transfer);
   void send(Transfer&& transfer);
   void finish(const Completion& completion);

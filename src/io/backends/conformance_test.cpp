@@ -41,7 +41,7 @@ class BackendTest : public testing::TestWithParam<Variant> {
     std::vector<Completion> completions;
     while (results.size() < commands.size()) {
       completions.clear();
-      backend_->reap(completions);
+      backend_->reap(completions, 1);
       for (const Completion& completion : completions) {
         EXPECT_FALSE(results.contains(completion.tag)) << "completed twice";
         results[completion.tag] = completion.result;
@@ -103,11 +103,11 @@ TEST_P(BackendTest, ReportsWhatTheKernelSays) {
 TEST_P(BackendTest, AWakeEndsTheWait) {
   std::vector<Completion> completions;
   backend_->wake();
-  backend_->reap(completions);  // woken before it began
+  backend_->reap(completions, 1);  // woken before it began
   EXPECT_TRUE(completions.empty());
   for (int round = 0; round < 20; ++round) {
     std::thread other([this] { backend_->wake(); });
-    backend_->reap(completions);
+    backend_->reap(completions, 1);
     other.join();
     EXPECT_TRUE(completions.empty());
   }

@@ -40,10 +40,10 @@ class FaultyBackend final : public Backend {
       arrived_.push_back({command.tag, 0});
   }
 
-  void reap(std::vector<Completion>& completions) override {
+  void reap(std::vector<Completion>& completions, unsigned wanted) override {
     // Nothing of the inner backend may be awaited while a completion of our own is ready.
     if (!deliver(completions)) {
-      inner_->reap(arrived_);
+      inner_->reap(arrived_, wanted);
       deliver(completions);
     }
   }

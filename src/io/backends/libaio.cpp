@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <thread>
+#include <utility>
 
 #include "io/backend.h"
 #include "io/backends/wake_event.h"
@@ -31,7 +32,7 @@ class LibaioBackend final : public Backend {
     // The probe: a real poll through the context, that of the wake-up event.
     wake_.signal();
     std::vector<Completion> completions;
-    reap(completions);
+    reap(completions, 1);
     if (wake_result_ <= 0 || (wake_result_ & POLLIN) == 0)
       return std::unexpected(
           system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing poll through libaio"));
@@ -57,14 +58,14 @@ class LibaioBackend final : public Backend {
     pending_.push_back(&block);
   }
 
-  void reap(std::vector<Completion>& completions) override {
+  void reap(std::vector<Completion>& completions, unsigned wanted) override {
     bool woken = false;
     const std::size_t before = completions.size();
     while (!woken && completions.size() == before) {
       if (!wake_armed_) arm_wake();
       send(completions);
       if (completions.size() != before) break;
-      woken = collect(completions);
+      woken = collect(completions, std::exchange(wanted, 1));
     }
   }
 
@@ -107,9 +108,11 @@ class LibaioBackend final : public Backend {
     }
   }
 
-  bool collect(std::vector<Completion>& completions) {
+  bool collect(std::vector<Completion>& completions, unsigned wanted) {
     if (probe_failed_) return true;
-    const int count = io_getevents(context_, 1, static_cast<long>(events_.size()), events_.data(), nullptr);
+    timespec patience{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kPatience).count()};
+    const int count = io_getevents(context_, static_cast<long>(wanted), static_cast<long>(events_.size()),
+                                   events_.data(), wanted == 1 ? nullptr : &patience);
     bool woken = false;
     for (int index = 0; index < count; ++index) {
       const io_event& event = events_[static_cast<std::size_t>(index)];

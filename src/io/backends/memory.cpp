@@ -13,7 +13,7 @@ class MemoryBackend final : public Backend {
  public:
   void push(const Command& command) override { done_.push_back({command.tag, run_command(command)}); }
 
-  void reap(std::vector<Completion>& completions) override {
+  void reap(std::vector<Completion>& completions, unsigned /*wanted*/) override {
     if (done_.empty()) {
       std::unique_lock lock(mutex_);
       waking_.wait(lock, [this] { return woken_; });

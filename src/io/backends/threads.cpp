@@ -44,7 +44,7 @@ class ThreadsBackend final : public Backend {
     work_.notify_one();
   }
 
-  void reap(std::vector<Completion>& completions) override {
+  void reap(std::vector<Completion>& completions, unsigned /*wanted*/) override {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return woken_ || !completions_.empty(); });
     woken_ = false;
