@@ -105,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5, help="of every measurement (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     options.only = options.only.split(",")
     if unknown := [name for name in options.only if name not in SECTIONS]:
@@ -145,7 +146,10 @@ def main() -> int:
     written = ROOT / "build/bench/engine.json"
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(json.dumps(results.as_json(), indent=1) + "\n")
-    print(json.dumps(results.as_json(), indent=1) if options.json else results.table())
+    if options.json:
+        print(json.dumps(results.as_json(), indent=1))
+    else:
+        print(results.markdown() if options.markdown else results.table())
     return 0
 
 

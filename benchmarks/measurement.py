@@ -123,7 +123,6 @@ class Results:
     disks: str
     command: str
     comparisons: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -131,7 +130,6 @@ class Results:
             "disks": self.disks,
             "command": self.command,
             "comparisons": [comparison.as_json() for comparison in self.comparisons],
-            "notes": self.notes,
         }
 
     def table(self) -> str:
@@ -152,7 +150,27 @@ class Results:
             value = f"{one.value:>+10.3f}" if one.compared == "difference" else f"{one.value:>10.3f}"
             numbers = f"{median(one.ours):>9.3f}{median(one.theirs):>9.3f}{value}"
             lines.append(f"  {one.case:<50}{numbers}  {one.goal:<8} {one.peer}{mark}")
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The table of docs/performance.md."""
+        lines = []
+        for section in dict.fromkeys(one.section for one in self.comparisons):
+            rows = [one for one in self.comparisons if one.section == section]
+            lines += ["", f"| {section}, {rows[0].unit} | ours | peer | compared | goal | peer |"]
+            lines += ["|---|---|---|---|---|---|", *(_markdown_row(one) for one in rows)]
+        return "\n".join(lines[1:])
+
+
+def _markdown_row(one: Comparison) -> str:
+    goal = one.goal.replace(">=", "\u2265").replace("<=", "\u2264")
+    if one.value is None:
+        return f"| {one.case} | | | | {goal} | {one.peer}: {one.why_not} |"
+    compared = f"{one.value:+.2f}" if one.compared == "difference" else f"{one.value:.2f}"
+    if one.met is not None:
+        compared += "" if one.met else " **missed**"
+    numbers = [f"{median(values):.3g}" for values in (one.ours, one.theirs)]
+    return f"| {one.case} | {numbers[0]} | {numbers[1]} | {compared} | {goal} | {one.peer} |"
 
 
 def machine() -> dict[str, str | int]:

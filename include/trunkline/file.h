@@ -35,7 +35,9 @@ struct OpenOptions {
 class FileCore;  // src/io/file_core.h
 
 // A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations
-// on overlapping ranges run in no particular order unless one is awaited before the next is submitted.
+// on overlapping ranges run in no particular order unless one is awaited before the next is submitted. Writes
+// that overlap and are under way together leave the bytes of either, and may make a later sync() fail for
+// good: the kernel gives up on a page that one writes through its cache and the other past it.
 //
 // Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a
 // failed or cancelled write the bytes of its range are unspecified and all others are untouched.
@@ -63,8 +65,8 @@ class File {
   Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
   Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
 
-  Result<std::uint64_t> size() const;  // bytes
-  Status truncate(std::uint64_t bytes) const;
+  Result<std::uint64_t> size() const;          // bytes
+  Status truncate(std::uint64_t bytes) const;  // waits for the writes submitted before
 
   // Waits for the writes submitted before, then makes data and size durable (fsync). A failure is final for
   // this file: every later sync and write returns it again, since the kernel may have dropped the dirty pages

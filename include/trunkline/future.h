@@ -16,6 +16,9 @@ class Operation;  // src/io/operation.h
 
 // A handle to one operation; copies share it. Every member function is thread-safe. Dropping the last handle
 // does not cancel: the operation goes on and keeps its file and Keepalive until it is done.
+//
+// In the child of a fork, what was pending is done as far as the child can tell, with the error `closed`: it
+// goes on in the parent, with the parent's memory.
 class Future {
  public:
   using Timeout = std::optional<std::chrono::nanoseconds>;  // nullopt: without end

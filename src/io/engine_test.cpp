@@ -229,6 +229,37 @@ TEST(Files, AFullDiskIsReportedBeforeAnythingIsWritten) {
   EXPECT_GT(room.capacity, 0U);
 }
 
+TEST(Fork, AnOperationOfTheParentIsOverInTheChild) {
+  if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
+  const TempDirectory directory;
+  const auto faults = Faults::create();
+  const Engine engine = Engine::create({.lanes = 1, .faults = faults}).value();
+  const File file = File::open(engine, directory.file("a"), {.mode = Mode::write}).value();
+  TestMemory memory(3 * kMiB);
+  ASSERT_TRUE(file.pwrite(memory.view(), 0));
+  const Future ended = file.async_pread(memory.view(), 0);
+  ASSERT_TRUE(ended.wait());
+  faults->hold(Op::read, faults->commands(Op::read), 1000);
+  const Future held = file.async_pread(memory.view(), 0);
+
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int failures = 0;
+    if (!held.done() || !held.wait()) failures |= 1;
+    const auto result = held.result();
+    if (result || result.error().kind != ErrorKind::closed) failures |= 2;
+    if (ended.result() != memory.size()) failures |= 4;
+    ::_exit(failures);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  faults->release();
+  EXPECT_EQ(held.result(), memory.size());
+}
+
 TEST(Fork, TheDefaultEngineWorksInAChild) {
   if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const TempDirectory directory;

@@ -37,27 +37,32 @@ Result<os::FilePair> open_for_probe(const std::string& path) {
   return os::open_pair(path, O_RDONLY, os::DirectPolicy::automatic);
 }
 
-void probe_memory_lock(std::uint64_t bytes, std::vector<Refusal>& refused) {
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return;
-  if (::mlock(memory, bytes) != 0) {
-    const Error error = system_error(errno, fmt::format("locking {} bytes (raise `ulimit -l`)", bytes));
-    refused.push_back({"memory lock", error.message});
-  }
-  ::munmap(memory, bytes);
+void probe_memory_lock(const Buffer& memory, std::vector<Refusal>& refused) {
+  if (memory.locked() || ::mlock(memory.data(), memory.size()) == 0) return;
+  const Error error = system_error(errno, fmt::format("locking {} bytes (raise `ulimit -l`)", memory.size()));
+  refused.push_back({"memory lock", error.message});
 }
 
 // As a lane does it when a transfer must bounce for the first time.
-void probe_registration(const EngineConfig& config, std::uint64_t bytes, std::vector<Refusal>& refused) {
+void probe_registration(const EngineConfig& config, const Buffer& memory, std::vector<Refusal>& refused) {
   if (config.backend != BackendKind::io_uring) return;
   for (const Refusal& known : refused) {
     if (known.what == "registered buffers") return;
   }
-  auto memory = Buffer::allocate(bytes);
   auto backend = make_io_uring_backend(1);
-  if (!memory || !backend) return;
-  if (auto status = (*backend)->register_memory(memory->span()); !status)
+  if (!backend) return;
+  if (auto status = (*backend)->register_memory(memory.span()); !status)
     refused.push_back({"registered buffers", status.error().message});
+}
+
+// With as much memory as a lane would bounce through, of what the budget has left.
+void probe_memory(const EngineCore& core, std::vector<Refusal>& refused) {
+  constexpr std::uint64_t kMost = 64ULL << 20;
+  const std::uint64_t bytes = core.config().block_bytes * core.config().queue_depth;
+  const auto memory = Buffer::allocate(std::min(bytes, kMost), core.budget());
+  if (!memory) return;
+  probe_memory_lock(*memory, refused);
+  probe_registration(core.config(), *memory, refused);
 }
 
 void probe_huge_pages(std::vector<Refusal>& refused) {
@@ -89,9 +94,7 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   explanation.filesystem = location->filesystem;
   explanation.mount = location->mount;
 
-  const std::uint64_t bytes = core.config().block_bytes * core.config().queue_depth;
-  probe_memory_lock(std::min<std::uint64_t>(bytes, 64ULL << 20), explanation.refused);
-  probe_registration(core.config(), std::min<std::uint64_t>(bytes, 64ULL << 20), explanation.refused);
+  probe_memory(core, explanation.refused);
   probe_huge_pages(explanation.refused);
   return explanation;
 }

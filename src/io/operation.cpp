@@ -31,11 +31,13 @@ std::shared_ptr<Operation> Operation::finished(std::uint64_t bytes) {
 }
 
 bool Operation::done() const {
+  if (belongs_to_parent()) return true;
   const std::scoped_lock lock(mutex_);
   return done_;
 }
 
 bool Operation::wait(Future::Timeout timeout) const {
+  if (belongs_to_parent()) return true;
   std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done_; };
   if (!timeout) {
@@ -52,7 +54,15 @@ bool Operation::wait(Future::Timeout timeout) const {
 }
 
 Result<std::uint64_t> Operation::result() const {
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!belongs_to_parent()) {
+    lock.lock();
+  } else if (!lock.try_lock() ||
+             !done_) {  // one that was done before the fork has its result in the child too
+    return std::unexpected(make_error(
+        ErrorKind::closed,
+        "the operation was submitted before a fork, by the parent, and only the parent can await it"));
+  }
   if (error_) return std::unexpected(*error_);
   return bytes_done_.load();
 }

@@ -1,5 +1,6 @@
 #include "trunkline/volume.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "io/open_members.h"
+#include "os/file_pair.h"
 #include "volume/descriptor.h"
 #include "volume/stripe_files.h"
 
@@ -80,6 +82,15 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
   return {};
 }
 
+Status check_direct(const StripeFiles& files, const StripeFiles::Presence& presence) {
+  for (std::size_t i = 0; i < files.members().size(); ++i) {
+    if (!presence.members[i]) continue;
+    auto pair = os::open_pair(files.members()[i], O_RDONLY, os::DirectPolicy::always);
+    if (!pair) return std::unexpected(pair.error());
+  }
+  return {};
+}
+
 Result<File> open_existing(const std::optional<Engine>& engine, const StripeFiles& files,
                            const OpenOptions& options) {
   const auto stripe_bytes = files.check();
@@ -105,6 +116,10 @@ Result<File> open_new(const std::optional<Engine>& engine, const StripeFiles& fi
   if (!presence) return std::unexpected(presence.error());
   if (auto available = check_free(files, *presence, options.mode); !available)
     return std::unexpected(available.error());
+  // 0. What would be refused below is refused while the old contents are there.
+  if (options.direct == Direct::always) {
+    if (auto possible = check_direct(files, *presence); !possible) return std::unexpected(possible.error());
+  }
   // 1. Old contents go, durably.
   if (auto emptied = files.empty_members(*presence); !emptied) return std::unexpected(emptied.error());
   // 2. Descriptors, durably: until all have the new id the file is corrupt. Of two that make a new file at

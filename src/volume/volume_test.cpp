@@ -275,5 +275,20 @@ TEST_F(VolumeTest, RefusesAnEngineWhoseFilesAreInMemory) {
   EXPECT_TRUE(all_files().empty());
 }
 
+TEST_F(VolumeTest, RefusedDirectIoLeavesTheOldContents) {
+  const std::string root = "/dev/shm";  // files in memory have no direct I/O
+  if (::access(root.c_str(), W_OK) != 0) GTEST_SKIP() << "no writable tmpfs at /dev/shm";
+  const test::TempDirectory in_memory(root);
+  const std::vector<std::string> paths = {in_memory.file("a"), in_memory.file("b")};
+  for (const std::string& path : paths) std::filesystem::create_directory(path);
+  const Volume volume = make(paths);
+  const auto data = pattern(5 * kStripe);
+  ASSERT_TRUE(store(volume, "f", data));
+  const auto refused = volume.open(engine_, "f", {.mode = Mode::write, .direct = Direct::always});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::unsupported);
+  EXPECT_EQ(fetch(volume, "f"), data);
+}
+
 }  // namespace
 }  // namespace trunkline

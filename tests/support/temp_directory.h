@@ -12,9 +12,9 @@ namespace trunkline::test {
 class TempDirectory {
  public:
   // Under TRUNKLINE_TEST_DIR, else /var/tmp: a real filesystem, where /tmp may be memory.
-  TempDirectory() {
-    const char* root = std::getenv("TRUNKLINE_TEST_DIR");
-    path_ = std::string(root != nullptr ? root : "/var/tmp") + "/trunkline-test-XXXXXX";
+  TempDirectory() : TempDirectory(default_root()) {}
+  explicit TempDirectory(const std::string& root) {
+    path_ = root + "/trunkline-test-XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("cannot create " + path_);
   }
   TempDirectory(const TempDirectory&) = delete;
@@ -28,6 +28,11 @@ class TempDirectory {
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
  private:
+  static std::string default_root() {
+    const char* root = std::getenv("TRUNKLINE_TEST_DIR");
+    return root != nullptr ? root : "/var/tmp";
+  }
+
   std::string path_;
 };
 

@@ -11,6 +11,8 @@ extern "C" const char* __tsan_default_suppressions() {  // NOLINT(*-reserved-ide
          "race:_io_uring_get_sqe\n"
          "race:_io_uring_get_cqe\n"
          "race:io_uring_queue_init\n"
+         "race:io_uring_prep_rw\n"
+         "race:io_uring_sqe_set_data64\n"
          "race:io_uring_setup\n";
 }
 #endif

@@ -97,10 +97,9 @@ std::string fio_terms(const FioJob& job) {
   const InFlight shared = in_flight(job);
   return fmt::format(
       "fio ran {} job{} (threads) with ioengine {}, iodepth {}, blocks of {} bytes, direct={}, page-aligned "
-      "memory{}. Its "
-      "writes end with fsync, which its bandwidth includes, and are compared with ours with fsync. CPU time "
-      "is that of "
-      "its jobs.",
+      "memory{}. Its writes end with fsync, which its bandwidth includes, and are compared with ours with "
+      "fsync. Its CPU time is that of its jobs, ours also contains the kernel's workers, which write new "
+      "blocks for both.",
       shared.jobs, shared.jobs == 1 ? "" : "s", io_engine(job.backend), shared.depth, job.block_bytes,
       job.direct ? 1 : 0, job.huge_pages ? " on transparent huge pages" : " on ordinary pages");
 }

@@ -35,13 +35,13 @@ class BackendTest : public testing::TestWithParam<Variant> {
   }
 
   // Runs commands to the end; their results by tag.
-  std::map<std::uint32_t, std::int64_t> run(const std::vector<Command>& commands) {
+  std::map<std::uint32_t, std::int64_t> run(const std::vector<Command>& commands, unsigned wanted = 1) {
     for (const Command& command : commands) backend_->push(command);
     std::map<std::uint32_t, std::int64_t> results;
     std::vector<Completion> completions;
     while (results.size() < commands.size()) {
       completions.clear();
-      backend_->reap(completions, 1);
+      backend_->reap(completions, wanted);
       for (const Completion& completion : completions) {
         EXPECT_FALSE(results.contains(completion.tag)) << "completed twice";
         results[completion.tag] = completion.result;
@@ -79,10 +79,11 @@ TEST_P(BackendTest, WritesSyncsAndReadsAFullQueue) {
     writes.push_back(command(Op::write, written.data() + tag * 4096, 4096, tag * 4096, tag));
     reads.push_back(command(Op::read, read.data() + tag * 4096, 4096, tag * 4096, tag));
   }
-  for (int round = 0; round < 50; ++round) {
-    for (const auto& [tag, result] : run(writes)) EXPECT_EQ(result, 4096) << tag;
+  for (unsigned round = 0; round < 50; ++round) {
+    const unsigned wanted = 1 + round % kDepth;
+    for (const auto& [tag, result] : run(writes, wanted)) EXPECT_EQ(result, 4096) << tag;
     EXPECT_EQ(run({command(Op::sync, nullptr, 0, 0, 3)}).at(3), 0);
-    for (const auto& [tag, result] : run(reads)) EXPECT_EQ(result, 4096) << tag;
+    for (const auto& [tag, result] : run(reads, wanted)) EXPECT_EQ(result, 4096) << tag;
     ASSERT_EQ(std::memcmp(written.data(), read.data(), read.size()), 0);
     std::memset(read.data(), 0, read.size());
   }
@@ -111,6 +112,16 @@ TEST_P(BackendTest, AWakeEndsTheWait) {
     other.join();
     EXPECT_TRUE(completions.empty());
   }
+}
+
+TEST_P(BackendTest, FewerThanWantedAreNotKeptWaiting) {
+  test::TestMemory memory(4096);
+  const std::vector<Command> alone = {command(Op::write, memory.data(), 4096, 0, 5)};
+  EXPECT_EQ(run(alone, kDepth).at(5), 4096);  // the others will never come
+  std::vector<Completion> completions;
+  backend_->wake();
+  backend_->reap(completions, kDepth);
+  EXPECT_TRUE(completions.empty());
 }
 
 TEST_P(BackendTest, RegisteredMemoryWorksOrIsRefusedWithAReason) {
