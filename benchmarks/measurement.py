@@ -166,10 +166,10 @@ def _markdown_row(one: Comparison) -> str:
     goal = one.goal.replace(">=", "\u2265").replace("<=", "\u2264")
     if one.value is None:
         return f"| {one.case} | | | | {goal} | {one.peer}: {one.why_not} |"
-    compared = f"{one.value:+.2f}" if one.compared == "difference" else f"{one.value:.2f}"
+    compared = f"{one.value:+.3f}" if one.compared == "difference" else f"{one.value:.3f}"
     if one.met is not None:
         compared += "" if one.met else " **missed**"
-    numbers = [f"{median(values):.3g}" for values in (one.ours, one.theirs)]
+    numbers = [f"{median(values):.3f}" for values in (one.ours, one.theirs)]
     return f"| {one.case} | {numbers[0]} | {numbers[1]} | {compared} | {goal} | {one.peer} |"
 
 
