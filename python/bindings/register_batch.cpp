@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <array>
+
 #include "arguments.h"
 #include "bindings.h"
 #include "engine_object.h"
@@ -50,8 +52,11 @@ nb::list submit(const EngineObject& self, nb::handle requests_value) {
   const nb::object items =
       nb::steal(PySequence_Fast(requests_value.ptr(), "requests: must be a sequence of Read and Write"));
   if (!items.is_valid()) throw nb::python_error();
+  const std::size_t count = nb::len(items);
   std::vector<Request> requests;
+  requests.reserve(count);
   std::vector<std::unique_ptr<FutureObject>> objects;
+  objects.reserve(count);
   for (const nb::handle item : nb::borrow<nb::sequence>(items)) {
     const bool is_read = nb::isinstance<ReadObject>(item);
     if (!is_read && !nb::isinstance<WriteObject>(item)) {
@@ -60,9 +65,10 @@ nb::list submit(const EngineObject& self, nb::handle requests_value) {
     }
     const auto& object = is_read ? static_cast<const RequestObject&>(nb::cast<ReadObject&>(item))
                                  : static_cast<const RequestObject&>(nb::cast<WriteObject&>(item));
-    const std::string name = fmt::format("requests[{}].buffer", requests.size());
+    std::array<char, 48> name{};  // of a number at most: it fits
+    fmt::format_to_n(name.data(), name.size() - 1, "requests[{}].buffer", requests.size());
     objects.push_back(std::make_unique<FutureObject>(std::make_unique<HostView>(
-        object.buffer, is_read ? Access::writable : Access::read_only, name.c_str())));
+        object.buffer, is_read ? Access::writable : Access::read_only, name.data())));
     Request& request = requests.emplace_back();
     request.op = is_read ? Op::read : Op::write;
     request.file = &nb::cast<FileObject&>(object.file).file();

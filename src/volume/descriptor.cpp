@@ -33,6 +33,8 @@ std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
 // The text as a flat object without repeated keys (of which a JSON library silently keeps one); nullopt
 // otherwise.
 std::optional<Json> parse_flat_object(std::string_view text) {
+  // To the parser a zero byte is the end of the text, whatever follows.
+  if (text.find('\0') != std::string_view::npos) return std::nullopt;
   std::set<std::string> seen;
   bool flat = true;
   const auto watch = [&](int depth, Json::parse_event_t event, const Json& value) {

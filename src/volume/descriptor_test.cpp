@@ -52,6 +52,7 @@ TEST(Descriptor, EverythingElseIsAFormatErrorThatNamesTheFileAndTheReason) {
       {valid.substr(0, valid.size() / 2), "flat JSON object"},
       {valid + "x", "flat JSON object"},
       {std::string(1, '\0') + valid, "flat JSON object"},
+      {valid + std::string(1, '\0') + valid, "flat JSON object"},
       {valid + std::string(kMaxDescriptorBytes, ' '), "longer than"},
       {std::string(2000, '[') + std::string(2000, ']'), "flat JSON object"},
       {std::string(4000, '['), "flat JSON object"},
