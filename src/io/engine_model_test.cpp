@@ -23,7 +23,7 @@ class ModelTest : public testing::TestWithParam<std::tuple<BackendKind, bool, Di
     const auto [kind, disturbed, direct] = GetParam();
     EngineOptions options{.backend = kind,
                           .lanes = 2,
-                          .queue_depth = 8,
+                          .queue_depth = 16,
                           .block_bytes = 64 * kKiB,
                           .pinned_budget_bytes = 16 * kMiB};
     if (disturbed) {
