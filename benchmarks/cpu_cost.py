@@ -34,9 +34,7 @@ def measure(bench: Workbench) -> list[Comparison]:
                 def open_file(mode: Mode) -> tl.File:
                     return tl.open(path, mode, engine=engine)
 
-                if rw == "read":
-                    return lambda: bench.read(open_file, tensor)[1]
-                return lambda: bench.write(open_file, tensor, "r+" if rw == "overwrite" else "w")[1]
+                return lambda: bench.transfer(rw, open_file, tensor)[1]
 
             ways: dict[str, Callable[[], float]] = {
                 "page-aligned": ours("pinned"),

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The engine's speed and cost, each number beside its peer in the same run, medians, all data checked.
+"""The engine's speed and cost, each number beside its peer in the same run, medians. What moved is checked:
+all of it where files move as a whole, the last batches of random reads, the last of the small reads.
 
     make bench                                          on disks with a known limit (root)
     make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"       on the disks of these directories

@@ -34,12 +34,10 @@ def compare(
     memories = {"page-aligned": bench.pinned, "ordinary torch": bench.ordinary}
     bench.fill(open_file)
     rows = []
-    for rw, transfer in (("read", bench.read), ("write", bench.write)):
+    for rw in ("read", "write"):
 
-        def ours(
-            memory: torch.Tensor, transfer: Callable[..., tuple[float, float]] = transfer
-        ) -> Callable[[], float]:
-            return lambda: transfer(open_file, memory)[0]
+        def ours(memory: torch.Tensor, rw: str = rw) -> Callable[[], float]:
+            return lambda: bench.transfer(rw, open_file, memory)[0]
 
         ways: dict[str, Callable[[], float]] = {name: ours(memory) for name, memory in memories.items()}
         ways["fio"] = lambda rw=rw: bench.fio(fio_files, rw)[0]  # type: ignore[misc]

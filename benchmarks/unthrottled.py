@@ -35,9 +35,7 @@ def measure(bench: Workbench) -> list[Comparison]:
     for rw in ("read", "overwrite"):
 
         def ours(rw: str = rw) -> float:
-            if rw == "read":
-                return bench.read(lambda mode: tl.open(path, mode), bench.pinned, PASSES)[0]
-            return bench.write(lambda mode: tl.open(path, mode), bench.pinned, "r+", PASSES)[0]
+            return bench.transfer(rw, lambda mode: tl.open(path, mode), bench.pinned, PASSES)[0]
 
         def fio(settings: dict[str, str | int], rw: str = rw) -> Callable[[], float]:
             options: dict[str, str | int] = {"loops": PASSES}

@@ -99,6 +99,14 @@ class Workbench:
         self.check(data, "what was written")
         return rates(self.bytes * passes, time.seconds, time.cpu_seconds)
 
+    def transfer(
+        self, rw: str, open_file: Open, memory: torch.Tensor, passes: int = 1
+    ) -> tuple[float, float]:
+        """read() or write() of kind `rw`, as fio() names them: "read", "write" (a new file), "overwrite"."""
+        if rw == "read":
+            return self.read(open_file, memory, passes)
+        return self.write(open_file, memory, "r+" if rw == "overwrite" else "w", passes)
+
     def fio(self, files: list[Path], rw: str, **options: str | int) -> tuple[float, float]:
         """The same of fio over `files`, which hold as many bytes together; "write" makes them anew."""
         each = self.bytes // len(files)

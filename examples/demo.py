@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors.torch import load_file
@@ -115,7 +116,10 @@ def timed(row: Measured, bytes_moved: int) -> Iterator[None]:
     row.cpu_s_per_gb.append(cpu / bytes_moved * 1e9)
 
 
-def rotated(ways_to_go: list[Callable[[], None]], number: int) -> list[Callable[[], None]]:
+Step: TypeAlias = tuple[str, Callable[[], None]]  # what it is called, and to do it
+
+
+def rotated(ways_to_go: list[Step], number: int) -> list[Step]:
     """Another one first each round: storage has caches that nothing here can drop; who comes last gains."""
     start = number % len(ways_to_go)
     return ways_to_go[start:] + ways_to_go[:start]
@@ -177,13 +181,13 @@ class Demo:
         if number == 1:  # the round whose results are checked: loading again must have something to show
             for image in self.images:
                 image.memory.zero_()
-        ways_to_load: list[Callable[[], None]] = [
-            partial(self.load_once, row, load, number) for row, load in self.loaders
+        ways_to_load: list[Step] = [
+            (row.name, partial(self.load_once, row, load, number)) for row, load in self.loaders
         ]
         if self.fio_engine:
-            ways_to_load.append(partial(self.add_fio, self.fio_load, self.files, "read", None))
-        for once in rotated(ways_to_load, number):
-            self.progress.show(f"round {number}: loading")
+            ways_to_load.append(("fio", partial(self.add_fio, self.fio_load, self.files, "read", None)))
+        for name, once in rotated(ways_to_load, number):
+            self.progress.show(f"round {number}: load, {name}")
             forget(self.files)
             once()
 
@@ -212,13 +216,13 @@ class Demo:
                 check_equal(ordinary, written)
 
         each = max(self.bytes // len(self.files) // BLOCK_BYTES, 1) * BLOCK_BYTES
-        ways_to_save: list[Callable[[], None]] = [
-            partial(save_once, row, save) for row, save in zip(self.saves, savers, strict=True)
+        ways_to_save: list[Step] = [
+            (row.name, partial(save_once, row, save)) for row, save in zip(self.saves, savers, strict=True)
         ]
         if self.fio_engine:
-            ways_to_save.append(partial(self.add_fio, self.fio_save, written, "write", each))
-        for once in rotated(ways_to_save, number):
-            self.progress.show(f"round {number}: saving")
+            ways_to_save.append(("fio", partial(self.add_fio, self.fio_save, written, "write", each)))
+        for name, once in rotated(ways_to_save, number):
+            self.progress.show(f"round {number}: save, {name}")
             self.clear_output()
             once()
         self.clear_output()
@@ -249,7 +253,7 @@ class Demo:
             "Disk": f"{way['device']} ({way['filesystem']})" if "filesystem" in way else str(way["device"]),
             "Trunkline": f"backend {way['backend']}, {direct} I/O: {way['why']}",
             "Loads": "Cold: fsync and posix_fadvise(DONTNEED) on every file before each; all of a loader's "
-            "work counts, parsing and (save in place) new memory too; one byte of every page is touched.",
+            "work counts, parsing and (but in place) new memory too; one byte of every page is touched.",
             "Saves": "New files, each made durable with fsync within the time.",
             "Runs": f"{runs} rounds, in each every way once, another first each time; medians. "
             f"fio {self.fio_engine}, {BLOCK_BYTES >> 20} MiB blocks, depth {DEPTH}, direct; "

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
     }
     status = chosen();
   } catch (const std::exception& error) {
-    std::cerr << "trunkline: " << error.what() << '\n' << std::flush;
+    std::cerr << "trunkline: " << error.what() << '\n';
   }
   end_by_caught_signal();
   return status;

@@ -11,10 +11,12 @@
 #include <tuple>
 #include <utility>
 
+#include "base/strict_json.h"
+
 namespace trunkline::format {
 namespace {
 
-using Json = nlohmann::json;  // sorted: the ordered one looks for each new key through all
+using Json = nlohmann::json;
 
 struct DtypeFacts {
   Dtype dtype;
@@ -59,33 +61,6 @@ std::unexpected<Error> refuse_tensor(const std::string& path, std::string_view n
 
 // A header needs three; fields that are ignored may nest as they like, within what the reference bears (128).
 constexpr int kMaxDepth = 100;
-
-// The text as an object without repeated keys (of which a JSON library silently keeps one); or why not.
-std::expected<Json, std::string> parse_object(std::string_view text) {
-  std::string why;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    if ((event == Event::object_start || event == Event::array_start) && depth >= kMaxDepth) {
-      why = "its JSON is nested too deeply";
-    } else if (event == Event::object_start) {
-      keys.emplace_back();
-    } else if (event == Event::object_end && !keys.empty()) {
-      keys.pop_back();
-    } else if (event == Event::key && !keys.empty() && !keys.back().insert(value.get<std::string>()).second) {
-      why = fmt::format("the key \"{}\" stands there twice", value.get<std::string>());
-    }
-    return why.empty();
-  };
-  // The specification wants the brace first; a parser would skip a byte order mark.
-  if (text.empty() || text.front() != '{') return std::unexpected("its header does not begin with \"{\"");
-  // To the parser a zero byte is the end of the text, whatever follows.
-  if (text.find('\0') != std::string_view::npos) return std::unexpected("its header contains a zero byte");
-  Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (!why.empty()) return std::unexpected(std::move(why));
-  if (!json.is_object()) return std::unexpected("its header is not a JSON object");
-  return json;
-}
 
 // Unsigned integers of `json[key]`; nothing if it is anything else.
 std::optional<std::vector<std::uint64_t>> integers_of(const Json& json, const char* key) {
@@ -246,8 +221,10 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, std::uint64_t
                                             const std::string& path) {
   if (file_bytes < kLengthBytes || json.size() > file_bytes - kLengthBytes)
     return refuse(path, "its header is longer than the file");
-  const auto object = parse_object(json);
-  if (!object) return refuse(path, object.error());
+  // The specification wants the brace first; a parser would skip spaces and a byte order mark.
+  if (!json.starts_with('{')) return refuse(path, "its header does not begin with \"{\"");
+  const auto object = parse_json_object(json, kMaxDepth);
+  if (!object) return refuse(path, fmt::format("its header: {}", object.error()));
   SafetensorsHeader header;
   for (const auto& item : object->items()) {
     if (item.key() == kMetadataKey) {

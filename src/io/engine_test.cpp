@@ -14,13 +14,8 @@
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
+#include "support/thread_sanitizer.h"
 #include "trunkline/trunkline.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define TRUNKLINE_UNDER_TSAN 1
-#else
-#define TRUNKLINE_UNDER_TSAN 0
-#endif
 
 namespace trunkline {
 namespace {
@@ -230,7 +225,8 @@ TEST(Files, AFullDiskIsReportedBeforeAnythingIsWritten) {
 }
 
 TEST(Fork, AnOperationOfTheParentIsOverInTheChild) {
-  if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
+  if (test::kUnderThreadSanitizer)
+    GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const TempDirectory directory;
   const auto faults = Faults::create();
   const Engine engine = Engine::create({.lanes = 1, .faults = faults}).value();
@@ -261,7 +257,8 @@ TEST(Fork, AnOperationOfTheParentIsOverInTheChild) {
 }
 
 TEST(Fork, TheDefaultEngineWorksInAChild) {
-  if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
+  if (test::kUnderThreadSanitizer)
+    GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const TempDirectory directory;
   const File file = File::open(directory.file("a"), {.mode = Mode::write}).value();
   TestMemory memory(3 * kMiB);

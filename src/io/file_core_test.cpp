@@ -11,14 +11,9 @@
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
+#include "support/thread_sanitizer.h"
 #include "trunkline/trunkline.h"
 #include "trunkline/units.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define TRUNKLINE_UNDER_TSAN 1
-#else
-#define TRUNKLINE_UNDER_TSAN 0
-#endif
 
 namespace trunkline {
 namespace {
@@ -49,7 +44,8 @@ int exit_status_of(pid_t child) {
 }
 
 TEST_P(FileCoreTest, AChildForkedDuringASyncDoesNotWaitForItsLock) {
-  if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
+  if (test::kUnderThreadSanitizer)
+    GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const File file = open_held(Op::sync);
   std::thread syncing([&] { EXPECT_TRUE(file.sync()); });
   while (faults_->commands(Op::sync) == 0) std::this_thread::yield();
@@ -66,7 +62,8 @@ TEST_P(FileCoreTest, AChildForkedDuringASyncDoesNotWaitForItsLock) {
 }
 
 TEST_P(FileCoreTest, AChildCannotTouchTheOperationsOfItsParent) {
-  if (TRUNKLINE_UNDER_TSAN) GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
+  if (test::kUnderThreadSanitizer)
+    GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const File file = open_held(Op::write);
   TestMemory memory(300'000);
   std::vector<Future> futures;

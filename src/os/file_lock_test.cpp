@@ -6,6 +6,7 @@
 
 #include "os/unique_fd.h"
 #include "support/temp_directory.h"
+#include "support/thread_sanitizer.h"
 
 namespace trunkline::os {
 namespace {
@@ -34,9 +35,7 @@ TEST_F(FileLockTest, AnExclusiveLockExcludesOthersWhoOpenedTheFile) {
   };
   if (!FileLock(mine.get(), FileLock::Kind::exclusive).held())
     GTEST_SKIP() << "the filesystem of the temporary directory has no locks";
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the thread sanitizer does not know file locks";
-#endif
+  if (test::kUnderThreadSanitizer) GTEST_SKIP() << "the thread sanitizer does not know file locks";
   std::thread other([&] { count(theirs); });
   count(mine);
   other.join();

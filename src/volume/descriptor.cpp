@@ -7,12 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
-#include <set>
+
+#include "base/strict_json.h"
 
 namespace trunkline::volume {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "trunkline-stripe";
 constexpr std::uint64_t kVersion = 1;
@@ -28,24 +29,6 @@ std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
           "write it again",
           path, why),
       path));
-}
-
-// The text as a flat object without repeated keys (of which a JSON library silently keeps one); nullopt
-// otherwise.
-std::optional<Json> parse_flat_object(std::string_view text) {
-  // To the parser a zero byte is the end of the text, whatever follows.
-  if (text.find('\0') != std::string_view::npos) return std::nullopt;
-  std::set<std::string> seen;
-  bool flat = true;
-  const auto watch = [&](int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    if (event == Event::key && !seen.insert(value.get<std::string>()).second) flat = false;
-    if ((event == Event::object_start || event == Event::array_start) && depth > 0) flat = false;
-    return flat;
-  };
-  Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (!flat || !json.is_object()) return std::nullopt;
-  return json;
 }
 
 std::optional<std::uint64_t> unsigned_of(const Json& json, std::string_view key) {
@@ -76,19 +59,19 @@ std::string random_id() {
 }
 
 std::string format_descriptor(const Descriptor& descriptor) {
-  const Json json = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"id", descriptor.id},
-                     {"member", descriptor.member},
-                     {"members", descriptor.members},
-                     {"stripe_bytes", descriptor.stripe_bytes}};
+  const nlohmann::ordered_json json = {{"format", kFormat},
+                                       {"version", kVersion},
+                                       {"id", descriptor.id},
+                                       {"member", descriptor.member},
+                                       {"members", descriptor.members},
+                                       {"stripe_bytes", descriptor.stripe_bytes}};
   return json.dump(1) + "\n";
 }
 
 Result<Descriptor> parse_descriptor(std::string_view text, const std::string& path) {
   if (text.size() > kMaxDescriptorBytes)
     return refuse(path, fmt::format("it is longer than {} bytes", kMaxDescriptorBytes));
-  const std::optional<Json> json = parse_flat_object(text);
+  const auto json = parse_json_object(text, 1);
   if (!json) return refuse(path, "it is not one flat JSON object");
   if (string_of(*json, "format") != kFormat)
     return refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));

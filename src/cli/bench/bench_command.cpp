@@ -85,7 +85,7 @@ int report_failure(const Error& error, const BenchOptions& options, bool usage) 
   nlohmann::ordered_json document{{"command", "bench"}, {"schema", 1}, {"error", error_json(error)}};
   if (options.json) std::cout << document.dump(2) << '\n' << std::flush;
   if (!options.output.empty() && !usage) std::ofstream(options.output) << document.dump(2) << "\n";
-  std::cerr << "trunkline bench: " << error.message << '\n' << std::flush;
+  std::cerr << "trunkline bench: " << error.message << '\n';
   return usage ? kExitUsage : kExitFailed;
 }
 
@@ -99,8 +99,7 @@ int present(const BenchOptions& options, BenchResults& results) {
     file << document.dump(2) << "\n";
     file.flush();
     if (!file) {
-      std::cerr << "trunkline bench: writing the results to " << options.output << " failed" << '\n'
-                << std::flush;
+      std::cerr << "trunkline bench: writing the results to " << options.output << " failed\n";
       return kExitFailed;
     }
   }

@@ -1,0 +1,16 @@
+// JSON as files on disk must have it: what a lenient parser would let pass is an error.
+#pragma once
+
+#include <expected>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace trunkline {
+
+// The text as one object, or why it is none: repeated keys (of which a parser silently keeps one), zero bytes
+// (the end of the text to the parser, whatever follows) and anything nested `max_depth` deep (1: a flat
+// object) are refused.
+std::expected<nlohmann::json, std::string> parse_json_object(std::string_view text, int max_depth);
+
+}  // namespace trunkline
