@@ -26,6 +26,10 @@ class Buffer {
   // bytes == 0 gives an empty buffer. A refused lock is no failure: see locked().
   static Result<Buffer> allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget = nullptr);
 
+  // The same without lock, and without pages before they are touched.
+  static Result<Buffer> allocate_pageable(std::uint64_t bytes,
+                                          std::shared_ptr<PinnedBudget> budget = nullptr);
+
   std::byte* data() const { return data_; }
   std::uint64_t size() const { return bytes_; }
   std::span<std::byte> span() const { return {data_, bytes_}; }

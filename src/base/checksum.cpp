@@ -3,8 +3,35 @@
 #include <isa-l/crc.h>
 
 #include <algorithm>
+#include <array>
+
+#include "base/crc_fold.h"
+#include "base/polynomials.h"
 
 namespace trunkline {
+namespace {
+
+// On the bare shift register, which the published checksums invert before and after.
+std::uint32_t isal_crc32(std::span<const std::byte> bytes, std::uint32_t state) {
+  return ~crc32_gzip_refl(~state, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+// Appending n zero bytes to a message multiplies its checksum's register by x^(8 n); the inversions before
+// and after cancel out when the checksum of the appended bytes is added.
+std::uint32_t combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes,
+                      std::uint32_t modulus) {
+  return multiply(power_of_x(8, second_bytes, modulus), first, modulus) ^ second;
+}
+
+}  // namespace
+
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
+  return combine(first, second, second_bytes, kCastagnoli);
+}
+
+std::uint32_t crc32_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
+  return combine(first, second, second_bytes, kIsoHdlc);
+}
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
   // crc32_iscsi takes its length as an int.
@@ -22,8 +49,15 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
 }
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t seed) {
-  // Inverts before and after by itself, unlike crc32_iscsi.
-  return crc32_gzip_refl(seed, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  constexpr FoldConstants kConstants = fold_constants(kIsoHdlc);
+  std::uint32_t state = ~seed;
+  // Where the processor lacks AVX-512, ISA-L takes a third longer for this checksum than for CRC-32C.
+  std::array<std::byte, kFoldedBytes> folded;
+  if (const std::size_t done = fold(bytes, state, kConstants, folded); done != 0) {
+    state = isal_crc32(folded, 0);
+    bytes = bytes.subspan(done);
+  }
+  return ~isal_crc32(bytes, state);
 }
 
 }  // namespace trunkline

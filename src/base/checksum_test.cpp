@@ -79,5 +79,35 @@ TEST(Checksum, BeyondTwoGibibytes) {
   ::munmap(mapped, kBytes);
 }
 
+// Of lengths around those at which the way of computing changes, from every place in a cache line.
+TEST(Checksum, AnyLengthAndPlaceAndSeed) {
+  std::mt19937_64 random(9);
+  std::vector<std::byte> bytes(9000);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (std::size_t length = 0; length < 8192; length += length < 1400 ? 1 : 61) {
+    const auto part = std::span<const std::byte>(bytes).subspan(random() % 64, length);
+    const std::size_t cut = length == 0 ? 0 : random() % length;
+    ASSERT_EQ(crc32c(part), crc_by_definition(part, 0x82F63B78)) << length;
+    ASSERT_EQ(crc32(part), crc_by_definition(part, 0xEDB88320)) << length;
+    ASSERT_EQ(crc32c(part.subspan(cut), crc32c(part.first(cut))), crc32c(part));
+    ASSERT_EQ(crc32(part.subspan(cut), crc32(part.first(cut))), crc32(part));
+  }
+}
+
+TEST(Checksum, CombinedIsThatOfTheWhole) {
+  std::mt19937_64 random(7);
+  std::vector<std::byte> bytes(200'000);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  const std::span<const std::byte> whole(bytes);
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t total = random() % (round < 100 ? 100 : bytes.size());
+    const std::size_t cut = total == 0 ? 0 : random() % (total + 1);
+    const auto first = whole.first(cut);
+    const auto second = whole.subspan(cut, total - cut);
+    EXPECT_EQ(crc32c_combine(crc32c(first), crc32c(second), second.size()), crc32c(whole.first(total)));
+    EXPECT_EQ(crc32_combine(crc32(first), crc32(second), second.size()), crc32(whole.first(total)));
+  }
+}
+
 }  // namespace
 }  // namespace trunkline

@@ -2,36 +2,123 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 #include <vector>
 
 namespace trunkline {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kSpace = " \t\n\r";
+
+// Where the string that begins at `at` has ended.
+std::size_t behind_string(std::string_view json, std::size_t at) {
+  for (++at; at < json.size() && json[at] != '"'; ++at) {
+    if (json[at] == '\\') ++at;
+  }
+  return at + 1;
+}
+
+// Where the value that begins at `at` has ended: before the comma or bracket that follows it.
+std::size_t behind_value(std::string_view json, std::size_t at) {
+  int depth = 0;
+  while (at < json.size()) {
+    const char c = json[at];
+    if (depth == 0 && (c == ',' || c == '}' || c == ']')) break;
+    if (c == '"') {
+      at = behind_string(json, at);
+      continue;
+    }
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    ++at;
+  }
+  return at;
+}
+
+// Looks at the text before it becomes a value. (The parser's own callback would take time quadratic in the
+// number of members: after each, it looks through all before it for one that the callback discarded.)
+class Inspector : public nlohmann::json_sax<Json> {
+ public:
+  explicit Inspector(int max_depth) : max_depth_(max_depth) {}
+  const std::string& why() const { return why_; }
+
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(number_integer_t /*value*/) override { return true; }
+  bool number_unsigned(number_unsigned_t /*value*/) override { return true; }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
+  bool string(string_t& /*value*/) override { return true; }
+  bool binary(binary_t& /*value*/) override { return true; }
+  bool start_object(std::size_t /*members*/) override {
+    keys_.emplace_back();
+    return descend();
+  }
+  bool key(string_t& name) override {
+    const auto [place, inserted] = keys_.back().insert(std::move(name));
+    if (!inserted) why_ = fmt::format("the key \"{}\" stands there twice", *place);
+    return inserted;
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    --depth_;
+    return true;
+  }
+  bool start_array(std::size_t /*items*/) override { return descend(); }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    why_ = "it is not a JSON object";
+    return false;
+  }
+
+ private:
+  bool descend() {
+    if (++depth_ <= max_depth_) return true;
+    why_ = "its JSON is nested too deeply";
+    return false;
+  }
+
+  const int max_depth_;
+  int depth_ = 0;
+  std::vector<std::set<string_t>> keys_;  // of the objects that are open
+  std::string why_;
+};
+
+}  // namespace
 
 // The sorted json: the ordered one looks for each new key through all.
-std::expected<nlohmann::json, std::string> parse_json_object(std::string_view text, int max_depth) {
-  using nlohmann::json;
+std::expected<Json, std::string> parse_json_object(std::string_view text, int max_depth) {
   if (text.find('\0') != std::string_view::npos) return std::unexpected("it contains a zero byte");
-  std::string why;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, json::parse_event_t event, const json& value) {
-    using Event = json::parse_event_t;
-    if ((event == Event::object_start || event == Event::array_start) && depth >= max_depth) {
-      why = "its JSON is nested too deeply";
-    } else if (event == Event::object_start) {
-      keys.emplace_back();
-    } else if (event == Event::object_end && !keys.empty()) {
-      keys.pop_back();
-    } else if (event == Event::key && !keys.empty() && !keys.back().insert(value.get<std::string>()).second) {
-      why = fmt::format("the key \"{}\" stands there twice", value.get<std::string>());
-    }
-    return why.empty();
-  };
-  json parsed = json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (!why.empty()) return std::unexpected(std::move(why));
+  Inspector inspector(max_depth);
+  if (!Json::sax_parse(text.begin(), text.end(), &inspector)) return std::unexpected(inspector.why());
+  Json parsed = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return std::unexpected("it is not a JSON object");
   return parsed;
+}
+
+std::string_view member_text(std::string_view object, std::string_view key) {
+  std::size_t at = object.find('{');
+  while (at < object.size() && object[at] != '}') {
+    const std::size_t begin = object.find('"', at);
+    if (begin == std::string_view::npos) break;
+    const std::size_t end = behind_string(object, begin);
+    const std::size_t colon = object.find(':', end);
+    const std::size_t value = object.find_first_not_of(kSpace, colon + 1);
+    if (colon == std::string_view::npos || value == std::string_view::npos) break;
+    at = behind_value(object, value);
+    if (object.substr(begin + 1, end - begin - 2) != key) continue;
+    const std::string_view found = object.substr(value, at - value);
+    return found.substr(0, found.find_last_not_of(kSpace) + 1);
+  }
+  return {};
 }
 
 }  // namespace trunkline

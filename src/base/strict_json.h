@@ -13,4 +13,8 @@ namespace trunkline {
 // object) are refused.
 std::expected<nlohmann::json, std::string> parse_json_object(std::string_view text, int max_depth);
 
+// The value of a member of an object as its text, as it stands there; empty where the object has no such
+// member, or writes its key with escapes. Only for texts that parse_json_object() took.
+std::string_view member_text(std::string_view object, std::string_view key);
+
 }  // namespace trunkline

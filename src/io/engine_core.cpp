@@ -50,6 +50,7 @@ EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
       config_(config),
       faults_(std::static_pointer_cast<io::FaultPlan>(options.faults)),
       budget_(std::make_shared<PinnedBudget>(config.pinned_budget_bytes)),
+      staging_(std::make_shared<StagingPool>(budget_)),
       queue_(config.block_bytes, kQueueBound) {}
 
 Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options) {
@@ -305,6 +306,7 @@ void EngineCore::close() {
   const std::scoped_lock lock(close_mutex_);
   queue_.close();
   for (const auto& lane : lanes_) lane->join();
+  staging_->trim();
 }
 
 }  // namespace trunkline

@@ -13,6 +13,7 @@
 #include "io/work_queue.h"
 #include "mem/pinned_budget.h"
 #include "mem/slot_pool.h"
+#include "mem/staging_pool.h"
 #include "trunkline/engine.h"
 
 namespace trunkline {
@@ -27,6 +28,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   const EngineConfig& config() const { return config_; }
   const std::shared_ptr<PinnedBudget>& budget() const { return budget_; }
+  const std::shared_ptr<StagingPool>& staging() const { return staging_; }
   io::WorkQueue& queue() { return queue_; }
   io::MemoryFiles& memory_files() { return memory_files_; }
 
@@ -71,6 +73,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   EngineConfig config_;
   std::shared_ptr<io::FaultPlan> faults_;
   std::shared_ptr<PinnedBudget> budget_;
+  std::shared_ptr<StagingPool> staging_;
   io::WorkQueue queue_;
   io::MemoryFiles memory_files_;
   io::Counters counters_;  // of inline work, and of whole operations

@@ -14,8 +14,13 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+std::uint64_t alignment_for(std::uint64_t bytes) {
+  return bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
+}
 
 // Anonymous memory whose start is a multiple of `alignment`: mapped with room to spare, then the spare is
 // unmapped.
@@ -34,26 +39,26 @@ std::byte* map_aligned(std::uint64_t bytes, std::uint64_t alignment) {
 
 }  // namespace
 
-Result<Buffer> Buffer::allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget) {
+Result<Buffer> Buffer::allocate_pageable(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget) {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  if (bytes > (std::uint64_t{1} << 62)) {
-    return std::unexpected(system_error(ENOMEM, fmt::format("allocating {} bytes of pinned memory", bytes)));
+  if (bytes > kMostBytes) {
+    return std::unexpected(system_error(ENOMEM, fmt::format("allocating {} bytes of memory", bytes)));
   }
   const std::uint64_t mapped_bytes = round_up(bytes, kPageBytes);
-  if (budget && !budget->try_take(mapped_bytes)) {
+  if (budget && !budget->take(mapped_bytes)) {
     return std::unexpected(make_error(
         ErrorKind::out_of_budget, fmt::format("allocating {} of pinned memory: the budget of {} has {} in "
                                               "use; free buffers or raise pinned_budget_bytes",
                                               format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()),
                                               format_bytes(budget->used_bytes()))));
   }
-  std::byte* data = map_aligned(mapped_bytes, mapped_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+  std::byte* data = map_aligned(mapped_bytes, alignment_for(mapped_bytes));
   if (data == nullptr) {
     const int code = errno;
     if (budget) budget->give_back(mapped_bytes);
     return std::unexpected(
-        system_error(code, fmt::format("mapping {} of pinned memory", format_bytes(mapped_bytes))));
+        system_error(code, fmt::format("mapping {} of memory", format_bytes(mapped_bytes))));
   }
   buffer.data_ = data;
   buffer.bytes_ = bytes;
@@ -61,10 +66,16 @@ Result<Buffer> Buffer::allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudge
   buffer.budget_ = std::move(budget);
   // Huge pages save the kernel 511 of 512 page look-ups a transfer; refused is fine.
   if (mapped_bytes >= kHugePageBytes) ::madvise(data, mapped_bytes, MADV_HUGEPAGE);
-  buffer.locked_ = ::mlock(data, mapped_bytes) == 0;
+  return buffer;
+}
+
+Result<Buffer> Buffer::allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget) {
+  auto buffer = allocate_pageable(bytes, std::move(budget));
+  if (!buffer || buffer->mapped_bytes_ == 0) return buffer;
+  buffer->locked_ = ::mlock(buffer->data_, buffer->mapped_bytes_) == 0;
 #ifdef MADV_POPULATE_WRITE
   // Pinned means resident: no page fault in the middle of the first transfer.
-  if (!buffer.locked_) ::madvise(data, mapped_bytes, MADV_POPULATE_WRITE);
+  if (!buffer->locked_) ::madvise(buffer->data_, buffer->mapped_bytes_, MADV_POPULATE_WRITE);
 #endif
   return buffer;
 }

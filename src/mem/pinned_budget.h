@@ -3,12 +3,25 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 namespace trunkline {
 
 class PinnedBudget {
  public:
   explicit PinnedBudget(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  // Memory that is only kept for reuse is given up by this when the budget runs short. Set before use.
+  void on_shortage(std::function<void()> give_up) { give_up_ = std::move(give_up); }
+
+  // As try_take; but before it gives up, what is only kept for reuse goes.
+  bool take(std::uint64_t bytes) {
+    if (try_take(bytes)) return true;
+    if (!give_up_) return false;
+    give_up_();
+    return try_take(bytes);
+  }
 
   // Takes `bytes` when they fit beside what is taken, else nothing.
   bool try_take(std::uint64_t bytes) {
@@ -28,6 +41,7 @@ class PinnedBudget {
   std::uint64_t peak_bytes() const { return peak_bytes_.load(); }
 
  private:
+  std::function<void()> give_up_;
   const std::uint64_t limit_bytes_;
   std::atomic<std::uint64_t> used_bytes_{0};
   std::atomic<std::uint64_t> peak_bytes_{0};

@@ -16,19 +16,13 @@
 namespace trunkline::os {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
 // A file under a name that no other has; removed at destruction unless it was given its real name.
 class TemporaryFile {
  public:
   static Result<TemporaryFile> create(const std::string& directory) {
     constexpr mode_t kMode = 0666;  // less the umask, as any file that a program writes
-    std::random_device random;
     for (;;) {
-      std::string path = fmt::format("{}/.trunkline-{:08x}{:08x}.tmp", directory, random(), random());
+      std::string path = temporary_name(directory);
       UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode));
       if (fd.valid()) return TemporaryFile(std::move(path), std::move(fd));
       if (errno == EEXIST || errno == EINTR) continue;
@@ -80,6 +74,16 @@ class TemporaryFile {
 };
 
 }  // namespace
+
+std::string directory_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+std::string temporary_name(const std::string& directory) {
+  std::random_device random;
+  return fmt::format("{}/.trunkline-{:08x}{:08x}.tmp", directory, random(), random());
+}
 
 Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
   const std::string directory = directory_of(path);

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <limits>
 
+#include "os/fork_generation.h"
+
 namespace trunkline::os {
 
 // Held for its lifetime, on the open file behind a descriptor (open file description locks, fcntl(2)):
@@ -15,18 +17,27 @@ class FileLock {
  public:
   enum class Kind { shared, exclusive };
 
-  // Waits for the lock. An exclusive one needs a descriptor that is open for writing.
-  FileLock(int fd, Kind kind) : fd_(fd) { held_ = apply(kind == Kind::shared ? F_RDLCK : F_WRLCK); }
+  enum class Wait { until_free, never };
+
+  // An exclusive lock needs a descriptor that is open for writing.
+  FileLock(int fd, Kind kind, Wait wait = Wait::until_free) : fd_(fd), generation_(fork_generation()) {
+    code_ = apply(kind == Kind::shared ? F_RDLCK : F_WRLCK, wait == Wait::never ? F_OFD_SETLK : F_OFD_SETLKW);
+  }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
+  // A forked child shares the lock of its parent, and must not end it.
   ~FileLock() {
-    if (held_) apply(F_UNLCK);
+    if (held() && generation_ == fork_generation()) apply(F_UNLCK, F_OFD_SETLK);
   }
 
-  bool held() const { return held_; }
+  bool held() const { return code_ == 0; }
+
+  // Not held since another has it; only when not waiting.
+  bool busy() const { return code_ == EAGAIN || code_ == EACCES; }
 
  private:
-  bool apply(short type) const {
+  // 0 or an errno.
+  int apply(short type, int command) const {
     struct flock lock{};
     lock.l_type = type;
     lock.l_whence = SEEK_SET;
@@ -34,13 +45,14 @@ class FileLock {
     lock.l_start = std::numeric_limits<off_t>::max() - 1;
     lock.l_len = 1;
     int code = 0;
-    do code = ::fcntl(fd_, F_OFD_SETLKW, &lock) == 0 ? 0 : errno;
+    do code = ::fcntl(fd_, command, &lock) == 0 ? 0 : errno;
     while (code == EINTR);
-    return code == 0;
+    return code;
   }
 
   int fd_;
-  bool held_ = false;
+  unsigned generation_;
+  int code_ = 0;
 };
 
 }  // namespace trunkline::os

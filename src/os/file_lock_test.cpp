@@ -50,6 +50,24 @@ TEST_F(FileLockTest, SharedLocksAreHeldTogether) {
   EXPECT_EQ(lock.held(), other.held());
 }
 
+TEST_F(FileLockTest, WithoutWaitingAHeldLockIsBusy) {
+  using Wait = FileLock::Wait;
+  const UniqueFd mine = open(O_RDWR);
+  const UniqueFd theirs = open(O_RDWR);
+  {
+    const FileLock lock(mine.get(), FileLock::Kind::exclusive, Wait::never);
+    if (!lock.held()) GTEST_SKIP() << "the filesystem of the temporary directory has no locks";
+    const FileLock other(theirs.get(), FileLock::Kind::exclusive, Wait::never);
+    EXPECT_FALSE(other.held());
+    EXPECT_TRUE(other.busy());
+    EXPECT_TRUE(FileLock(theirs.get(), FileLock::Kind::shared, Wait::never).busy());
+  }
+  const FileLock other(theirs.get(), FileLock::Kind::exclusive, Wait::never);
+  EXPECT_TRUE(other.held());
+  EXPECT_FALSE(other.busy());
+  EXPECT_FALSE(FileLock(-1, FileLock::Kind::shared, Wait::never).busy());
+}
+
 TEST_F(FileLockTest, WhatCannotBeLockedIsNotHeld) {
   const UniqueFd reader = open(O_RDONLY);
   EXPECT_FALSE(FileLock(reader.get(), FileLock::Kind::exclusive).held());

@@ -1,0 +1,72 @@
+#include "base/strict_json.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace trunkline {
+namespace {
+
+TEST(ParseJsonObject, GivesTheObject) {
+  const auto object = parse_json_object(R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})", 4);
+  ASSERT_TRUE(object) << object.error();
+  EXPECT_EQ(object->dump(), R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})");
+}
+
+TEST(ParseJsonObject, RefusesWhatALenientParserLetsPass) {
+  using namespace std::string_view_literals;
+  EXPECT_EQ(parse_json_object(R"({"a":1,"b":{"a":1,"a":2}})", 4).error(), "the key \"a\" stands there twice");
+  EXPECT_EQ(parse_json_object("{\"a\":1,\"\\u0061\":1}", 4).error(), "the key \"a\" stands there twice");
+  EXPECT_EQ(parse_json_object("{}\0"sv, 4).error(), "it contains a zero byte");
+  for (const std::string_view text : {"[]", "1", "", "{", "{}{}", "{\"a\":1,}", "{'a':1}", "{\"a\":NaN}",
+                                      "{\"a\":1e999}", "{\"\xFF\":1}", "{\"\\ud800\":1}"}) {
+    EXPECT_EQ(parse_json_object(text, 4).error(), "it is not a JSON object") << text;
+  }
+}
+
+TEST(ParseJsonObject, BoundsTheDepth) {
+  EXPECT_TRUE(parse_json_object("{}", 1));
+  EXPECT_TRUE(parse_json_object("{\"a\":[{}]}", 3));
+  EXPECT_EQ(parse_json_object("{\"a\":[{}]}", 2).error(), "its JSON is nested too deeply");
+  std::string deep = "{\"a\":";
+  deep.resize(1'000'000, '[');
+  EXPECT_EQ(parse_json_object(deep, 100).error(), "its JSON is nested too deeply");
+}
+
+// In time that is not quadratic in their number, which would be longer than tests may take.
+TEST(ParseJsonObject, BearsManyMembers) {
+  std::string text = "{";
+  for (int member = 0; member < 300'000; ++member) text += fmt::format(R"("{}":{{"a":[]}},)", member);
+  text.back() = '}';
+  const auto object = parse_json_object(text, 4);
+  ASSERT_TRUE(object) << object.error();
+  EXPECT_EQ(object->size(), 300'000U);
+}
+
+TEST(MemberText, IsTheTextOfTheValueAsItStands) {
+  struct Case {
+    std::string_view object;
+    std::string_view value;
+  };
+  const Case cases[] = {
+      {R"({"state":1})", "1"},
+      {R"({"state":123456789012345678901234567890,"a":2})", "123456789012345678901234567890"},
+      {R"({"a":{"state":1},"state":{"b":1,"a":[2,"}"]},"z":0})", R"({"b":1,"a":[2,"}"]})"},
+      {R"({"a":"\"state\":5,","state":"x\\"})", R"("x\\")"},
+      {"{ \"a\" : [ ] , \"state\" : true \n}", "true"},
+      {R"({"a":"state","b":["state",{"state":7}]})", ""},
+      {R"({"stat\u0065":1})", ""},
+      {"{}", ""},
+      {" {\n} ", ""},
+  };
+  for (const auto& [object, value] : cases) {
+    ASSERT_TRUE(parse_json_object(object, 5)) << object;
+    EXPECT_EQ(member_text(object, "state"), value) << object;
+  }
+}
+
+}  // namespace
+}  // namespace trunkline

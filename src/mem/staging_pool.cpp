@@ -1,0 +1,34 @@
+#include "mem/staging_pool.h"
+
+#include <utility>
+
+#include "mem/fresh_pages.h"
+
+namespace trunkline {
+
+Result<Buffer> StagingPool::take() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!kept_.empty()) {
+      Buffer block = std::move(kept_.back());
+      kept_.pop_back();
+      return block;
+    }
+  }
+  auto block = Buffer::allocate_pageable(kBlockBytes, budget_);
+  if (block) make_present(block->data(), block->size());
+  return block;
+}
+
+void StagingPool::give_back(Buffer block) {
+  const std::scoped_lock lock(mutex_);
+  kept_.push_back(std::move(block));
+}
+
+void StagingPool::trim() {
+  std::vector<Buffer> freed;  // outside the lock: unmapping takes its time
+  const std::scoped_lock lock(mutex_);
+  freed.swap(kept_);
+}
+
+}  // namespace trunkline
