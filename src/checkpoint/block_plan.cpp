@@ -1,0 +1,122 @@
+#include "checkpoint/block_plan.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace trunkline::checkpoint {
+namespace {
+
+std::uint64_t round_up(std::uint64_t value) {
+  return (value + kDirectGranularity - 1) / kDirectGranularity * kDirectGranularity;
+}
+std::uint64_t round_down(std::uint64_t value) { return value / kDirectGranularity * kDirectGranularity; }
+
+class Cutter {
+ public:
+  Cutter(const Image& image, const BlockRules& rules) : image_(image), rules_(rules) {}
+
+  std::vector<Block> cut() {
+    for (const Extent& extent : image_.extents) {
+      if (!can_be_direct(extent)) continue;
+      const std::uint64_t begin = round_up(extent.offset);
+      // The file's last bytes may be fewer than a page.
+      const std::uint64_t end = round_down(extent.end());
+      if (end < begin + kLeastDirectBytes || touches_patch(begin, end)) continue;
+      stage(done_, begin);
+      for (std::uint64_t at = begin; at < end; at += rules_.block_bytes) {
+        blocks_.push_back({.offset = at, .bytes = std::min(rules_.block_bytes, end - at), .direct = &extent});
+      }
+      done_ = end;
+    }
+    stage(done_, image_.bytes);
+    return std::move(blocks_);
+  }
+
+ private:
+  bool can_be_direct(const Extent& extent) const {
+    if (!rules_.allow_direct || extent.memory.device != nullptr) return false;
+    const auto address = reinterpret_cast<std::uintptr_t>(extent.memory.data);
+    return (address + round_up(extent.offset) - extent.offset) % rules_.memory_alignment == 0;
+  }
+
+  bool touches_patch(std::uint64_t begin, std::uint64_t end) const {
+    return !patches_in(image_, begin, end).empty();
+  }
+
+  void stage(std::uint64_t begin, std::uint64_t end) {
+    while (begin < end) {
+      if (rules_.skip_gaps) {
+        const std::uint64_t next = next_wanted(begin);
+        if (next >= end) return;
+        begin = std::max(begin, round_down(next));
+      }
+      std::uint64_t stop = std::min(end, begin + rules_.block_bytes);
+      if (rules_.skip_gaps) stop = std::min(stop, round_up(last_wanted(begin, stop)));
+      blocks_.push_back({.offset = begin, .bytes = stop - begin});
+      begin = stop;
+    }
+  }
+
+  // The first byte from `from` on that an extent or a checksum asks for.
+  std::uint64_t next_wanted(std::uint64_t from) const {
+    std::uint64_t next = image_.bytes;
+    const auto extent = std::partition_point(image_.extents.begin(), image_.extents.end(),
+                                             [&](const Extent& each) { return each.end() <= from; });
+    if (extent != image_.extents.end()) next = std::max(from, extent->offset);
+    const auto sum = std::partition_point(image_.sums.begin(), image_.sums.end(),
+                                          [&](const Sum& each) { return each.end <= from; });
+    if (sum != image_.sums.end()) next = std::min(next, std::max(from, sum->begin));
+    return next;
+  }
+
+  // Behind the last byte of [begin, end) that an extent or a checksum asks for; some byte of it is.
+  std::uint64_t last_wanted(std::uint64_t begin, std::uint64_t end) const {
+    std::uint64_t last = begin;
+    const auto extents = extents_in(image_, begin, end);
+    if (!extents.empty()) last = std::min(end, extents.back().end());
+    const auto sum = std::partition_point(image_.sums.begin(), image_.sums.end(),
+                                          [&](const Sum& each) { return each.begin < end; });
+    if (sum != image_.sums.begin()) last = std::max(last, std::min(end, std::prev(sum)->end));
+    return last;
+  }
+
+  const Image& image_;
+  const BlockRules& rules_;
+  std::uint64_t done_ = 0;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace
+
+std::vector<Block> cut_into_blocks(const Image& image, const BlockRules& rules) {
+  return Cutter(image, rules).cut();
+}
+
+void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end, std::uint64_t most_bytes,
+                      const std::function<void(const Segment&)>& visit) {
+  auto extent = std::partition_point(image.extents.begin(), image.extents.end(),
+                                     [&](const Extent& each) { return each.end() <= begin; });
+  auto sum = std::partition_point(image.sums.begin(), image.sums.end(),
+                                  [&](const Sum& each) { return each.end <= begin; });
+  while (begin < end) {
+    std::uint64_t stop = std::min(end, begin + most_bytes);
+    Segment segment{.offset = begin};
+    while (extent != image.extents.end() && extent->end() <= begin) ++extent;
+    while (sum != image.sums.end() && sum->end <= begin) ++sum;
+    if (extent != image.extents.end()) {
+      const bool inside = extent->offset <= begin;
+      stop = std::min(stop, inside ? extent->end() : extent->offset);
+      if (inside) segment.extent = &*extent;
+    }
+    if (sum != image.sums.end()) {
+      const bool inside = sum->begin <= begin;
+      stop = std::min(stop, inside ? sum->end : sum->begin);
+      if (inside) segment.sum = &*sum;
+    }
+    segment.bytes = stop - begin;
+    visit(segment);
+    begin = stop;
+  }
+}
+
+}  // namespace trunkline::checkpoint

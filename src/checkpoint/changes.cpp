@@ -1,0 +1,66 @@
+#include "checkpoint/changes.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "os/durable.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+bool is_directory(const std::string& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+}  // namespace
+
+Status Changes::make_directory(const std::string& path) const {
+  if (is_directory(path)) return {};
+  if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;
+  constexpr mode_t kMode = 0777;  // less the umask
+  if (::mkdir(path.c_str(), kMode) == 0 || (errno == EEXIST && is_directory(path))) return {};
+  return std::unexpected(system_error(errno, "making the directory " + path, path));
+}
+
+Status Changes::make_directories_durably(const std::string& path) const {
+  if (is_directory(path)) return {};
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  if (!parent.empty() && parent != path) {
+    if (auto made = make_directories_durably(parent); !made) return made;
+  }
+  if (auto made = make_directory(path); !made) return made;
+  return sync_directory(parent.empty() ? "." : parent);
+}
+
+Status Changes::sync_directory(const std::string& path) const {
+  if (auto watched = about_to(Kind::sync_directory, path); !watched) return watched;
+  return os::fsync_directory(path);
+}
+
+Status Changes::create_file_durably(const std::string& path, std::string_view contents) const {
+  if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
+  return os::write_file_durably(path, contents, os::IfPresent::fail);
+}
+
+Status Changes::replace_file_durably(const std::string& path, std::string_view contents) const {
+  if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
+  return os::write_file_durably(path, contents, os::IfPresent::replace);
+}
+
+Status Changes::remove_file(const std::string& path) const {
+  if (auto watched = about_to(Kind::remove_file, path); !watched) return watched;
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
+  return std::unexpected(system_error(errno, "removing " + path, path));
+}
+
+Status Changes::remove_directory(const std::string& path) const {
+  if (auto watched = about_to(Kind::remove_directory, path); !watched) return watched;
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return {};
+  return std::unexpected(system_error(errno, "removing the directory " + path, path));
+}
+
+}  // namespace trunkline::checkpoint

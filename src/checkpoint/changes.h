@@ -1,0 +1,37 @@
+// Everything that a directory of checkpoints changes on disk, one kind of change a function: tests see the
+// order of the changes, and stop before any of them as a crash would.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+class Changes {
+ public:
+  enum class Kind { make_directory, sync_directory, write_file, remove_file, remove_directory };
+  // Called before each change; an error is returned in place of making it.
+  using Watch = std::function<Status(Kind, const std::string& path)>;
+
+  explicit Changes(Watch watch = {}) : watch_(std::move(watch)) {}
+
+  Status make_directory(const std::string& path) const;            // one that exists is fine
+  Status make_directories_durably(const std::string& path) const;  // and all above it that are missing
+  Status sync_directory(const std::string& path) const;
+  // Through a temporary name (src/os/durable.h); EEXIST when `path` is there already.
+  Status create_file_durably(const std::string& path, std::string_view contents) const;
+  Status replace_file_durably(const std::string& path, std::string_view contents) const;
+  Status remove_file(const std::string& path) const;       // one that is gone already is fine
+  Status remove_directory(const std::string& path) const;  // one that is gone or not empty is fine
+
+ private:
+  Status about_to(Kind kind, const std::string& path) const { return watch_ ? watch_(kind, path) : Status{}; }
+
+  Watch watch_;
+};
+
+}  // namespace trunkline::checkpoint

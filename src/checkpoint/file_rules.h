@@ -1,0 +1,22 @@
+// What an open file asks of blocks that move without a copy.
+#pragma once
+
+#include <algorithm>
+
+#include "checkpoint/block_plan.h"
+#include "io/file_core.h"
+#include "mem/staging_pool.h"
+#include "trunkline/file.h"
+
+namespace trunkline::checkpoint {
+
+inline BlockRules rules_for(const File& file) {
+  BlockRules rules{.block_bytes = StagingPool::kBlockBytes, .allow_direct = true};
+  for (const io::Member& member : file.core()->members) {
+    if (!member.pair.limits.usable) continue;  // the page cache takes any address
+    rules.memory_alignment = std::max(rules.memory_alignment, member.pair.limits.memory_alignment);
+  }
+  return rules;
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,178 @@
+#include "checkpoint/file_set.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <future>
+#include <tuple>
+#include <utility>
+
+#include "os/durable.h"
+#include "os/fork_generation.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+// Links are followed, as open(2) does, also those to a file that is not there yet: what they lead to is
+// replaced, not they.
+Result<std::string> target_of(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  std::filesystem::path target = path;
+  std::error_code code;
+  for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, code)); ++links) {
+    if (links == kMostLinks) return std::unexpected(system_error(ELOOP, "saving to " + path, path));
+    const auto next = std::filesystem::read_symlink(target, code);
+    if (code) return std::unexpected(system_error(code.value(), "following the link " + path, path));
+    target = target.parent_path() / next;
+  }
+  const auto found = std::filesystem::status(target, code);
+  if (std::filesystem::is_directory(found))
+    return std::unexpected(system_error(EISDIR, "saving to " + path, path));
+  if (std::filesystem::exists(found) && !std::filesystem::is_regular_file(found)) {
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("saving to {}: it is neither a regular file nor a free name; name one that is", path),
+        path));
+  }
+  return target.string();
+}
+
+}  // namespace
+
+FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
+    : engine_(engine), options_(options), generation_(os::fork_generation()) {}
+
+Result<std::unique_ptr<FileSet>> FileSet::create(const Engine& engine, std::vector<Image> images,
+                                                 const FileSetOptions& options) {
+  std::unique_ptr<FileSet> set(new FileSet(engine, options));
+  std::vector<ImageWriter::Target> targets;
+  for (Image& image : images) {
+    auto file = set->create_file(image);
+    if (!file) return std::unexpected(file.error());
+    targets.push_back({.file = std::move(*file), .image = std::move(image)});
+  }
+  set->writer_ = std::make_unique<ImageWriter>(engine, std::move(targets), options.write);
+  return set;
+}
+
+FileSet::~FileSet() {
+  if (generation_ != os::fork_generation()) {
+    std::ignore = writer_.release();  // its threads and transfers are the parent's
+    return;
+  }
+  discard();
+}
+
+Result<File> FileSet::create_file(const Image& image) {
+  Place place;
+  if (options_.replace) {
+    auto target = target_of(image.path);
+    if (!target) return std::unexpected(target.error());
+    place.path = std::move(*target);
+  } else {
+    place.path = image.path;
+  }
+  place.directory = os::directory_of(place.path);
+  for (;;) {
+    place.written = options_.replace ? os::temporary_name(place.directory) : place.path;
+    auto file = File::open(engine_, place.written, {.mode = Mode::create});
+    if (file) {
+      places_.push_back(std::move(place));
+      return file;
+    }
+    if (options_.replace && file.error().code == EEXIST) continue;
+    Error error = file.error();
+    if (options_.replace && error.code != 0) {
+      error = system_error(error.code,
+                           fmt::format("saving {}: creating a file in {}", image.path, place.directory),
+                           image.path);
+    }
+    return std::unexpected(std::move(error));
+  }
+}
+
+Status FileSet::stage() { return ended(writer_->stage()); }
+
+Status FileSet::finish() { return ended(write_files()); }
+
+// An error names the file that was to be, not the temporary one, which is gone.
+Status FileSet::ended(Status status) {
+  if (status) return status;
+  for (const Place& place : places_) {
+    Error& error = status.error();
+    if (!options_.replace || place.written.empty() || error.path != place.written) continue;
+    error.path = place.path;
+    error.message = fmt::format("saving {}: {}", place.path, error.message);
+  }
+  discard();
+  return status;
+}
+
+Status FileSet::write_files() {
+  // 1 all bytes are in the files
+  if (auto written = writer_->finish(); !written) return written;
+  // 2 and on the device, before any name leads to them; a failed fsync is not repeated (ATC 2020)
+  if (options_.durable) {
+    if (auto synced = sync_files(); !synced) return synced;
+  }
+  // 3 the names, each in one step
+  if (auto named = name_files(); !named) return named;
+  // 4 and the names on the device
+  if (options_.durable) return sync_directories();
+  return {};
+}
+
+// All at once: the files may be on several disks.
+Status FileSet::sync_files() {
+  std::vector<std::future<Status>> others;
+  for (std::size_t i = 1; i < places_.size(); ++i) {
+    others.push_back(std::async(std::launch::async, [this, i] { return writer_->file(i).sync(); }));
+  }
+  Status first = places_.empty() ? Status{} : writer_->file(0).sync();
+  for (auto& other : others) {
+    if (auto status = other.get(); !status && first) first = std::move(status);
+  }
+  return first;
+}
+
+Status FileSet::name_files() {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    if (auto closed = writer_->file(i).close(); !closed) return closed;
+    if (options_.replace && ::rename(place.written.c_str(), place.path.c_str()) != 0) {
+      return std::unexpected(
+          system_error(errno, fmt::format("renaming {} to {}", place.written, place.path), place.path));
+    }
+    if (options_.replace) place.written.clear();
+  }
+  // Those that were created under their own names stay only now, when all is well.
+  for (Place& place : places_) place.written.clear();
+  return {};
+}
+
+Status FileSet::sync_directories() {
+  std::vector<std::string> directories;
+  for (const Place& place : places_) directories.push_back(place.directory);
+  std::ranges::sort(directories);
+  const auto repeated = std::ranges::unique(directories);
+  directories.erase(repeated.begin(), repeated.end());
+  for (const std::string& directory : directories) {
+    if (auto synced = os::fsync_directory(directory); !synced) return synced;
+  }
+  return {};
+}
+
+void FileSet::discard() {
+  if (writer_) writer_->stop();
+  for (Place& place : places_) {
+    if (!place.written.empty()) ::unlink(place.written.c_str());
+    place.written.clear();
+  }
+}
+
+}  // namespace trunkline::checkpoint

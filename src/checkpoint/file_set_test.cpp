@@ -1,0 +1,228 @@
+#include "checkpoint/file_set.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "checkpoint/image_fixture.h"
+#include "io/engine_core.h"
+#include "mem/staging_pool.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+using test::contents_of;
+using test::random_sample;
+using test::Sample;
+
+class FileSetTest : public test::ImageTest {
+ protected:
+  static Status save(const Engine& engine, std::vector<Image> images, FileSetOptions options = {}) {
+    auto set = FileSet::create(engine, std::move(images), options);
+    if (!set) return std::unexpected(set.error());
+    if (auto staged = (*set)->stage(); !staged) return staged;
+    return (*set)->finish();
+  }
+
+  Sample sample(std::uint64_t bytes, const std::string& name) {
+    return random_sample(random_, bytes, root_.file(name));
+  }
+
+  std::mt19937_64 random_{11};
+};
+
+TEST_F(FileSetTest, FilesHoldWhatTheImagesSay) {
+  const Engine engine = make_engine();
+  for (int round = 0; round < test::scaled(40); ++round) {
+    FileSetOptions options{.durable = round % 3 == 0, .replace = true, .write = {}};
+    options.write.stage_all = round % 2 == 0;
+    options.write.copiers = 1 + round % 3;
+    options.write.staging_bytes = (random_() % 8) * 4 * kMiB;
+    std::vector<Sample> samples;
+    std::vector<Image> images;
+    for (int file = 0; file < 1 + round % 3; ++file) {
+      samples.push_back(sample(random_() % (test::scaled(24 * kMiB)), fmt::format("f{}", file)));
+      images.push_back(samples.back().image);
+    }
+    auto set = FileSet::create(engine, images, options);
+    ASSERT_TRUE(set) << set.error().message;
+    ASSERT_TRUE((*set)->stage());
+    if (options.write.stage_all) {
+      // From here on the memory belongs to its owner again.
+      for (Sample& each : samples)
+        for (Buffer& memory : each.memory) std::memset(memory.data(), 0xEE, memory.size());
+    }
+    ASSERT_TRUE((*set)->finish());
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      EXPECT_EQ(contents_of(samples[i].image.path), samples[i].file) << "round " << round;
+      for (std::size_t sum = 0; sum < samples[i].image.sums.size(); ++sum)
+        EXPECT_EQ((*set)->sums(i)[sum], samples[i].sum_of(samples[i].image.sums[sum]));
+    }
+    EXPECT_EQ((*set)->bytes_done(), (*set)->bytes_total());
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"f0", "f1", "f2"}));
+}
+
+TEST_F(FileSetTest, StagingBlocksAreKeptForTheNextSaveAndGoWhenTheBudgetIsShort) {
+  const Engine engine = make_engine({.block_bytes = 64 * kKiB, .pinned_budget_bytes = 64 * kMiB});
+  const Sample data = sample(20 * kMiB, "f");
+  const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 32 * kMiB}};
+  ASSERT_TRUE(save(engine, {data.image}, options));
+  const std::uint64_t kept = engine.stats().pinned_bytes;
+  EXPECT_GE(kept, 4 * kMiB);
+  ASSERT_TRUE(save(engine, {data.image}, options));
+  EXPECT_LE(engine.stats().pinned_bytes, 32 * kMiB + kept);
+  EXPECT_TRUE(engine.allocate(40 * kMiB));
+  EXPECT_EQ(contents_of(data.image.path), data.file);
+}
+
+TEST_F(FileSetTest, TooSmallABudgetIsAnErrorAndASmallOneIsEnough) {
+  const Sample data = sample(40 * kMiB, "f");
+  const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 64 * kMiB, .copiers = 3}};
+  const Status status =
+      save(make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 2 * kMiB}), {data.image},
+           options);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::out_of_budget);
+  EXPECT_TRUE(names().empty());
+  // Room for a few blocks besides what the lane bounces through.
+  const Engine small = make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 40 * kMiB});
+  const Status enough = save(small, {data.image}, options);
+  ASSERT_TRUE(enough) << enough.error().message;
+  EXPECT_LE(small.stats().peak_pinned_bytes, 40 * kMiB);
+  EXPECT_EQ(contents_of(data.image.path), data.file);
+}
+
+TEST_F(FileSetTest, EveryFailedCompletionLeavesTheOldFile) {
+  const Sample before = sample(300'000, "f");
+  const Sample after = sample(12 * kMiB, "f");
+  for (const bool stage_all : {false, true}) {
+    for (std::uint64_t at = 0;; ++at) {
+      for (const Op op : {Op::write, Op::sync}) {
+        ASSERT_TRUE(save(make_engine(), {before.image}));
+        const auto faults = Faults::create();
+        faults->fail(op, at, op == Op::sync ? EIO : ENOSPC);
+        const Status status = save(make_engine({.block_bytes = kMiB, .faults = faults}), {after.image},
+                                   {.write = {.stage_all = stage_all, .copiers = 2}});
+        if (faults->injected() == 0) {
+          ASSERT_TRUE(status) << status.error().message;
+          EXPECT_EQ(contents_of(after.image.path), after.file);
+        } else {
+          ASSERT_FALSE(status);
+          EXPECT_EQ(status.error().code, op == Op::sync ? EIO : ENOSPC);
+          EXPECT_EQ(status.error().path, before.image.path);
+          EXPECT_EQ(contents_of(before.image.path), before.file);
+        }
+        EXPECT_EQ(names(), (std::vector<std::string>{"f"}));
+        if (op == Op::write && faults->injected() == 0) goto next;
+      }
+    }
+  next:;
+  }
+}
+
+TEST_F(FileSetTest, DisturbedCompletionsChangeNothing) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const auto faults = Faults::create();
+    faults->disturb(seed, 0.2, 0.2);
+    const Sample data = sample(9 * kMiB + seed, "f");
+    ASSERT_TRUE(save(make_engine({.faults = faults}), {data.image}, {.write = {.stage_all = seed % 2 == 0}}));
+    EXPECT_EQ(contents_of(data.image.path), data.file);
+  }
+}
+
+TEST_F(FileSetTest, CancelledOrDroppedItLeavesNothing) {
+  const auto faults = Faults::create();
+  faults->hold(Op::write, 0, 1000);
+  const Engine engine = make_engine({.faults = faults});
+  const Sample data = sample(30 * kMiB, "f");
+  {
+    auto set = FileSet::create(engine, {data.image}, {.write = {.staging_bytes = 16 * kMiB}});
+    ASSERT_TRUE(set);
+    EXPECT_EQ(names().size(), 1U);
+    (*set)->cancel();
+    const Status staged = (*set)->stage();
+    ASSERT_FALSE(staged);
+    EXPECT_EQ(staged.error().kind, ErrorKind::cancelled);
+    EXPECT_TRUE(names().empty());
+    EXPECT_EQ((*set)->bytes_done(), 0U);
+    faults->release();
+  }
+  {
+    auto set = FileSet::create(engine, {data.image}, {});
+    ASSERT_TRUE(set);
+    EXPECT_EQ(names().size(), 1U);
+  }
+  EXPECT_TRUE(names().empty());
+}
+
+// Who catches an error keeps the set alive with it, for as long as he likes.
+TEST_F(FileSetTest, AFailureGivesFilesAndMemoryBackAtOnce) {
+  for (const Op op : {Op::write, Op::sync}) {
+    for (const bool replace : {true, false}) {
+      const auto faults = Faults::create();
+      faults->fail(op, 0, EIO);
+      const Engine engine = make_engine({.faults = faults});
+      const Sample data = sample(9 * kMiB, "f");
+      auto set = FileSet::create(engine, {data.image}, {.replace = replace, .write = {.stage_all = true}});
+      ASSERT_TRUE(set);
+      const bool failed = !(*set)->stage() || !(*set)->finish();
+      EXPECT_TRUE(failed);
+      EXPECT_TRUE(names().empty());
+      engine.core()->staging()->trim();
+      EXPECT_EQ(engine.stats().pinned_bytes, 0U);
+      EXPECT_FALSE((*set)->finish()) << "and it stays an error";
+      (*set)->discard();
+    }
+  }
+}
+
+TEST_F(FileSetTest, DiscardingAFinishedSetChangesNothing) {
+  const Sample data = sample(kMiB, "f");
+  auto set = FileSet::create(make_engine(), {data.image}, {});
+  ASSERT_TRUE(set);
+  ASSERT_TRUE((*set)->stage());
+  ASSERT_TRUE((*set)->finish());
+  (*set)->discard();
+  EXPECT_EQ(contents_of(data.image.path), data.file);
+}
+
+TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
+  const Engine engine = make_engine();
+  const Sample data = sample(5000, "f");
+  const FileSetOptions options{.replace = false};
+  ASSERT_TRUE(save(engine, {data.image}, options));
+  EXPECT_EQ(contents_of(data.image.path), data.file);
+  const Status again = save(engine, {data.image}, options);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, EEXIST);
+  EXPECT_EQ(contents_of(data.image.path), data.file);
+}
+
+TEST_F(FileSetTest, LinksAreFollowedAndOthersThanFilesRefused) {
+  const Engine engine = make_engine();
+  const Sample data = sample(5000, "link");
+  ASSERT_EQ(::symlink(root_.file("real").c_str(), root_.file("link").c_str()), 0);
+  ASSERT_TRUE(save(engine, {data.image}));
+  EXPECT_EQ(contents_of(root_.file("real")), data.file);
+  EXPECT_TRUE(std::filesystem::is_symlink(root_.file("link")));
+
+  std::filesystem::create_directory(root_.file("d"));
+  ASSERT_EQ(::mkfifo(root_.file("p").c_str(), 0600), 0);
+  const auto refused = [&](const std::string& path) {
+    Image image = data.image;
+    image.path = path;
+    const Status status = save(engine, {image});
+    EXPECT_FALSE(status) << path;
+    return status ? Error{} : status.error();
+  };
+  EXPECT_EQ(refused(root_.file("d")).code, EISDIR);
+  EXPECT_EQ(refused(root_.file("p")).kind, ErrorKind::unsupported);
+  EXPECT_EQ(refused(root_.file("none/f")).code, ENOENT);
+  EXPECT_EQ(names(), (std::vector<std::string>{"d", "link", "p", "real"}));
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint

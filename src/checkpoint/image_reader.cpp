@@ -1,0 +1,220 @@
+#include "checkpoint/image_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "checkpoint/file_rules.h"
+#include "io/engine_core.h"
+#include "mem/fresh_pages.h"
+#include "mem/streaming_copy.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+constexpr std::size_t kMostDirect = 16;  // blocks on their way: enough for every lane to be busy
+constexpr std::uint64_t kCacheBytes = 256ULL << 10;
+
+}  // namespace
+
+ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
+    : engine_(engine), options_(options), targets_(std::move(targets)) {
+  for (Target& target : targets_) {
+    if (!options.verify) target.image.sums.clear();
+    BlockRules rules = rules_for(target.file);
+    rules.skip_gaps = true;
+    blocks_.push_back(cut_into_blocks(target.image, rules));
+    sums_.emplace_back(target.image, blocks_.back().size());
+    for (const Block& block : blocks_.back()) bytes_total_ += block.bytes;
+  }
+  order_ = in_turns(blocks_);
+  const std::size_t wanted = options.staging_bytes / StagingPool::kBlockBytes;
+  ring_ = std::make_unique<StagingRing>(engine.core()->staging(),
+                                        std::max<std::size_t>(1, std::min(wanted, order_.size())));
+  arrived_.reserve(order_.size());
+}
+
+ImageReader::~ImageReader() {
+  cancel();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return reading_ == 0 && working_ == 0; });
+}
+
+void ImageReader::cancel() {
+  const std::scoped_lock lock(mutex_);
+  fail(make_error(ErrorKind::cancelled, "reading was cancelled"));
+}
+
+void ImageReader::fail(Error error) {
+  if (!error_) error_ = std::move(error);
+  changed_.notify_all();
+}
+
+Status ImageReader::check_sizes() const {
+  for (const Target& target : targets_) {
+    const auto size = target.file.size();
+    if (!size) return std::unexpected(size.error());
+    if (*size == target.image.bytes) continue;
+    const std::string& path = target.image.path;
+    return std::unexpected(make_error(
+        ErrorKind::corrupt,
+        fmt::format(
+            "reading {}: it has {} bytes and should have {}; it was cut off, or belongs to another set", path,
+            *size, target.image.bytes),
+        path));
+  }
+  return {};
+}
+
+Status ImageReader::read() {
+  Status status = read_all();
+  // Not only at destruction: an error may be kept long after, with everything that led to it.
+  const std::scoped_lock lock(mutex_);
+  ring_.reset();
+  for (const Target& target : targets_) std::ignore = target.file.close();
+  return status;
+}
+
+Status ImageReader::read_all() {
+  if (auto sizes = check_sizes(); !sizes) return sizes;
+  std::vector<std::jthread> others;
+  const std::size_t useful = std::min<std::size_t>(options_.workers, order_.size());
+  for (std::size_t i = 1; i < useful; ++i) {
+    try {
+      others.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      break;  // fewer do it too
+    }
+  }
+  work();
+  others.clear();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return reading_ == 0; });
+  if (error_) return std::unexpected(*error_);
+  return {};
+}
+
+// Sending comes first, so that the disks are busy while this thread sums what has arrived.
+void ImageReader::work() {
+  std::unique_lock lock(mutex_);
+  while (!error_) {
+    if (next_ < order_.size() && may_send()) {
+      send(lock);
+    } else if (taken_ < arrived_.size()) {
+      const Arrived block = arrived_[taken_++];
+      ++working_;
+      lock.unlock();
+      std::vector<PartialSum> sums = unpack(block);
+      lock.lock();
+      check(block, std::move(sums));
+      --working_;
+      changed_.notify_all();
+    } else if (taken_ == order_.size()) {
+      return;
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+bool ImageReader::may_send() const {
+  const auto [image, index] = order_[next_];
+  if (blocks_[image][index].direct != nullptr) return direct_pending_ < kMostDirect;
+  return ring_->has_free() || ring_->may_grow();
+}
+
+void ImageReader::send(std::unique_lock<std::mutex>& lock) {
+  Arrived sent{.place = order_[next_], .slot = std::nullopt};
+  const Block& block = blocks_[sent.place.image][sent.place.block];
+  std::byte* data = nullptr;
+  if (block.direct != nullptr) {
+    ++direct_pending_;
+    data = block.direct->memory.data + (block.offset - block.direct->offset);
+  } else {
+    sent.slot = ring_->try_take();
+    if (!sent.slot) {
+      grow_ring(lock);
+      return;
+    }
+    data = ring_->block(*sent.slot);
+  }
+  ++next_;
+  ++reading_;
+  lock.unlock();
+  // Here, by several threads and ahead of the device, rather than one page at a time under its command.
+  if (block.direct != nullptr && block.direct->fresh) make_present(data, block.bytes);
+  Future future = targets_[sent.place.image].file.async_pread({data, block.bytes}, block.offset);
+  future.on_done([this, sent, future] { arrived(sent, future.result()); });
+  lock.lock();
+}
+
+void ImageReader::grow_ring(std::unique_lock<std::mutex>& lock) {
+  ring_->reserve();
+  ++working_;  // the ring is in use meanwhile
+  lock.unlock();
+  auto block = ring_->allocate();
+  lock.lock();
+  --working_;
+  if (block) {
+    ring_->adopt(std::move(*block));
+  } else if (!ring_->settle(1)) {
+    fail(block.error());
+  }
+  changed_.notify_all();
+}
+
+void ImageReader::arrived(const Arrived& block, const Result<std::uint64_t>& result) {
+  const std::scoped_lock lock(mutex_);
+  if (result) {
+    bytes_done_.fetch_add(*result, std::memory_order_relaxed);
+    arrived_.push_back(block);
+  } else {
+    fail(result.error());
+  }
+  --reading_;
+  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+}
+
+std::vector<PartialSum> ImageReader::unpack(const Arrived& arrived) const {
+  const Image& image = targets_[arrived.place.image].image;
+  const Block& block = blocks_[arrived.place.image][arrived.place.block];
+  BlockSums sums(image);
+  for_each_segment(image, block.offset, block.end(), kCacheBytes, [&](const Segment& segment) {
+    std::byte* memory = nullptr;
+    if (segment.extent != nullptr)
+      memory = segment.extent->memory.data + (segment.offset - segment.extent->offset);
+    const std::byte* source =
+        arrived.slot ? ring_->block(*arrived.slot) + (segment.offset - block.offset) : memory;
+    if (segment.sum != nullptr) sums.add(*segment.sum, {source, segment.bytes});
+    if (arrived.slot && memory != nullptr) streaming_copy(memory, source, segment.bytes);
+  });
+  return sums.take();
+}
+
+void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
+  const auto [image, index] = arrived.place;
+  if (arrived.slot) {
+    ring_->give_back(*arrived.slot);
+  } else {
+    --direct_pending_;
+  }
+  const Image& of = targets_[image].image;
+  for (const std::uint32_t sum : sums_[image].add(index, std::move(sums))) {
+    const auto& expected = of.sums[sum].expected;
+    const std::uint32_t found = sums_[image].value(sum);
+    if (!expected || *expected == found || mismatch_) continue;
+    mismatch_ = Mismatch{.image = image, .sum = sum, .expected = *expected, .found = found};
+    fail(make_error(ErrorKind::corrupt,
+                    fmt::format("{}: bytes {} to {} have the checksum {:08x} where {:08x} was recorded; they "
+                                "changed after they were written",
+                                of.path, of.sums[sum].begin, of.sums[sum].end, found, *expected),
+                    of.path));
+  }
+}
+
+}  // namespace trunkline::checkpoint

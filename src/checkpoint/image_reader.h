@@ -1,0 +1,101 @@
+// Reads images into the memory of their extents, and checks their checksums as the bytes pass.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/block_plan.h"
+#include "checkpoint/block_queue.h"
+#include "checkpoint/staging_ring.h"
+#include "checkpoint/sum_fold.h"
+#include "trunkline/engine.h"
+#include "trunkline/file.h"
+
+namespace trunkline::checkpoint {
+
+struct ReadOptions {
+  bool verify = true;    // compute the sums; those with an expected value must have it
+  unsigned workers = 1;  // threads that sum and copy
+  std::uint64_t staging_bytes = 64ULL << 20;
+};
+
+// A checksum that a file does not have, though it should.
+struct Mismatch {
+  std::size_t image = 0;
+  std::uint32_t sum = 0;
+  std::uint32_t expected = 0;
+  std::uint32_t found = 0;
+};
+
+// The path of one block: sent to be read, into its extent's memory where that is aligned, else into a staging
+// block -> arrived -> a worker sums it and copies it to where it belongs.
+//
+// read() once, from any thread, as cancel() and bytes_done().
+class ImageReader {
+ public:
+  struct Target {
+    File file;  // open for reading
+    Image image;
+  };
+
+  ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options);
+  ImageReader(const ImageReader&) = delete;
+  ImageReader& operator=(const ImageReader&) = delete;
+  ~ImageReader();
+
+  // All memory of all extents is filled, or the first error: `corrupt` for a checksum (mismatch() says which)
+  // and for a file that is not as long as its image.
+  Status read();
+
+  void cancel();
+
+  std::uint64_t bytes_total() const { return bytes_total_; }
+  std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+  const std::optional<Mismatch>& mismatch() const { return mismatch_; }
+  const std::vector<std::uint32_t>& sums(std::size_t image) const { return sums_[image].values(); }
+
+ private:
+  struct Arrived {
+    BlockPlace place;
+    std::optional<StagingRing::Index> slot;  // none: direct
+  };
+
+  Status check_sizes() const;
+  Status read_all();
+  void work();
+  bool may_send() const;
+  void send(std::unique_lock<std::mutex>& lock);
+  void grow_ring(std::unique_lock<std::mutex>& lock);
+  void arrived(const Arrived& block, const Result<std::uint64_t>& result);
+  std::vector<PartialSum> unpack(const Arrived& arrived) const;
+  void check(const Arrived& arrived, std::vector<PartialSum> sums);
+  void fail(Error error);
+
+  const Engine engine_;
+  const ReadOptions options_;
+  std::vector<Target> targets_;
+  std::vector<std::vector<Block>> blocks_;
+  std::vector<BlockPlace> order_;
+  std::uint64_t bytes_total_ = 0;
+  std::atomic<std::uint64_t> bytes_done_{0};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<StagingRing> ring_;
+  std::vector<SumFold> sums_;
+  std::size_t next_ = 0;  // in order_
+  std::size_t reading_ = 0;
+  std::size_t direct_pending_ = 0;  // sent, and not summed yet
+  std::size_t working_ = 0;
+  std::vector<Arrived> arrived_;  // in order of arrival; taken from the front
+  std::size_t taken_ = 0;
+  std::optional<Error> error_;
+  std::optional<Mismatch> mismatch_;
+};
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,192 @@
+#include "checkpoint/image_reader.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "checkpoint/image_fixture.h"
+#include "io/file_core.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+using test::random_sample;
+using test::Sample;
+
+class ImageReaderTest : public test::ImageTest {
+ protected:
+  // A file with the sample's bytes.
+  void store(const Sample& sample) const {
+    std::ofstream file(sample.image.path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(sample.file.data()),
+               static_cast<std::streamsize>(sample.file.size()));
+  }
+
+  // The same places, with memory to read into; some extents are left out.
+  static Sample targets_of(const Sample& sample, std::mt19937_64& random, bool all) {
+    Sample targets;
+    targets.image.path = sample.image.path;
+    targets.image.bytes = sample.image.bytes;
+    targets.image.sums = sample.image.sums;
+    for (Sum& sum : targets.image.sums) sum.expected = sample.sum_of(sum);
+    for (const Extent& extent : sample.image.extents) {
+      if (!all && random() % 3 == 0) continue;
+      const MemoryView view =
+          targets.make_memory(random, extent.memory.bytes, random() % 2 == 0 ? 0 : random() % 4096);
+      targets.image.extents.push_back({.offset = extent.offset, .memory = view});
+    }
+    return targets;
+  }
+
+  static std::vector<ImageReader::Target> open(const Engine& engine,
+                                               const std::vector<const Sample*>& samples) {
+    std::vector<ImageReader::Target> opened;
+    for (const Sample* sample : samples) {
+      auto file = File::open(engine, sample->image.path);
+      EXPECT_TRUE(file);
+      opened.push_back({.file = *file, .image = sample->image});
+    }
+    return opened;
+  }
+
+  static void expect_filled(const Sample& targets, const Sample& sample) {
+    for (const Extent& extent : targets.image.extents) {
+      ASSERT_EQ(std::memcmp(extent.memory.data, sample.file.data() + extent.offset, extent.memory.bytes), 0);
+    }
+  }
+
+  std::mt19937_64 random_{5};
+};
+
+TEST_F(ImageReaderTest, FillsAllMemory) {
+  const Engine engine = make_engine();
+  for (int round = 0; round < test::scaled(40); ++round) {
+    std::vector<Sample> samples;
+    std::vector<Sample> targets;
+    for (int file = 0; file < 1 + round % 3; ++file) {
+      samples.push_back(random_sample(random_, random_() % (test::scaled(24 * kMiB)),
+                                      root_.file(fmt::format("f{}", file))));
+      store(samples.back());
+      targets.push_back(targets_of(samples.back(), random_, round % 2 == 0));
+    }
+    std::vector<const Sample*> all;
+    for (const Sample& each : targets) all.push_back(&each);
+    ImageReader reader(engine, open(engine, all),
+                       {.verify = round % 4 != 0,
+                        .workers = 1 + static_cast<unsigned>(round) % 3,
+                        .staging_bytes = (random_() % 5) * 4 * kMiB});
+    const Status status = reader.read();
+    ASSERT_TRUE(status) << status.error().message;
+    for (std::size_t i = 0; i < samples.size(); ++i) expect_filled(targets[i], samples[i]);
+  }
+}
+
+TEST_F(ImageReaderTest, AFlippedBitIsFoundAndPlaced) {
+  const Engine engine = make_engine();
+  for (int round = 0; round < test::scaled(30); ++round) {
+    Sample sample = random_sample(random_, 1 + random_() % (12 * kMiB), root_.file("f"));
+    const Sample targets = targets_of(sample, random_, round % 2 == 0);
+    const auto& sums = sample.image.sums;
+    const std::size_t hit = random_() % sums.size();
+    sample.file[sums[hit].begin + random_() % (sums[hit].end - sums[hit].begin)] ^= std::byte{1};
+    store(sample);
+    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2});
+    const Status status = reader.read();
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
+    EXPECT_EQ(status.error().path, sample.image.path);
+    ASSERT_TRUE(reader.mismatch());
+    EXPECT_EQ(reader.mismatch()->sum, hit);
+    EXPECT_EQ(reader.mismatch()->found, sample.sum_of(sums[hit]));
+  }
+}
+
+TEST_F(ImageReaderTest, AFileOfAnotherSizeIsCorrupt) {
+  const Engine engine = make_engine();
+  Sample sample = random_sample(random_, 100'000, root_.file("f"));
+  const Sample targets = targets_of(sample, random_, true);
+  for (const std::size_t bytes : {0UZ, 99'999UZ, 100'001UZ}) {
+    sample.file.resize(bytes);
+    store(sample);
+    ImageReader reader(engine, open(engine, {&targets}), {});
+    const Status status = reader.read();
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
+  }
+}
+
+TEST_F(ImageReaderTest, EveryFailedCompletionIsReported) {
+  const Sample sample = random_sample(random_, 14 * kMiB, root_.file("f"));
+  store(sample);
+  for (std::uint64_t at = 0;; ++at) {
+    const Sample targets = targets_of(sample, random_, true);
+    const auto faults = Faults::create();
+    faults->fail(Op::read, at, EIO);
+    const Engine engine = make_engine({.block_bytes = kMiB, .faults = faults});
+    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2, .staging_bytes = 8 * kMiB});
+    const Status status = reader.read();
+    if (faults->injected() == 0) {
+      ASSERT_TRUE(status) << status.error().message;
+      expect_filled(targets, sample);
+      EXPECT_GT(at, 5U);
+      break;
+    }
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, EIO);
+  }
+}
+
+TEST_F(ImageReaderTest, DisturbedCompletionsChangeNothing) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const Sample sample = random_sample(random_, 9 * kMiB + seed, root_.file("f"));
+    store(sample);
+    const Sample targets = targets_of(sample, random_, true);
+    const auto faults = Faults::create();
+    faults->disturb(seed, 0.2, 0.2);
+    const Engine engine = make_engine({.faults = faults});
+    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2});
+    const Status status = reader.read();
+    ASSERT_TRUE(status) << status.error().message;
+    expect_filled(targets, sample);
+  }
+}
+
+TEST_F(ImageReaderTest, CancelEndsIt) {
+  const Engine engine = make_engine();
+  const Sample sample = random_sample(random_, 30 * kMiB, root_.file("f"));
+  store(sample);
+  const Sample targets = targets_of(sample, random_, true);
+  ImageReader reader(engine, open(engine, {&targets}), {});
+  reader.cancel();
+  const Status status = reader.read();
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::cancelled);
+}
+
+TEST_F(ImageReaderTest, WithoutRoomForABlockWhatNeedsNoneIsRead) {
+  const Engine engine =
+      make_engine({.lanes = 1, .queue_depth = 1, .block_bytes = 4096, .pinned_budget_bytes = 64 * kKiB});
+  for (const std::uint64_t misplaced : {0U, 64U}) {
+    Sample sample;
+    sample.image = {.path = root_.file("f"), .bytes = 2 * kMiB};
+    sample.file.resize(2 * kMiB, std::byte{7});
+    store(sample);
+    Sample targets;
+    targets.image = sample.image;
+    targets.image.extents.push_back(
+        {.offset = 0, .memory = targets.make_memory(random_, 2 * kMiB, misplaced)});
+    ImageReader reader(engine, open(engine, {&targets}), {});
+    const Status status = reader.read();
+    if (misplaced == 0) {
+      ASSERT_TRUE(status) << status.error().message;
+      expect_filled(targets, sample);
+    } else if (File::open(engine, sample.image.path)->core()->members.front().pair.limits.memory_alignment >
+               64) {
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().kind, ErrorKind::out_of_budget);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,116 @@
+// Writes images through a bounded ring of staging blocks, with their checksums computed as the bytes pass.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/block_plan.h"
+#include "checkpoint/block_queue.h"
+#include "checkpoint/staging_ring.h"
+#include "checkpoint/sum_fold.h"
+#include "trunkline/engine.h"
+#include "trunkline/file.h"
+
+namespace trunkline::checkpoint {
+
+struct WriteOptions {
+  // All bytes pass through staging blocks, so that the tensors may change once everything is staged. Else
+  // what is aligned is written from where it lies.
+  bool stage_all = false;
+  std::uint64_t staging_bytes = 64ULL << 20;  // at most, rounded to blocks; at least three blocks
+  unsigned copiers = 1;                       // threads that copy and sum
+};
+
+// The path of one block: a copier claims it -> copies it into a staging block, summing -> when all blocks
+// before it are summed whose checksums stand in it, it is patched -> it is written -> its staging block is
+// free again. Blocks are claimed in order and only by a copier that has a staging block, so the first one
+// that others wait for is always under way.
+//
+// stage(), then finish(), from one thread; the rest from any.
+class ImageWriter {
+ public:
+  struct Target {
+    File file;  // open for writing, empty
+    Image image;
+  };
+
+  ImageWriter(const Engine& engine, std::vector<Target> targets, const WriteOptions& options);
+  ImageWriter(const ImageWriter&) = delete;
+  ImageWriter& operator=(const ImageWriter&) = delete;
+  ~ImageWriter();  // cancels, and waits for what is under way
+
+  // Returns when no more bytes are read from the images' memory but by direct writes (none with stage_all).
+  Status stage();
+
+  // Waits for the writes. After that the bytes are in the files, not yet durable.
+  Status finish();
+
+  void cancel();
+
+  // Gives up what was not written, waits for what is under way, closes the files and gives the staging memory
+  // back. From the thread of stage() and finish(), instead of what comes next.
+  void stop();
+
+  std::uint64_t bytes_total() const { return bytes_total_; }
+  std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+
+  // Of the image's sums, once stage() has succeeded.
+  const std::vector<std::uint32_t>& sums(std::size_t image) const { return progress_[image].sums.values(); }
+  const File& file(std::size_t image) const { return targets_[image].file; }
+
+ private:
+  struct Held {  // staged, and waiting for checksums that stand in it
+    std::size_t block;
+    StagingRing::Index slot;
+    std::size_t after;  // until so many blocks are folded
+  };
+  struct Progress {
+    SumFold sums;
+    std::vector<Held> held;
+  };
+  struct Ready {
+    BlockPlace place;
+    std::optional<StagingRing::Index> slot;  // none: direct
+  };
+
+  void copy_blocks();
+  void write_deferred(std::unique_lock<std::mutex>& lock);
+  bool claim(std::unique_lock<std::mutex>& lock, Ready& claimed);
+  void grow_ring(std::unique_lock<std::mutex>& lock);
+  std::vector<PartialSum> fill(const Image& image, const Block& block, std::byte* slot) const;
+  std::vector<Ready> staged(const Ready& filled, std::vector<PartialSum> sums);
+  std::size_t release_point(std::size_t image, const Block& block) const;
+  void apply_patches(std::size_t image, const Block& block, std::byte* slot) const;
+  void write(const Ready& ready);
+  void written(const Ready& ready, const Result<std::uint64_t>& result);
+  void fail(Error error);
+  Status outcome() const;
+
+  const Engine engine_;
+  const WriteOptions options_;
+  std::vector<Target> targets_;
+  std::vector<std::vector<Block>> blocks_;  // of each target
+  std::vector<BlockPlace> order_;
+  std::uint64_t bytes_total_ = 0;
+  std::atomic<std::uint64_t> bytes_done_{0};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<StagingRing> ring_;  // as large as the blocks ask for
+  std::size_t least_slots_ = 0;        // fewer would wait for each other
+  std::vector<Progress> progress_;
+  std::vector<Ready> deferred_;  // staged, to be written
+  bool defer_ = false;    // until all is staged: there is room for it, and whoever waits for that comes first
+  std::size_t next_ = 0;  // in order_
+  std::size_t filling_ = 0;  // claimed, and not handed over to be written
+  std::size_t writing_ = 0;
+  std::size_t direct_writing_ = 0;
+  std::optional<Error> error_;
+};
+
+}  // namespace trunkline::checkpoint

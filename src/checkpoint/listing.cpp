@@ -1,0 +1,137 @@
+#include "checkpoint/listing.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/names.h"
+#include "os/read_text.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::unexpected<Error> no_checkpoint(const std::string& directory, std::uint64_t step) {
+  return std::unexpected(system_error(
+      ENOENT, fmt::format("looking for the checkpoint of step {} in {}", step, directory), directory));
+}
+
+Result<std::string> read_manifest_text(const std::string& path) {
+  return os::read_text(path, std::numeric_limits<std::size_t>::max());
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(directory, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    names.push_back(entries->path().filename().string());
+  if (error && error != std::errc::no_such_file_or_directory)
+    return std::unexpected(system_error(error.value(), "listing the directory " + directory, directory));
+  std::ranges::sort(names);
+  return names;
+}
+
+Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory) {
+  const auto names = names_in(directory);
+  if (!names) return std::unexpected(names.error());
+  std::vector<std::uint64_t> steps;
+  for (const std::string& name : *names) {
+    struct stat status{};
+    const auto step = step_of(name);
+    if (step && ::stat(fmt::format("{}/{}", directory, name).c_str(), &status) == 0 &&
+        S_ISDIR(status.st_mode))
+      steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step) {
+  const auto names = names_in(directory + "/" + step_directory(step));
+  if (!names) return std::unexpected(names.error());
+  std::vector<std::uint64_t> commits;
+  for (const std::string& name : *names) {
+    if (const auto commit = commit_of(name)) commits.push_back(*commit);
+  }
+  std::ranges::sort(commits);
+  return commits;
+}
+
+Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
+  const auto steps = step_directories_in(directory);
+  if (!steps) return std::unexpected(steps.error());
+  std::vector<StepEntry> entries;
+  for (const std::uint64_t step : *steps) {
+    auto commits = commits_in(directory, step);
+    if (!commits) return std::unexpected(commits.error());
+    entries.push_back({.step = step, .commits = std::move(*commits)});
+  }
+  return entries;
+}
+
+std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit) {
+  return fmt::format("{}/{}/{}", directory, step_directory(step), manifest_file(commit));
+}
+
+std::string volume_step_directory(const std::string& directory, const std::string& volume,
+                                  std::uint64_t step) {
+  return fmt::format("{}/{}", volume == kOwnVolume ? directory : volume, step_directory(step));
+}
+
+std::string shard_path(const std::string& directory, const Manifest& manifest, std::size_t shard) {
+  const Shard& found = manifest.shards.at(shard);
+  return volume_step_directory(directory, manifest.volumes.at(found.volume), manifest.step) + "/" +
+         found.file;
+}
+
+Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t step, std::uint64_t commit) {
+  const std::string path = manifest_path(directory, step, commit);
+  const auto text = read_manifest_text(path);
+  if (!text) return std::unexpected(text.error());
+  auto manifest = parse_manifest(*text, path);
+  if (manifest && (manifest->step != step || manifest->commit != commit)) {
+    return std::unexpected(make_error(
+        ErrorKind::corrupt,
+        fmt::format("{} is the manifest of commit {} of step {}: it was moved or copied there; use another "
+                    "step, or put it back under its name",
+                    path, manifest->commit, manifest->step),
+        path));
+  }
+  return manifest;
+}
+
+Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_t step) {
+  std::optional<std::uint64_t> last;
+  while (true) {
+    const auto commits = commits_in(directory, step);
+    if (!commits) return std::unexpected(commits.error());
+    if (commits->empty()) return no_checkpoint(directory, step);
+    auto manifest = read_manifest_of(directory, step, commits->back());
+    // A save of the same step may have replaced it since the listing. Commits only grow, so that this ends.
+    const bool replaced = !manifest && manifest.error().code == ENOENT && last != commits->back();
+    if (!replaced) return manifest;
+    last = commits->back();
+  }
+}
+
+Status check_manifest(const std::string& directory, std::uint64_t step, std::uint64_t commit) {
+  const std::string path = manifest_path(directory, step, commit);
+  const auto text = read_manifest_text(path);
+  if (!text) return std::unexpected(text.error());
+  const auto json = unframe_manifest(*text, path);
+  if (!json) return std::unexpected(json.error());
+  return {};
+}
+
+}  // namespace trunkline::checkpoint

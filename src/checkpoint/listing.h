@@ -1,0 +1,43 @@
+// What lies in a directory of checkpoints. Reading only; others may change it at the same time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+// Names in a directory, sorted; none when it does not exist.
+Result<std::vector<std::string>> names_in(const std::string& directory);
+
+// A directory of a step. It is a checkpoint if it has a commit.
+struct StepEntry {
+  std::uint64_t step = 0;
+  std::vector<std::uint64_t> commits;  // of the manifests in it, ascending; the last is the one that counts
+};
+
+// Steps with a directory in `directory`, ascending.
+Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory);
+Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
+Result<std::vector<StepEntry>> list_steps(const std::string& directory);
+
+std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit);
+
+// The directory of a step on a volume of its manifest; `directory` is where the manifest's directory lies.
+std::string volume_step_directory(const std::string& directory, const std::string& volume,
+                                  std::uint64_t step);
+std::string shard_path(const std::string& directory, const Manifest& manifest, std::size_t shard);
+
+// Of exactly this commit; `corrupt` when it says that it is another.
+Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t step, std::uint64_t commit);
+
+// Of the last commit of the step; system (ENOENT) when it has none.
+Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_t step);
+
+// Whether the manifest can be read and is what was written; cheaper than parsing it.
+Status check_manifest(const std::string& directory, std::uint64_t step, std::uint64_t commit);
+
+}  // namespace trunkline::checkpoint

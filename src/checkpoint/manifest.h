@@ -1,0 +1,81 @@
+// The manifest of a checkpoint (docs/formats/checkpoint.md): which files it consists of, their checksums, and
+// where each tensor lies. Formatting and parsing; no I/O.
+#pragma once
+
+#include <cstdint>
+#include <expected>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trunkline/error.h"
+#include "trunkline/units.h"
+
+namespace trunkline::checkpoint {
+
+inline constexpr std::uint64_t kChunkBytes = kMiB;  // of new checkpoints; what readers take:
+inline constexpr std::uint64_t kMinChunkBytes = 4 * kKiB;
+inline constexpr std::uint64_t kMaxChunkBytes = 64 * kMiB;
+inline constexpr std::uint64_t kMaxNumber = (1ULL << 63) - 1;  // of any number in a manifest
+inline constexpr std::uint64_t kMaxWorldSize = 1 << 24;
+inline constexpr std::string_view kOwnVolume = ".";  // the directory that holds the manifests
+
+struct Shard {
+  std::uint64_t volume = 0;           // index into Manifest::volumes
+  std::string file = {};              // a plain name
+  std::uint64_t bytes = 0;            // of the whole file
+  std::vector<std::uint32_t> crc32c;  // of each chunk of the whole file, the last of which may be shorter
+  bool operator==(const Shard&) const = default;
+};
+
+// Bytes of a tensor that lie together.
+struct Piece {
+  std::uint64_t shard = 0;   // index into Manifest::shards
+  std::uint64_t offset = 0;  // bytes from the start of the shard's file
+  std::uint64_t bytes = 0;
+  bool operator==(const Piece&) const = default;
+};
+
+struct Tensor {
+  std::string name;
+  std::string dtype;  // as safetensors names it ("BF16"), or as torch does ("torch.complex128")
+  std::vector<std::uint64_t> shape;  // in elements
+  std::vector<Piece> pieces;         // in the order of the tensor's bytes
+  bool operator==(const Tensor&) const = default;
+};
+
+struct Manifest {
+  std::uint64_t step = 0;
+  std::uint64_t commit = 0;  // from 1; grows with every commit into the directory
+  std::string time = {};     // of the commit: "2026-01-31T23:59:59Z"
+  std::uint64_t chunk_bytes = kChunkBytes;
+  std::uint64_t world_size = 1;
+  std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each holds a directory for the step
+  std::vector<Shard> shards = {};
+  std::vector<Tensor> tensors = {};
+  std::string state = "null";  // a JSON text, kept as it is: the order of its keys and its numbers are users'
+  bool operator==(const Manifest&) const = default;
+};
+
+std::uint64_t chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes);
+
+bool is_plain_file_name(std::string_view name);
+
+// Two parts of the contents of a file. First the line that frames the rest, which no flipped bit, missing or
+// additional byte gets past:
+std::string frame_manifest(std::string_view json);
+// The JSON within; `corrupt` where it is not what the first line says, `format` where there is no such line
+// or one of a newer version. `path` is for messages alone, here and below.
+Result<std::string_view> unframe_manifest(std::string_view text, const std::string& path);
+
+// Then the JSON. Formatting refuses (invalid_argument) what parsing would (`format`).
+Result<std::string> manifest_to_json(const Manifest& manifest);
+Result<Manifest> manifest_from_json(std::string_view json, const std::string& path);
+// The same for a text that no file holds: the manifest, or why it is none.
+std::expected<Manifest, std::string> manifest_from_text(std::string_view json);
+
+// Both in one.
+Result<std::string> format_manifest(const Manifest& manifest);
+Result<Manifest> parse_manifest(std::string_view text, const std::string& path);
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,140 @@
+#include "checkpoint/manifest_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "format/safetensors.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+using Objection = std::optional<std::string>;
+
+constexpr std::size_t kMaxNameBytes = 255;  // NAME_MAX
+constexpr std::size_t kMaxDtypeBytes = 64;
+
+bool is_number(std::string_view digits, unsigned min, unsigned max) {
+  unsigned value = 0;
+  for (const char digit : digits) {
+    if (digit < '0' || digit > '9') return false;
+    value = 10 * value + static_cast<unsigned>(digit - '0');
+  }
+  return value >= min && value <= max;
+}
+
+// "2026-01-31T23:59:59Z"
+bool is_time(std::string_view text) {
+  constexpr std::string_view kPattern = "....-..-..T..:..:..Z";
+  if (text.size() != kPattern.size()) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (kPattern[i] != '.' && text[i] != kPattern[i]) return false;
+  }
+  return is_number(text.substr(0, 4), 1970, 9999) && is_number(text.substr(5, 2), 1, 12) &&
+         is_number(text.substr(8, 2), 1, 31) && is_number(text.substr(11, 2), 0, 23) &&
+         is_number(text.substr(14, 2), 0, 59) && is_number(text.substr(17, 2), 0, 60);  // a leap second
+}
+
+Objection of_numbers(const Manifest& manifest) {
+  if (manifest.step > kMaxNumber) return "\"step\" is beyond 2^63 - 1";
+  if (manifest.commit == 0 || manifest.commit > kMaxNumber) return "\"commit\" is not of 1 .. 2^63 - 1";
+  if (!is_time(manifest.time)) return "\"time\" is not of the form 2026-01-31T23:59:59Z";
+  if (!std::has_single_bit(manifest.chunk_bytes) || manifest.chunk_bytes < kMinChunkBytes ||
+      manifest.chunk_bytes > kMaxChunkBytes) {
+    return fmt::format("\"chunk_bytes\" is not a power of two of {} .. {}", kMinChunkBytes, kMaxChunkBytes);
+  }
+  if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
+    return fmt::format("\"world_size\" is not of 1 .. {}", kMaxWorldSize);
+  return std::nullopt;
+}
+
+Objection of_volumes(const Manifest& manifest) {
+  std::set<std::string_view> seen;
+  for (const std::string& volume : manifest.volumes) {
+    if (volume != kOwnVolume && (!volume.starts_with('/') || volume.find('\0') != std::string::npos))
+      return fmt::format("the volume \"{}\" is neither \".\" nor an absolute path", volume);
+    if (!seen.insert(volume).second) return fmt::format("the volume \"{}\" stands there twice", volume);
+  }
+  return std::nullopt;
+}
+
+Objection of_shards(const Manifest& manifest) {
+  std::set<std::pair<std::uint64_t, std::string_view>> seen;
+  for (const Shard& shard : manifest.shards) {
+    if (shard.volume >= manifest.volumes.size())
+      return fmt::format("shard \"{}\": there is no volume {}", shard.file, shard.volume);
+    if (!is_plain_file_name(shard.file))
+      return fmt::format("shard \"{}\": \"file\" is not a plain file name", shard.file);
+    if (!seen.emplace(shard.volume, shard.file).second)
+      return fmt::format("shard \"{}\" stands there twice", shard.file);
+    if (shard.bytes > kMaxNumber) return fmt::format("shard \"{}\": \"bytes\" is too large", shard.file);
+    const std::uint64_t chunks = chunks_of(shard.bytes, manifest.chunk_bytes);
+    if (shard.crc32c.size() != chunks) {
+      return fmt::format("shard \"{}\": it has {} checksums, and {} bytes have {} chunks", shard.file,
+                         shard.crc32c.size(), shard.bytes, chunks);
+    }
+  }
+  return std::nullopt;
+}
+
+Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
+  const auto object = [&](std::string_view why) {
+    return fmt::format("tensor \"{}\": {}", tensor.name, why);
+  };
+  if (tensor.dtype.empty() || tensor.dtype.size() > kMaxDtypeBytes)
+    return object(fmt::format("\"dtype\" does not have 1 .. {} bytes", kMaxDtypeBytes));
+  if (std::ranges::any_of(tensor.shape, [](std::uint64_t extent) { return extent > kMaxNumber; }))
+    return object("\"shape\" has a number that is too large");
+  std::uint64_t total = 0;
+  for (const Piece& piece : tensor.pieces) {
+    if (piece.shard >= manifest.shards.size())
+      return object(fmt::format("there is no shard {}", piece.shard));
+    const std::uint64_t limit = manifest.shards[piece.shard].bytes;
+    if (piece.offset > limit || piece.bytes > limit - piece.offset) {
+      return object(fmt::format("its piece of {} bytes at {} is not within the {} bytes of shard {}",
+                                piece.bytes, piece.offset, limit, piece.shard));
+    }
+    if (__builtin_add_overflow(total, piece.bytes, &total)) return object("its pieces overflow");
+  }
+  // What other dtypes take is for those to know who gave them.
+  const auto dtype = format::dtype_named(tensor.dtype);
+  if (dtype && format::tensor_bytes(*dtype, tensor.shape) != total)
+    return object(fmt::format("its pieces have {} bytes, which do not fit its shape and dtype", total));
+  return std::nullopt;
+}
+
+Objection of_tensors(const Manifest& manifest) {
+  std::unordered_set<std::string_view> names;
+  for (const Tensor& tensor : manifest.tensors) {
+    if (!names.insert(tensor.name).second)
+      return fmt::format("tensor \"{}\" stands there twice", tensor.name);
+    if (auto why = of_tensor(manifest, tensor)) return why;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::uint64_t chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes) {
+  return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
+}
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxNameBytes && name != "." && name != ".." &&
+         name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
+}
+
+std::optional<std::string> objection_to(const Manifest& manifest) {
+  for (const auto check : {of_numbers, of_volumes, of_shards, of_tensors}) {
+    if (auto why = check(manifest)) return why;
+  }
+  return std::nullopt;
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,30 @@
+// The names in a directory of checkpoints (docs/formats/checkpoint.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace trunkline::checkpoint {
+
+inline constexpr std::string_view kDescriptorFile = "trunkline-checkpoints.json";
+inline constexpr std::string_view kLockFile = "lock";
+
+std::string step_directory(std::uint64_t step);   // "step-00000012"
+std::string manifest_file(std::uint64_t commit);  // "manifest-0000000004"
+// "shard-00000-of-00004-0123456789abcdef.safetensors"
+std::string shard_file(std::uint64_t index, std::uint64_t count, std::string_view nonce);
+
+// The number in a name that the functions above give; nothing for any other name.
+std::optional<std::uint64_t> step_of(std::string_view name);
+std::optional<std::uint64_t> commit_of(std::string_view name);
+
+// Whether the name is one that shard_file() gives, or one under which files are written before they are
+// renamed (src/os/durable.cpp): what may be removed when nothing refers to it.
+bool is_shard_file(std::string_view name);
+bool is_temporary_file(std::string_view name);
+
+std::string random_hex(unsigned digits);
+
+}  // namespace trunkline::checkpoint

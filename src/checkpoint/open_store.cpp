@@ -1,0 +1,81 @@
+#include "checkpoint/open_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "checkpoint/names.h"
+#include "os/read_text.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string descriptor_path(const std::string& directory) {
+  return fmt::format("{}/{}", directory, kDescriptorFile);
+}
+
+// For people who look at a volume: which directory this one belongs to.
+std::string readable_name(const std::string& directory) {
+  constexpr std::size_t kMaxBytes = 100;
+  std::string name = fs::path(directory).filename().string().substr(0, kMaxBytes);
+  for (char& c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '_' || c == '.';
+    if (!plain) c = '_';
+  }
+  return name.empty() ? "checkpoints" : name;
+}
+
+std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
+
+}  // namespace
+
+Result<std::optional<StoreDescriptor>> read_store_descriptor(const std::string& directory) {
+  const std::string path = descriptor_path(directory);
+  const auto text = os::read_text(path, kMaxDescriptorBytes);
+  if (!text && text.error().code == ENOENT) return std::nullopt;
+  if (!text) return std::unexpected(text.error());
+  auto descriptor = parse_store_descriptor(*text, path);
+  if (!descriptor) return std::unexpected(descriptor.error());
+  return std::move(*descriptor);
+}
+
+StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<std::string>& volumes,
+                             const std::string& directory) {
+  std::vector<std::string> known = before.volumes;
+  known.insert(known.end(), before.former_volumes.begin(), before.former_volumes.end());
+  StoreDescriptor after{.id = before.id, .volumes = {}};
+  for (const std::string& volume : volumes) {
+    const auto same = std::ranges::find(known, volume, parent_of);
+    after.volumes.push_back(same != known.end() ? *same
+                                                : fmt::format("{}/{}-{}", volume == "/" ? "" : volume,
+                                                              readable_name(directory), before.id));
+  }
+  for (const std::string& each : known) {
+    if (std::ranges::find(after.volumes, each) == after.volumes.end()) after.former_volumes.push_back(each);
+  }
+  return after;
+}
+
+// Directories first: the descriptor says that they are there, and one that is missing later on is a disk
+// that is not mounted.
+Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
+                              const std::optional<StoreDescriptor>& before, const Changes& changes) {
+  const auto text = format_store_descriptor(descriptor);
+  if (!text) return std::unexpected(text.error());
+  for (const std::string& volume : descriptor.volumes) {
+    const auto is_known = [&](const std::vector<std::string>& known) {
+      return std::ranges::find(known, volume) != known.end();
+    };
+    if (before && (is_known(before->volumes) || is_known(before->former_volumes))) continue;
+    if (auto made = changes.make_directories_durably(volume); !made) return made;
+  }
+  const std::string path = descriptor_path(directory);
+  return before ? changes.replace_file_durably(path, *text) : changes.create_file_durably(path, *text);
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,64 @@
+// The staging blocks of one save or load: a bounded number of them, taken from the engine's pool as they are
+// needed and given back at the end.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "mem/staging_pool.h"
+
+namespace trunkline::checkpoint {
+
+// Guarded by its owner's lock, but for block().
+class StagingRing {
+ public:
+  using Index = std::size_t;
+
+  StagingRing(std::shared_ptr<StagingPool> pool, std::size_t most) : pool_(std::move(pool)), most_(most) {
+    blocks_.reserve(most);  // so that block() stays valid while others grow the ring
+  }
+  StagingRing(const StagingRing&) = delete;
+  StagingRing& operator=(const StagingRing&) = delete;
+  ~StagingRing() {
+    for (Buffer& block : blocks_) pool_->give_back(std::move(block));
+  }
+
+  std::optional<Index> try_take() {
+    if (free_.empty()) return std::nullopt;
+    const Index index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  bool has_free() const { return !free_.empty(); }
+  void give_back(Index index) { free_.push_back(index); }
+
+  // Growing takes long, so the owner's lock is not held for it: 1 reserve, 2 unlocked: allocate, 3 adopt.
+  bool may_grow() const { return blocks_.size() + growing_ < most_; }
+  void reserve() { ++growing_; }
+  Result<Buffer> allocate() const { return pool_->take(); }
+  void adopt(Buffer block) {
+    --growing_;
+    blocks_.push_back(std::move(block));
+    free_.push_back(blocks_.size() - 1);
+  }
+  // Nothing was to be had: what is there must do. False when nothing is there, or nothing will come back.
+  bool settle(std::size_t least) {
+    --growing_;
+    most_ = blocks_.size() + growing_;
+    return most_ >= least;
+  }
+
+  std::byte* block(Index index) const { return blocks_[index].data(); }
+  std::size_t size() const { return blocks_.size(); }
+
+ private:
+  const std::shared_ptr<StagingPool> pool_;
+  std::size_t most_;
+  std::size_t growing_ = 0;
+  std::vector<Buffer> blocks_;
+  std::vector<Index> free_;
+};
+
+}  // namespace trunkline::checkpoint

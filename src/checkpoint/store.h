@@ -1,0 +1,107 @@
+// A directory of checkpoints (docs/formats/checkpoint.md): one directory a step, of which any number may be
+// read while one process saves.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/changes.h"
+#include "checkpoint/listing.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/store_descriptor.h"
+#include "checkpoint/sweep.h"
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+enum class IfMissing { create, fail };
+
+struct StoreOptions {
+  // Directories, best one on each disk, over which shards are spread; empty: shards lie with the manifests.
+  // nullopt: as the directory has them, none in a new one.
+  std::optional<std::vector<std::string>> volumes = {};
+  IfMissing if_missing = IfMissing::create;
+  Changes::Watch watch = {};
+};
+
+// Where the shards of a save go: what its manifest says of them as well, once bytes and checksums are known.
+struct Placement {
+  std::vector<std::string> volumes;  // Manifest::volumes
+  std::vector<Shard> shards;         // volume and file
+  std::vector<std::string> paths;    // of each shard
+};
+
+// Every member function is thread-safe. A save goes begin(), commit(), retain(), release(); from begin() on
+// this process alone may change the directory. Reading needs no lock: it sees a step as it was before a
+// commit or as it is after it. Shards that a reader has open stay readable when they are removed; one that
+// opens them late finds them gone and reads the manifest again. A save that is under way when the process
+// forks is the parent's: the child has begun none, and the lock is not its own.
+class Store {
+ public:
+  // Makes the directory, those above it, and those on the volumes, all durably. Without IfMissing::create, a
+  // directory that has lost its descriptor is still opened if there are steps in it; system (ENOENT) if not.
+  // Volumes that differ from those of the directory take effect for new saves, with IfMissing::create;
+  // otherwise they are an invalid_argument.
+  static Result<std::unique_ptr<Store>> open(const std::string& directory, const StoreOptions& options = {});
+
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  ~Store();
+
+  const std::string& directory() const { return directory_; }  // absolute
+  const StoreDescriptor& descriptor() const { return descriptor_; }
+
+  Result<std::vector<std::uint64_t>> steps() const;          // ascending
+  Result<std::optional<std::uint64_t>> latest() const;       // the step that was committed last
+  Result<Manifest> read_manifest(std::uint64_t step) const;  // system (ENOENT) when there is no such step
+
+  // Makes the directories of the step, durably. `shards`: how many on each volume (one number without
+  // volumes). Fails with system (EBUSY) while another saves, or this one is not released.
+  Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
+
+  // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
+  // one of the same step is replaced. Gives the manifest its `commit` (returned) and `time`. Every shard must
+  // be there with its size, and be durable. On an error it is open whether the checkpoint is there; the
+  // one before it of the same step is there in any case.
+  Result<std::uint64_t> commit(Manifest manifest);
+
+  // After commit(): removes what it replaced, and with `keep` (from 1) all but the last `keep` checkpoints
+  // by the order of their commits. One whose manifest is damaged does not count and is left alone.
+  Result<SweepResult> retain(std::optional<std::uint64_t> keep);
+
+  // Ends a save; nothing if there is none. What was written and not committed stays for collect().
+  void release();
+
+  // The same, and removes what was written and not committed.
+  Result<SweepResult> abandon();
+
+  // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
+  // files, empty directories of steps. Nothing while somebody saves: `busy`.
+  Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no);
+
+ private:
+  struct Lock;
+  struct Save;
+
+  Store(std::string directory, StoreDescriptor descriptor, Changes changes);
+  std::unique_lock<std::mutex> enter();
+  Result<std::unique_ptr<Lock>> lock(bool may_create) const;
+  Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
+  Status check_shards(const Manifest& manifest) const;
+
+  const std::string directory_;
+  const StoreDescriptor descriptor_;
+  const Changes changes_;
+
+  std::mutex mutex_;  // guards save_, and keeps the functions that change the directory apart
+  std::unique_ptr<Save> save_;
+  std::atomic<unsigned> generation_;  // fork generation that both belong to
+};
+
+}  // namespace trunkline::checkpoint

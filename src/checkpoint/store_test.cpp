@@ -1,0 +1,367 @@
+#include "checkpoint/store.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+
+#include "checkpoint/names.h"
+#include "checkpoint/store_fixture.h"
+#include "os/durable.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+class StoreTest : public test::StoreTest {};
+
+using Steps = std::vector<std::uint64_t>;
+
+TEST_F(StoreTest, AnEmptyDirectoryIsMadeOnce) {
+  const auto store = open();
+  EXPECT_EQ(everything(), (std::vector<std::string>{"run/", "run/trunkline-checkpoints.json"}));
+  EXPECT_EQ(store->steps(), Steps{});
+  EXPECT_EQ(store->latest(), std::nullopt);
+  EXPECT_EQ(store->read_manifest(1).error().code, ENOENT);
+  const auto again = open();
+  EXPECT_EQ(again->descriptor(), store->descriptor());
+  EXPECT_EQ(open({.if_missing = IfMissing::fail})->descriptor(), store->descriptor());
+}
+
+TEST_F(StoreTest, WhatWasCommittedIsRead) {
+  const auto store = open();
+  const Placement placement = begin(*store, 12);
+  ASSERT_EQ(placement.paths.size(), 2U);
+  EXPECT_TRUE(is_shard_file(placement.shards[1].file));
+  EXPECT_TRUE(placement.shards[1].file.starts_with("shard-00001-of-00002-"));
+  EXPECT_EQ(placement.paths[1], directory() + "/step-00000012/" + placement.shards[1].file);
+  Manifest manifest = write_shards(12, placement);
+  EXPECT_EQ(store->steps(), Steps{}) << "not before it is committed";
+  ASSERT_EQ(store->commit(manifest), 1U);
+  store->release();
+  const auto read = open()->read_manifest(12);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(read->time.starts_with("20")) << read->time;
+  manifest.commit = 1;
+  manifest.time = read->time;
+  EXPECT_EQ(*read, manifest);
+  EXPECT_TRUE(is_whole(*store, *read));
+  EXPECT_EQ(store->steps(), Steps{12});
+  EXPECT_EQ(store->latest(), 12U);
+}
+
+TEST_F(StoreTest, ShardsLieOnTheVolumesAndTheRestInTheDirectory) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 3);
+  const std::string id = store->descriptor().id;
+  std::set<std::string> directories;
+  for (const std::string& path : everything()) {
+    if (path.ends_with(".safetensors")) directories.insert(path.substr(0, path.rfind('/')));
+  }
+  EXPECT_EQ(directories,
+            (std::set<std::string>{"v0/run-" + id + "/step-00000003", "v1/run-" + id + "/step-00000003"}));
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(3)));
+  // Another directory of the same name shares the volumes.
+  const auto other = Store::open(root_.file("other/run"), {.volumes = volumes()});
+  ASSERT_TRUE(other) << other.error().message;
+  save(**other, 3);
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(3)));
+  EXPECT_TRUE(is_whole(**other, *(*other)->read_manifest(3)));
+  const auto collected = (*other)->collect();
+  EXPECT_TRUE(collected && collected->removed.empty() && collected->problems.empty());
+}
+
+TEST_F(StoreTest, AMovedDirectoryIsReadAndGoesOn) {
+  for (const bool on_volumes : {false, true}) {
+    const std::string from = root_.file(on_volumes ? "a1" : "a0");
+    const std::string to = root_.file(on_volumes ? "b1" : "b0");
+    const StoreOptions options{.volumes = on_volumes ? volumes() : std::vector<std::string>{}};
+    save(**Store::open(from, options), 1);
+    std::filesystem::rename(from, to);
+    const auto moved = Store::open(to, options);
+    ASSERT_TRUE(moved) << moved.error().message;
+    EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(1)));
+    EXPECT_EQ(save(**moved, 2, 1), 2U);
+    EXPECT_EQ((*moved)->steps(), Steps{2});
+    EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(2)));
+  }
+}
+
+TEST_F(StoreTest, VolumesMayChangeBetweenSaves) {
+  save(*open(), 1);
+  save(*open({.volumes = volumes()}), 2);
+  const auto without_first = open({.volumes = {{volumes()[1]}}});
+  EXPECT_EQ(without_first->descriptor().volumes.size(), 1U);
+  EXPECT_EQ(without_first->descriptor().former_volumes.size(), 1U);
+  save(*without_first, 3);
+  const auto store = open();
+  EXPECT_EQ(store->descriptor(), without_first->descriptor()) << "as the directory has them";
+  for (const std::uint64_t step : {1, 2, 3})
+    EXPECT_TRUE(is_whole(*store, *store->read_manifest(step))) << step;
+  save(*store, 4, 1);
+  EXPECT_EQ(store->steps(), Steps{4});
+  for (const std::string& path : everything())
+    EXPECT_TRUE(!path.ends_with(".safetensors") || path.find("step-00000004") != std::string::npos) << path;
+  const auto back = open({.volumes = volumes()});
+  EXPECT_EQ(back->descriptor().volumes.size(), 2U);
+  EXPECT_TRUE(back->descriptor().former_volumes.empty());
+  EXPECT_EQ(Store::open(directory(), {.volumes = {{}}, .if_missing = IfMissing::fail}).error().kind,
+            ErrorKind::invalid_argument);
+}
+
+TEST_F(StoreTest, SavingAStepAgainReplacesItAndBecomesTheLatest) {
+  const auto store = open();
+  save(*store, 5);
+  save(*store, 9);
+  const auto old = store->read_manifest(5);
+  const Placement placement = begin(*store, 5);
+  Manifest manifest = write_shards(5, placement, 777);
+  EXPECT_EQ(*store->read_manifest(5), *old) << "readers see the old one until the new one is committed";
+  EXPECT_EQ(store->commit(manifest), 3U);
+  EXPECT_EQ(store->read_manifest(5)->commit, 3U);
+  EXPECT_TRUE(is_whole(*store, *old)) << "nothing goes before retain()";
+  const auto swept = store->retain(std::nullopt);
+  ASSERT_TRUE(swept);
+  EXPECT_EQ(swept->removed.size(), 3U) << "a manifest and two shards";
+  EXPECT_EQ(store->latest(), 5U);
+  EXPECT_EQ(store->steps(), (Steps{5, 9}));
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(5)));
+  EXPECT_FALSE(is_whole(*store, *old));
+}
+
+TEST_F(StoreTest, RetentionGoesByCommitsAndRemovesAllOfAStep) {
+  const auto store = open({.volumes = volumes()});
+  for (const std::uint64_t step : {30, 10, 20}) save(*store, step, 3);
+  save(*store, 5, 3);
+  EXPECT_EQ(store->steps(), (Steps{5, 10, 20})) << "30 was committed first";
+  save(*store, 10, 1);
+  EXPECT_EQ(store->steps(), Steps{10});
+  for (const std::string& path : everything()) {
+    for (const char* step : {"step-00000005", "step-00000020", "step-00000030"})
+      EXPECT_EQ(path.find(step), std::string::npos) << path;
+  }
+}
+
+TEST_F(StoreTest, FilesOfOthersAreNeverTouched) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const std::vector<std::string> foreign = {
+      directory() + "/step-00000001/notes.txt",
+      store->descriptor().volumes[0] + "/step-00000001/model.safetensors", directory() + "/readme",
+      directory() + "/step-7", root_.file("v0/step-00000001")};
+  for (const std::string& path : foreign) std::ofstream(path) << "x";
+  save(*store, 2, 1);
+  ASSERT_TRUE(store->collect());
+  for (const std::string& path : foreign) EXPECT_TRUE(std::filesystem::exists(path)) << path;
+  EXPECT_EQ(store->steps(), Steps{2});
+}
+
+TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
+  const auto store = open();
+  for (const std::uint64_t step : {1, 2, 3}) save(*store, step);
+  const std::string path = manifest_path(directory(), 2, 2);
+  auto text = *os::read_text(path);
+  text[text.size() / 2] ^= 1;
+  ASSERT_TRUE(os::write_file_durably(path, text));
+  std::ofstream(directory() + "/step-00000002/" + shard_file(7, 8, random_hex(16))) << "may belong to it";
+  const auto before = everything();
+
+  const auto collected = store->collect();
+  ASSERT_TRUE(collected);
+  EXPECT_TRUE(collected->removed.empty());
+  ASSERT_EQ(collected->problems.size(), 1U);
+  EXPECT_EQ(collected->problems[0].kind, ErrorKind::corrupt);
+  EXPECT_EQ(collected->problems[0].path, path);
+  EXPECT_EQ(everything(), before);
+  EXPECT_EQ(store->read_manifest(2).error().kind, ErrorKind::corrupt);
+
+  begin(*store, 4);
+  ASSERT_TRUE(store->commit(Manifest{.step = 4, .volumes = {"."}}));
+  const auto swept = store->retain(2);
+  ASSERT_TRUE(swept);
+  EXPECT_EQ(swept->problems.size(), 1U);
+  EXPECT_EQ(store->steps(), (Steps{2, 3, 4}));
+}
+
+TEST_F(StoreTest, AManifestUnderAnotherNameIsCorrupt) {
+  const auto store = open();
+  save(*store, 1);
+  std::filesystem::create_directory(directory() + "/step-00000002");
+  std::filesystem::copy_file(manifest_path(directory(), 1, 1), manifest_path(directory(), 2, 7));
+  const auto read = store->read_manifest(2);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::corrupt);
+  EXPECT_NE(read.error().message.find("moved or copied"), std::string::npos);
+}
+
+TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
+  auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const auto clean = everything();
+  write_shards(2, begin(*store, 2));
+  store.reset();  // a crash
+  store = open();
+  const std::string hex = random_hex(16);
+  std::ofstream(directory() + "/.trunkline-0011.tmp") << "12345";
+  std::ofstream(directory() + "/step-00000001/.trunkline-0022.tmp") << "123";
+  std::ofstream(store->descriptor().volumes[1] + "/step-00000001/" + shard_file(0, 1, hex)) << "1";
+  std::filesystem::create_directory(store->descriptor().volumes[0] + "/step-00000099");
+  const auto with_debris = everything();
+
+  const auto dry = store->collect(Sweep::DryRun::yes);
+  ASSERT_TRUE(dry) << dry.error().message;
+  EXPECT_EQ(everything(), with_debris);
+  const auto collected = store->collect();
+  ASSERT_TRUE(collected) << collected.error().message;
+  auto after = everything();
+  std::erase(after, "run/lock");
+  auto expected = clean;
+  std::erase(expected, "run/lock");
+  EXPECT_EQ(after, expected);
+  EXPECT_EQ(collected->bytes(), 4U * 5000 + 5 + 3 + 1);
+  EXPECT_EQ(dry->bytes(), collected->bytes());
+  ASSERT_EQ(dry->removed.size(), collected->removed.size());
+  for (std::size_t i = 0; i < dry->removed.size(); ++i)
+    EXPECT_EQ(dry->removed[i].path, collected->removed[i].path);
+  EXPECT_TRUE(store->collect()->removed.empty());
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+}
+
+TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
+  const auto store = open();
+  begin(*store, 1);
+  const auto other = open();
+  EXPECT_EQ(other->begin(2, Steps{1}).error().code, EBUSY);
+  EXPECT_EQ(store->begin(2, Steps{1}).error().code, EBUSY);
+  EXPECT_TRUE(other->collect()->busy);
+  EXPECT_TRUE(other->collect(Sweep::DryRun::yes)->busy);
+  EXPECT_TRUE(store->collect()->busy);
+  EXPECT_EQ(Store::open(directory(), {.volumes = volumes()}).error().code, EBUSY);
+  store->release();
+  EXPECT_FALSE(other->collect()->busy);
+  EXPECT_TRUE(other->begin(2, Steps{1}));
+}
+
+TEST_F(StoreTest, AForkedChildHasNoPartInASave) {
+  auto store = open();
+  begin(*store, 1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int failures = 0;
+    if (!open()->collect()->busy) failures |= 1;  // its parent saves
+    if (store->begin(2, Steps{1}).error().code != EBUSY) failures |= 2;
+    if (store->commit({.step = 1}).error().kind != ErrorKind::invalid_argument) failures |= 4;
+    if (!store->abandon()) failures |= 8;
+    store.reset();
+    if (!open()->collect()->busy) failures |= 16;
+    ::_exit(failures);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(open()->collect()->busy);
+  store->release();
+  EXPECT_FALSE(open()->collect()->busy);
+}
+
+TEST_F(StoreTest, AbandoningLeavesNothing) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const auto before = everything();
+  for (const std::uint64_t step : {1, 2}) {
+    write_shards(step, begin(*store, step));
+    const auto swept = store->abandon();
+    ASSERT_TRUE(swept && swept->problems.empty());
+    EXPECT_GE(swept->removed.size(), 4U);
+    EXPECT_EQ(everything(), before);
+  }
+  EXPECT_TRUE(store->abandon()->removed.empty()) << "nothing was begun";
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+}
+
+TEST_F(StoreTest, NothingIsCommittedThatIsNotThere) {
+  const auto store = open();
+  const Placement placement = begin(*store, 1);
+  const Manifest good = write_shards(1, placement);
+  Manifest bad = good;
+  bad.shards[1].bytes = 4999;
+  bad.tensors.clear();
+  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::corrupt);
+  bad = good;
+  bad.step = 2;
+  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::invalid_argument);
+  bad = good;
+  bad.tensors[0].shape = {1};
+  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(store->retain(1).error().kind, ErrorKind::invalid_argument);
+  std::filesystem::rename(placement.paths[0], placement.paths[0] + "x");
+  EXPECT_EQ(store->commit(good).error().code, ENOENT);
+  EXPECT_EQ(store->steps(), Steps{});
+  std::filesystem::rename(placement.paths[0] + "x", placement.paths[0]);
+  EXPECT_TRUE(store->commit(good));
+  EXPECT_EQ(store->commit(good).error().kind, ErrorKind::invalid_argument) << "twice";
+  EXPECT_EQ(store->retain(0).error().kind, ErrorKind::invalid_argument);
+  store->release();
+  EXPECT_EQ(store->commit(good).error().kind, ErrorKind::invalid_argument) << "not begun";
+}
+
+TEST_F(StoreTest, ArgumentsThatMakeNoSense) {
+  const auto store = open({.volumes = volumes()});
+  EXPECT_EQ(store->begin(1, Steps{1}).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(store->begin(kMaxNumber + 1, Steps{1, 1}).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(store->begin(1, Steps{1, 1ULL << 40}).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(Store::open("").error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(Store::open(root_.file("x"), {.volumes = {{"/a", "/b/../a"}}}).error().kind,
+            ErrorKind::invalid_argument);
+  EXPECT_EQ(Store::open(root_.file("x"), {.if_missing = IfMissing::fail}).error().code, ENOENT);
+  std::ofstream(root_.file("file")) << "x";
+  EXPECT_EQ(Store::open(root_.file("file")).error().code, ENOTDIR);
+  EXPECT_EQ(Store::open(root_.file("file/x")).error().code, ENOTDIR);
+}
+
+TEST_F(StoreTest, AVolumeThatIsNotMountedIsNamed) {
+  const auto store = open({.volumes = volumes()});
+  const std::string gone = store->descriptor().volumes[1];
+  std::filesystem::remove(gone);
+  const auto refused = store->begin(1, Steps{1, 1});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().path, gone);
+  EXPECT_NE(refused.error().message.find("mount"), std::string::npos);
+  EXPECT_TRUE(store->begin(1, Steps{1, 0})) << "not needed, and not locked";
+}
+
+TEST_F(StoreTest, WithoutItsDescriptorADirectoryIsStillRead) {
+  save(*open({.volumes = volumes()}), 1);
+  const std::string descriptor = directory() + "/trunkline-checkpoints.json";
+  auto text = *os::read_text(descriptor);
+  text[text.find("v0")] ^= 1;
+  ASSERT_TRUE(os::write_file_durably(descriptor, text));
+  EXPECT_EQ(Store::open(directory()).error().kind, ErrorKind::corrupt);
+  std::filesystem::remove(descriptor);
+  const auto reader = open({.if_missing = IfMissing::fail});
+  EXPECT_TRUE(is_whole(*reader, *reader->read_manifest(1)));
+  EXPECT_FALSE(std::filesystem::exists(descriptor));
+  const auto store = open({.volumes = volumes()});
+  save(*store, 2, 1);
+  EXPECT_EQ(store->steps(), Steps{2});
+  for (const std::string& path : everything())
+    EXPECT_TRUE(!path.ends_with(".safetensors") || path.find("step-00000002") != std::string::npos) << path;
+}
+
+TEST_F(StoreTest, AReadOnlyDirectoryIsReadAndLookedThrough) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root writes everywhere";
+  save(*open(), 1);
+  std::filesystem::remove(directory() + "/lock");
+  std::filesystem::permissions(directory(), std::filesystem::perms(0555));
+  const auto store = open({.if_missing = IfMissing::fail});
+  EXPECT_TRUE(store->read_manifest(1));
+  EXPECT_TRUE(store->collect(Sweep::DryRun::yes));
+  EXPECT_EQ(store->collect().error().code, EACCES);
+  EXPECT_EQ(store->begin(2, Steps{1}).error().code, EACCES);
+  std::filesystem::permissions(directory(), std::filesystem::perms(0755));
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint

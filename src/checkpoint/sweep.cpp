@@ -1,0 +1,168 @@
+#include "checkpoint/sweep.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "checkpoint/names.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+bool is_debris(const std::string& name) { return is_shard_file(name) || is_temporary_file(name); }
+
+}  // namespace
+
+std::uint64_t SweepResult::bytes() const {
+  std::uint64_t total = 0;
+  for (const Removed& each : removed) total += each.bytes;
+  return total;
+}
+
+Sweep::Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run)
+    : directory_(std::move(directory)),
+      descriptor_(std::move(descriptor)),
+      changes_(changes),
+      dry_run_(dry_run) {}
+
+void Sweep::note(Status status) {
+  if (!status) result_.problems.push_back(std::move(status.error()));
+}
+
+// Where files of the step can be. In the directories of other stores' volumes (the descriptor was lost, or
+// the manifest is not ours) nothing but what the manifest names is anybody's to remove.
+std::vector<Sweep::Place> Sweep::places_of(std::uint64_t step, const Manifest* manifest) const {
+  std::vector<Place> places{
+      {.path = volume_step_directory(directory_, std::string(kOwnVolume), step), .own = true, .known = {}}};
+  const auto place_on = [&](const std::string& volume, bool own) -> Place& {
+    const std::string path = volume_step_directory(directory_, volume, step);
+    const auto found = std::ranges::find(places, path, &Place::path);
+    if (found != places.end()) return *found;
+    return places.emplace_back(Place{.path = path, .own = own, .known = {}});
+  };
+  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
+    for (const std::string& volume : *volumes) place_on(volume, true);
+  }
+  if (manifest == nullptr) return places;
+  for (const Shard& shard : manifest->shards) {
+    const std::string& volume = manifest->volumes[shard.volume];
+    place_on(volume, descriptor_.owns(volume)).known.push_back(shard.file);
+  }
+  for (Place& place : places) std::ranges::sort(place.known);
+  return places;
+}
+
+Status Sweep::remove_file(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0) return {};
+  if (dry_run_ == DryRun::no) {
+    if (auto removed = changes_.remove_file(path); !removed) return removed;
+  }
+  result_.removed.push_back({.path = path, .bytes = static_cast<std::uint64_t>(status.st_size)});
+  return {};
+}
+
+Status Sweep::sweep_place(const Place& place, bool keep_known) {
+  const auto names = names_in(place.path);
+  if (!names) return std::unexpected(names.error());
+  std::size_t left = names->size();
+  for (const std::string& name : *names) {
+    const bool known = std::ranges::binary_search(place.known, name);
+    const bool ours = is_debris(name) && (known || place.own);
+    // A manifest was removed before; in a dry run it is still there.
+    const bool manifest_gone = dry_run_ == DryRun::yes && !keep_known && commit_of(name).has_value();
+    if (manifest_gone) --left;
+    if (!ours || (known && keep_known)) continue;
+    if (auto removed = remove_file(fmt::format("{}/{}", place.path, name)); !removed) return removed;
+    --left;
+  }
+  struct stat status{};
+  if (left > 0 || ::lstat(place.path.c_str(), &status) != 0) return {};
+  if (dry_run_ == DryRun::no) {
+    if (auto removed = changes_.remove_directory(place.path); !removed) return removed;
+  }
+  result_.removed.push_back({.path = place.path});
+  return {};
+}
+
+// A checkpoint exists exactly when its manifest does, so that it ends in this order, whenever a crash comes:
+// 1. The name of the manifest that is kept is durable (its writer may have died before that).
+// 2. Other manifests go, the oldest first: none that was replaced comes back as the last one.
+// 3. That made durable: no manifest may outlive its shards.
+// 4. Shards that the manifest which is kept does not name; temporary files.
+// 5. Directories that are empty now. A crash after 3 leaves debris, which the next collection finds.
+Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
+  const std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
+  if (kept != nullptr && entry.commits.size() > 1 && dry_run_ == DryRun::no) {
+    if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
+  }
+  for (const std::uint64_t commit : entry.commits) {
+    if (kept != nullptr && commit == kept->commit) continue;
+    if (auto removed = remove_file(manifest_path(directory_, entry.step, commit)); !removed) return removed;
+    if (dry_run_ == DryRun::yes) continue;
+    if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
+  }
+  // The step's own directory last: it is what leads to the others.
+  for (std::size_t i = places.size(); i-- > 0;) {
+    if (auto swept = sweep_place(places[i], kept != nullptr); !swept) return swept;
+  }
+  return {};
+}
+
+void Sweep::remove(const StepEntry& entry) {
+  std::optional<Manifest> manifest;
+  if (!entry.commits.empty()) {
+    auto read = read_manifest_of(directory_, entry.step, entry.commits.back());
+    if (!read) return note(std::unexpected(std::move(read.error())));
+    manifest = std::move(*read);
+  }
+  note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
+}
+
+void Sweep::clean(const StepEntry& entry) {
+  if (entry.commits.empty()) return remove(entry);
+  const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
+  if (!manifest) return note(std::unexpected(manifest.error()));
+  note(sweep(entry, &*manifest, nullptr));
+}
+
+Status Sweep::remove_temporary_files(const std::string& directory) {
+  const auto names = names_in(directory);
+  if (!names) return std::unexpected(names.error());
+  for (const std::string& name : *names) {
+    if (!is_temporary_file(name)) continue;
+    if (auto removed = remove_file(fmt::format("{}/{}", directory, name)); !removed) return removed;
+  }
+  return {};
+}
+
+void Sweep::clean_all() {
+  auto entries = list_steps(directory_);
+  if (!entries) return note(std::unexpected(entries.error()));
+  std::set<std::uint64_t> seen;
+  for (const StepEntry& entry : *entries) {
+    seen.insert(entry.step);
+    clean(entry);
+  }
+  note(remove_temporary_files(directory_));
+  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
+    for (const std::string& volume : *volumes) {
+      note(remove_temporary_files(volume));
+      const auto steps = step_directories_in(volume);
+      if (!steps) {
+        note(std::unexpected(steps.error()));
+        continue;
+      }
+      for (const std::uint64_t step : *steps) {
+        if (seen.insert(step).second) clean({.step = step, .commits = {}});
+      }
+    }
+  }
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,69 @@
+// Removing checkpoints, and what no checkpoint refers to. Who sweeps holds the lock of the directory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/changes.h"
+#include "checkpoint/listing.h"
+#include "checkpoint/store_descriptor.h"
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+struct Removed {
+  std::string path;         // of a file or a directory
+  std::uint64_t bytes = 0;  // of a file
+};
+
+struct SweepResult {
+  bool busy = false;             // another process saves into the directory: nothing was done
+  std::vector<Removed> removed;  // in the order in which it was done; with dry_run, what would be
+  std::vector<Error> problems;   // one for each step that was left alone, or where removing failed
+
+  std::uint64_t bytes() const;
+};
+
+class Sweep {
+ public:
+  enum class DryRun { no, yes };
+
+  Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run);
+
+  // Removes a checkpoint.
+  void remove(const StepEntry& entry);
+
+  // Leaves of a step what its last manifest refers to, and of one without manifests nothing. A step whose
+  // last manifest cannot be read is left alone and is a problem. Files that no save makes are never touched.
+  void clean(const StepEntry& entry);
+
+  // All steps, those that only volumes have a directory of, and files that were not given their names.
+  void clean_all();
+
+  SweepResult take_result() { return std::move(result_); }
+
+ private:
+  // A directory in which files of a step lie.
+  struct Place {
+    std::string path;
+    bool own = false;                // else only files of `known` are removed
+    std::vector<std::string> known;  // those that the manifest in question names, sorted
+  };
+
+  std::vector<Place> places_of(std::uint64_t step, const Manifest* manifest) const;
+  Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
+  Status sweep_place(const Place& place, bool keep_known);
+  Status remove_file(const std::string& path);
+  Status remove_temporary_files(const std::string& directory);
+  void note(Status status);
+
+  std::string directory_;
+  StoreDescriptor descriptor_;
+  const Changes& changes_;
+  DryRun dry_run_;
+  SweepResult result_;
+};
+
+}  // namespace trunkline::checkpoint

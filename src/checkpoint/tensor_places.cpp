@@ -1,0 +1,28 @@
+#include "checkpoint/tensor_places.h"
+
+#include <algorithm>
+
+namespace trunkline::checkpoint {
+
+TensorPlaces::TensorPlaces(const Manifest& manifest) : shards_(manifest.shards.size()) {
+  for (const Tensor& tensor : manifest.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.bytes > 0)
+        shards_[piece.shard].push_back({piece.offset, piece.offset + piece.bytes, &tensor.name});
+    }
+  }
+  for (auto& places : shards_) std::ranges::sort(places, {}, &Place::begin);
+}
+
+// Through all that begin before the end, since pieces may overlap; this is asked only of what is damaged.
+std::vector<std::string> TensorPlaces::in(std::uint64_t shard, std::uint64_t begin, std::uint64_t end) const {
+  std::vector<std::string> names;
+  for (const Place& place : shards_[shard]) {
+    if (place.begin >= end) break;
+    if (place.end > begin && std::ranges::find(names, *place.name) == names.end())
+      names.push_back(*place.name);
+  }
+  return names;
+}
+
+}  // namespace trunkline::checkpoint
