@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "cli/bench/bench_command.h"
+#include "cli/checkpoint/checkpoint_command.h"
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
@@ -22,6 +23,7 @@ int main(int argc, char** argv) {
     std::function<int()> chosen;
     add_doctor(app, chosen);
     add_bench(app, chosen);
+    add_checkpoint(app, chosen);
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -10,8 +10,8 @@
 #include "cli/bench/fio_peer.h"
 #include "cli/bench/measurement.h"
 #include "cli/bench/options.h"
-#include "cli/bench/progress.h"
 #include "cli/bench/transfer_ring.h"
+#include "cli/progress.h"
 
 namespace trunkline::cli {
 

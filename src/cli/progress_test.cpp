@@ -1,4 +1,4 @@
-#include "cli/bench/progress.h"
+#include "cli/progress.h"
 
 #include <gtest/gtest.h>
 
@@ -32,6 +32,16 @@ TEST_F(ProgressTest, RedrawsOneLineOnATerminal) {
   out.str("");
   progress.end();
   EXPECT_EQ(out.str(), "");
+}
+
+TEST_F(ProgressTest, ABarShowsTheShare) {
+  Progress progress(out, true, Progress::Style::bar);
+  progress.begin("step 7", 2'000'000'000, 0, at(0));
+  progress.update(500'000'000, at(500));
+  EXPECT_EQ(out.str(),
+            "\r\033[Kstep 7: [######..................] 1.00 GB/s now, 1.00 GB/s average, 25%, 2 s left");
+  progress.update(3'000'000'000, at(1000));
+  EXPECT_NE(out.str().find("[########################]"), std::string::npos) << out.str();
 }
 
 TEST_F(ProgressTest, WritesFewPlainLinesElsewhere) {

@@ -1,4 +1,4 @@
-#include "cli/bench/progress.h"
+#include "cli/progress.h"
 
 #include <fmt/format.h>
 
@@ -15,6 +15,11 @@ constexpr std::chrono::seconds kPlainEvery{5};
 
 double seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+std::string bar(double share) {
+  constexpr std::size_t kWidth = 24;
+  return fmt::format("[{:.<{}}]", std::string(static_cast<std::size_t>(share * kWidth), '#'), kWidth);
 }
 
 }  // namespace
@@ -42,8 +47,10 @@ std::string Progress::render(std::uint64_t bytes_done, Time now) const {
     left_s =
         average > 0 ? static_cast<double>(total_bytes_ - std::min(bytes_done, total_bytes_)) / average : 0;
   }
-  return fmt::format("{}: {} now, {} average, {:.0f}%, {:.0f} s left", label_, format_rate(rate_now_),
-                     format_rate(average), 100 * std::clamp(share, 0.0, 1.0), std::max(left_s, 0.0));
+  share = std::clamp(share, 0.0, 1.0);
+  return fmt::format("{}: {}{} now, {} average, {:.0f}%, {:.0f} s left", label_,
+                     style_ == Style::bar ? bar(share) + " " : "", format_rate(rate_now_),
+                     format_rate(average), 100 * share, std::max(left_s, 0.0));
 }
 
 void Progress::update(std::uint64_t bytes_done, Time now) {

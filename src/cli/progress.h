@@ -1,4 +1,4 @@
-// What a benchmark is doing, told on stderr while it does it.
+// What a command is doing, told on stderr while it does it.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,10 @@ class Progress {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  Progress(std::ostream& out, bool terminal) : out_(out), terminal_(terminal) {}
+  enum class Style { numbers, bar };  // bar: one of characters, before the numbers
+
+  Progress(std::ostream& out, bool terminal, Style style = Style::numbers)
+      : out_(out), terminal_(terminal), style_(style) {}
 
   // `duration_s` > 0: the share done is that of the time, not of the bytes.
   void begin(std::string label, std::uint64_t total_bytes, double duration_s, Time now);
@@ -30,6 +33,7 @@ class Progress {
 
   std::ostream& out_;
   bool terminal_;
+  Style style_;
   bool drawn_ = false;
   std::string label_;
   std::uint64_t total_bytes_ = 0;

@@ -1,0 +1,331 @@
+"""`trunkline checkpoint`, run as users run it: the package's program, or the one that TRUNKLINE_CLI names."""
+
+import importlib.util
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trunkline._core import CheckpointStore
+
+if TYPE_CHECKING:
+    from conftest import CheckpointWriter
+
+
+def _program() -> Path:
+    named = os.environ.get("TRUNKLINE_CLI")
+    if named:
+        return Path(named)
+    found = importlib.util.find_spec("trunkline")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "bin" / "trunkline"
+
+
+PROGRAM = _program()
+
+
+def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run `trunkline checkpoint`; its exit status must be `expect`."""
+    result = subprocess.run(
+        [str(PROGRAM), "checkpoint", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+def document(*arguments: str | Path, expect: int = 0) -> dict[str, Any]:
+    """What it prints with --json."""
+    parsed: dict[str, Any] = json.loads(run(*arguments, "--json", expect=expect).stdout)
+    assert parsed["command"] == f"checkpoint {arguments[0]}"
+    assert parsed["schema"] == 1
+    return parsed
+
+
+def flip(path: str | Path, offset: int, bit: int = 4) -> None:
+    contents = bytearray(Path(path).read_bytes())
+    contents[offset] ^= 1 << bit
+    Path(path).write_bytes(contents)
+
+
+@pytest.fixture
+def store(tmp_path: Path, checkpoint_writer: "CheckpointWriter") -> CheckpointStore:
+    """Steps 20 and, committed after it, 10; shards on two volumes."""
+    made = CheckpointStore(tmp_path / "run", [tmp_path / "v0", tmp_path / "v1"])
+    for step in (20, 10):
+        checkpoint_writer.save(made, step)
+    return made
+
+
+def manifest_of(store: CheckpointStore, step: int) -> Path:
+    (path,) = Path(store.directory).glob(f"step-{step:08}/manifest-*")
+    return path
+
+
+# ls and show ------------------------------------------------------------------------------------------------
+
+
+def test_ls(store: CheckpointStore) -> None:
+    listed = document("ls", store.directory)
+    assert listed["latest"] == 10
+    assert [each["step"] for each in listed["checkpoints"]] == [10, 20]
+    first = listed["checkpoints"][0]
+    manifest = store.read_manifest(10)
+    assert first["commit"] == 2
+    assert first["time"] == manifest["time"]
+    assert first["bytes"] == sum(shard["bytes"] for shard in manifest["shards"])
+    assert (first["shards"], first["tensors"], first["world_size"]) == (4, 4, 1)
+    lines = run("ls", store.directory).stdout.splitlines()
+    assert lines[0].split() == ["step", "commit", "time", "ranks", "shards", "tensors", "size"]
+    assert lines[1].startswith("10 ")
+    assert lines[1].endswith("latest")
+    assert not lines[2].endswith("latest")
+
+
+def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: CheckpointStore) -> None:
+    CheckpointStore(tmp_path / "new")
+    assert document("ls", tmp_path / "new")["checkpoints"] == []
+    assert "no checkpoints" in run("ls", tmp_path / "new").stdout
+    manifest = manifest_of(store, 10)
+    flip(manifest, 100)
+    listed = document("ls", store.directory, expect=1)
+    assert listed["latest"] == 10
+    assert listed["checkpoints"][0]["error"]["kind"] == "corrupt"
+    assert listed["checkpoints"][1]["step"] == 20
+    result = run("ls", store.directory, expect=1)
+    assert "damaged" in result.stdout
+    assert str(manifest) in result.stderr
+
+
+def test_show(store: CheckpointStore) -> None:
+    shown = document("show", store.directory, "--step", "20")
+    manifest = store.read_manifest(20)
+    assert shown["step"] == 20
+    assert [each["path"] for each in shown["shards"]] == store.shard_paths(manifest)
+    assert shown["shards"][0]["chunks"] == 3
+    assert shown["tensors"][1] == {
+        "name": "layer.1.weight",
+        "dtype": "U8",
+        "shape": [10_000],
+        "bytes": 10_000,
+        "shards": [1],
+    }
+    assert document("show", store.directory)["step"] == 10
+    text = run("show", store.directory).stdout
+    for part in ("step 10, commit 2", "layer.3.weight", "U8", "[10000]", store.volumes[0], "4 tensors"):
+        assert part in text
+
+
+def test_names_do_not_reach_the_terminal_as_commands(
+    tmp_path: Path, checkpoint_writer: "CheckpointWriter"
+) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    manifest = checkpoint_writer.write(store, 1)
+    manifest["tensors"][0]["name"] = "\x1b[2Jcleared"
+    store.commit(manifest)
+    store.release()
+    assert "\x1b" not in run("show", store.directory).stdout
+    assert document("show", store.directory)["tensors"][0]["name"] == "\x1b[2Jcleared"
+
+
+# verify -----------------------------------------------------------------------------------------------------
+
+
+def test_verify(store: CheckpointStore) -> None:
+    verified = document("verify", store.directory)
+    assert verified["ok"] is True
+    (only,) = verified["checkpoints"]
+    assert (only["step"], only["ok"], only["mismatches"]) == (10, True, [])
+    assert only["bytes"] == document("ls", store.directory)["checkpoints"][0]["bytes"]
+    every = document("verify", store.directory, "--all")
+    assert [each["step"] for each in every["checkpoints"]] == [10, 20]
+    result = run("verify", store.directory, "--all")
+    assert result.stdout.count("whole") == 2
+    assert result.stderr == ""
+
+
+def test_a_flipped_bit_anywhere_is_found(store: CheckpointStore) -> None:
+    shard = store.shard_paths(store.read_manifest(20))[1]
+    size = Path(shard).stat().st_size
+    descriptor = Path(store.directory) / "trunkline-checkpoints.json"
+    # Length and text of the shard's header, data, the edges of a chunk, the last byte.
+    for offset in (0, 7, 8, 30, 5000, 4095, 4096, size - 1):
+        flip(shard, offset)
+        (found,) = document("verify", store.directory, "--step", "20", expect=1)["checkpoints"]
+        (mismatch,) = found["mismatches"]
+        assert mismatch["path"] == shard
+        assert mismatch["chunk"] == offset // 4096
+        assert mismatch["tensors"] == ["layer.1.weight"]
+        text = run("verify", store.directory, "--step", "20", expect=1).stdout
+        assert f"{shard}, chunk {offset // 4096}" in text
+        assert "layer.1.weight" in text
+        flip(shard, offset)
+    manifest = manifest_of(store, 20)
+    for offset in (0, 20, 25, 40, 60, 300, manifest.stat().st_size - 1):
+        flip(manifest, offset)
+        (found,) = document("verify", store.directory, "--step", "20", expect=1)["checkpoints"]
+        assert found["error"]["path"] == str(manifest)
+        assert str(manifest) in run("verify", store.directory, "--step", "20", expect=1).stdout
+        flip(manifest, offset)
+    for offset in range(0, descriptor.stat().st_size, 17):
+        flip(descriptor, offset)
+        assert str(descriptor) in run("verify", store.directory, expect=1).stderr
+        flip(descriptor, offset)
+    assert document("verify", store.directory, "--all")["ok"] is True
+
+
+def test_all_damage_is_listed(store: CheckpointStore) -> None:
+    paths = store.shard_paths(store.read_manifest(10))
+    flip(paths[0], 10)
+    flip(paths[0], 9000)
+    Path(paths[1]).unlink()
+    Path(paths[2]).write_bytes(Path(paths[2]).read_bytes()[:-1])
+    flip(manifest_of(store, 20), 77)
+    verified = document("verify", store.directory, "--all", expect=1)
+    assert verified["ok"] is False
+    first, second = verified["checkpoints"]
+    kinds = [(each["shard"], each["kind"], each["chunk"]) for each in first["mismatches"]]
+    assert kinds == [(0, "checksum", 0), (0, "checksum", 2), (1, "missing", None), (2, "size", None)]
+    assert second["error"]["kind"] == "corrupt"
+    text = run("verify", store.directory, "--all", expect=1).stdout
+    assert "damaged, 4 findings" in text
+    for path in paths[:3]:
+        assert path in text
+
+
+def test_verify_without_checkpoints_fails_unless_all_are_asked_for(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path / "new")
+    assert "no checkpoint" in run("verify", tmp_path / "new", expect=1).stderr
+    assert document("verify", tmp_path / "new", "--all")["ok"] is True
+
+
+@pytest.fixture
+def long_verify(store: CheckpointStore) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A verification that goes on for long, of a large and empty file, on a terminal of its own."""
+    manifest = store.read_manifest(10)
+    nbytes = 1 << 40
+    store.begin(30, [1, 0])
+    directory = Path(store.volumes[0]) / "step-00000030"
+    with (directory / "large.safetensors").open("wb") as file:
+        file.truncate(nbytes)
+    store.commit(
+        manifest
+        | {
+            "step": 30,
+            "chunk_bytes": 64 << 20,
+            "tensors": [],
+            "shards": [
+                {
+                    "volume": 0,
+                    "file": "large.safetensors",
+                    "bytes": nbytes,
+                    "crc32c": "00000000" * (nbytes // (64 << 20)),
+                }
+            ],
+        }
+    )
+    store.release()
+    controller, terminal = pty.openpty()
+    command = [str(PROGRAM), "checkpoint", "verify", store.directory]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    try:
+        yield process, controller
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+        os.close(controller)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupts_end_verification(
+    long_verify: tuple[subprocess.Popen[bytes], int], signum: signal.Signals
+) -> None:
+    process, terminal = long_verify
+    seen = ""
+    deadline = time.monotonic() + 60
+    while "step 30: [" not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 4096).decode()
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signum
+    assert output == b""
+
+
+# gc ---------------------------------------------------------------------------------------------------------
+
+
+def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
+    checkpoint_writer.write(store, 30)
+    assert document("gc", store.directory, expect=1)["busy"] is True
+    assert "being saved" in run("gc", store.directory, expect=1).stderr
+    store.release()
+    dry = document("gc", store.directory, "--dry-run")
+    assert dry["dry_run"] is True
+    assert len(dry["removed"]) == 7
+    assert dry["bytes"] > 40_000
+    assert "would remove" in run("gc", store.directory, "--dry-run").stdout
+    wet = document("gc", store.directory)
+    assert wet["removed"] == dry["removed"]
+    assert not any(Path(each["path"]).exists() for each in wet["removed"])
+    assert "nothing to remove" in run("gc", store.directory).stdout
+    assert document("verify", store.directory, "--all")["ok"] is True
+
+
+def test_gc_leaves_what_it_cannot_judge(store: CheckpointStore) -> None:
+    manifest = manifest_of(store, 20)
+    flip(manifest, 77)
+    stray = Path(store.volumes[0]) / "step-00000020" / "shard-00000-of-00001-0123456789abcdef.safetensors"
+    stray.write_bytes(b"x")
+    collected = document("gc", store.directory, expect=1)
+    assert collected["removed"] == []
+    assert collected["problems"][0]["path"] == str(manifest)
+    assert "left alone" in run("gc", store.directory, expect=1).stderr
+    assert stray.exists()
+
+
+# Usage ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "gc"])
+def test_what_is_not_there_exits_2(tmp_path: Path, command: str) -> None:
+    assert "no directory of checkpoints" in run(command, tmp_path / "missing", expect=2).stderr
+    assert document(command, tmp_path, expect=2)["error"]["path"] == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    assert "ENOTDIR" in run(command, tmp_path / "file", expect=2).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["list", "."],
+        ["ls"],
+        ["show", ".", "--step", "latest"],
+        ["verify", ".", "--step", "1", "--all"],
+        ["gc", ".", "--step", "1"],
+    ],
+)
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    run(*arguments, expect=2)
+
+
+def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
+    for command in ("show", "verify"):
+        assert "step 15" in run(command, store.directory, "--step", "15", expect=2).stderr

@@ -1,0 +1,23 @@
+// What the commands of `trunkline checkpoint` do; each returns its exit status.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trunkline::cli {
+
+struct CheckpointArguments {
+  std::string directory;
+  std::optional<std::uint64_t> step;  // the latest if not given
+  bool all = false;
+  bool dry_run = false;
+  bool json = false;
+};
+
+int list_checkpoints(const CheckpointArguments& arguments);
+int show_checkpoint(const CheckpointArguments& arguments);
+int verify_checkpoints(const CheckpointArguments& arguments);
+int collect_debris(const CheckpointArguments& arguments);
+
+}  // namespace trunkline::cli

@@ -1,0 +1,67 @@
+#include "cli/checkpoint/checkpoint_output.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <iostream>
+
+#include "cli/engine_json.h"
+#include "cli/exit_code.h"
+
+namespace trunkline::cli {
+
+using Json = nlohmann::ordered_json;
+
+Result<std::unique_ptr<checkpoint::Store>> open_store(const CheckpointArguments& arguments) {
+  return checkpoint::Store::open(arguments.directory, {.if_missing = checkpoint::IfMissing::fail});
+}
+
+Result<std::uint64_t> chosen_step(const checkpoint::Store& store, const CheckpointArguments& arguments) {
+  if (arguments.step) return *arguments.step;
+  const auto latest = store.latest();
+  if (!latest) return std::unexpected(latest.error());
+  if (const auto& step = *latest) return *step;
+  return std::unexpected(
+      make_error(ErrorKind::system, store.directory() + " has no checkpoint yet", store.directory()));
+}
+
+Json document_of(std::string_view command, const CheckpointArguments& arguments) {
+  return {
+      {"command", fmt::format("checkpoint {}", command)}, {"schema", 1}, {"directory", arguments.directory}};
+}
+
+// Names that are no UTF-8 (of files; those in manifests are) are replaced, not refused.
+std::string dump(const Json& document) {
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+int print(const CheckpointArguments& arguments, const Json& document, const std::string& text, bool ok) {
+  std::cout << (arguments.json ? dump(document) : text) << std::flush;
+  return ok && std::cout ? kExitOk : kExitFailed;
+}
+
+void print_problem(std::string_view message) {
+  std::cerr << "trunkline checkpoint: " << printable(message) << '\n';
+}
+
+int fail(const CheckpointArguments& arguments, std::string_view command, const Error& error) {
+  if (arguments.json) {
+    Json document = document_of(command, arguments);
+    document["error"] = error_json(error);
+    std::cout << dump(document) << std::flush;
+  }
+  print_problem(error.message);
+  const bool usage =
+      error.kind == ErrorKind::invalid_argument || error.code == ENOENT || error.code == ENOTDIR;
+  return usage ? kExitUsage : kExitFailed;
+}
+
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  }
+  return result;
+}
+
+}  // namespace trunkline::cli

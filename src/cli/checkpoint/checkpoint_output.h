@@ -1,0 +1,36 @@
+// What the commands of `trunkline checkpoint` share: opening, and telling.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/store.h"
+#include "cli/checkpoint/checkpoint_actions.h"
+#include "trunkline/error.h"
+
+namespace trunkline::cli {
+
+// An existing directory of checkpoints.
+Result<std::unique_ptr<checkpoint::Store>> open_store(const CheckpointArguments& arguments);
+
+// The step that was asked for, or the latest; an error that names the directory when there is none.
+Result<std::uint64_t> chosen_step(const checkpoint::Store& store, const CheckpointArguments& arguments);
+
+// The first members of each command's JSON document.
+nlohmann::ordered_json document_of(std::string_view command, const CheckpointArguments& arguments);
+
+// Prints the text, or with --json the document; kExitFailed if that fails or `ok` is false.
+int print(const CheckpointArguments& arguments, const nlohmann::ordered_json& document,
+          const std::string& text, bool ok);
+
+void print_problem(std::string_view message);
+
+// kExitUsage for what is not there to work on, kExitFailed for everything else.
+int fail(const CheckpointArguments& arguments, std::string_view command, const Error& error);
+
+// Names in files are other people's: without control characters, which terminals obey.
+std::string printable(std::string_view text);
+
+}  // namespace trunkline::cli

@@ -1,0 +1,45 @@
+#include <fmt/format.h>
+
+#include "cli/checkpoint/checkpoint_actions.h"
+#include "cli/checkpoint/checkpoint_output.h"
+#include "cli/engine_json.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+
+using Json = nlohmann::ordered_json;
+
+int collect_debris(const CheckpointArguments& arguments) {
+  using checkpoint::Sweep;
+  const auto store = open_store(arguments);
+  if (!store) return fail(arguments, "gc", store.error());
+  const auto result = (*store)->collect(arguments.dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no);
+  if (!result) return fail(arguments, "gc", result.error());
+
+  Json document = document_of("gc", arguments);
+  document["dry_run"] = arguments.dry_run;
+  document["busy"] = result->busy;
+  document["bytes"] = result->bytes();
+  document["removed"] = Json::array();
+  document["problems"] = Json::array();
+  std::string text;
+  for (const checkpoint::Removed& each : result->removed) {
+    document["removed"].push_back({{"path", each.path}, {"bytes", each.bytes}});
+    text += fmt::format("{} {}\n", arguments.dry_run ? "would remove" : "removed", printable(each.path));
+  }
+  for (const Error& problem : result->problems) {
+    document["problems"].push_back(error_json(problem));
+    print_problem(fmt::format("left alone: {}", problem.message));
+  }
+  if (result->busy) {
+    print_problem(arguments.directory + " is being saved into; nothing was done, try again later");
+  } else if (result->removed.empty()) {
+    text = "nothing to remove\n";
+  } else {
+    text +=
+        fmt::format("{} {}\n", format_bytes(result->bytes()), arguments.dry_run ? "would be freed" : "freed");
+  }
+  return print(arguments, document, text, !result->busy && result->problems.empty());
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "checkpoint/verify.h"
+#include "cli/checkpoint/checkpoint_actions.h"
+#include "cli/checkpoint/checkpoint_output.h"
+#include "cli/engine_json.h"
+#include "cli/text_table.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+
+using Json = nlohmann::ordered_json;
+
+int list_checkpoints(const CheckpointArguments& arguments) {
+  const auto store = open_store(arguments);
+  if (!store) return fail(arguments, "ls", store.error());
+  const auto steps = (*store)->steps();
+  if (!steps) return fail(arguments, "ls", steps.error());
+  const auto latest = (*store)->latest();
+  if (!latest) return fail(arguments, "ls", latest.error());
+
+  Json document = document_of("ls", arguments);
+  const std::optional<std::uint64_t>& last = *latest;
+  document["latest"] = last ? Json(*last) : Json();
+  document["checkpoints"] = Json::array();
+  TextTable table({"step", "commit", "time", "ranks", "shards", "tensors", "size", ""});
+  bool whole = true;
+  for (const std::uint64_t step : *steps) {
+    const std::string mark = step == last ? "latest" : "";
+    const auto manifest = (*store)->read_manifest(step);
+    if (!manifest) {
+      whole = false;
+      document["checkpoints"].push_back({{"step", step}, {"error", error_json(manifest.error())}});
+      table.add(
+          {fmt::format("{}", step), "", "", "", "", "", "", mark.empty() ? "damaged" : mark + ", damaged"});
+      print_problem(manifest.error().message);
+      continue;
+    }
+    const std::uint64_t bytes = bytes_to_verify(*manifest);
+    document["checkpoints"].push_back({{"step", step},
+                                       {"commit", manifest->commit},
+                                       {"time", manifest->time},
+                                       {"world_size", manifest->world_size},
+                                       {"shards", manifest->shards.size()},
+                                       {"tensors", manifest->tensors.size()},
+                                       {"bytes", bytes}});
+    table.add({fmt::format("{}", step), fmt::format("{}", manifest->commit), manifest->time,
+               fmt::format("{}", manifest->world_size), fmt::format("{}", manifest->shards.size()),
+               fmt::format("{}", manifest->tensors.size()), format_bytes(bytes), mark});
+  }
+  return print(arguments, document, steps->empty() ? "no checkpoints\n" : table.render(), whole);
+}
+
+}  // namespace trunkline::cli

@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <iostream>
+
+#include "checkpoint/verify.h"
+#include "cli/checkpoint/checkpoint_actions.h"
+#include "cli/checkpoint/checkpoint_output.h"
+#include "cli/engine_json.h"
+#include "cli/interrupt.h"
+#include "cli/progress.h"
+#include "trunkline/units.h"
+
+namespace trunkline::cli {
+namespace {
+
+using checkpoint::Manifest;
+using checkpoint::Mismatch;
+using checkpoint::VerifyReport;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+constexpr std::chrono::seconds kProgressAfter{2};
+
+Json to_json(const Mismatch& mismatch) {
+  return {{"kind", to_string(mismatch.kind)}, {"path", mismatch.path},
+          {"shard", mismatch.shard},          {"chunk", mismatch.chunk ? Json(*mismatch.chunk) : Json()},
+          {"offset", mismatch.offset},        {"bytes", mismatch.bytes},
+          {"tensors", mismatch.tensors},      {"message", mismatch.message}};
+}
+
+// What became of one step, as JSON and as text.
+struct Verdict {
+  bool ok = false;
+  Json json;
+  std::string text;
+};
+
+Verdict verdict_of(std::uint64_t step, const Error& error) {
+  return {.json = {{"step", step}, {"ok", false}, {"error", error_json(error)}},
+          .text = fmt::format("step {}: {}\n", step, printable(error.message))};
+}
+
+Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double seconds) {
+  const bool ok = report.mismatches.empty();
+  Verdict verdict{
+      .ok = ok,
+      .json = {{"step", manifest.step},
+               {"commit", manifest.commit},
+               {"ok", ok},
+               {"bytes", report.bytes},
+               {"seconds", seconds},
+               {"mismatches", Json::array()}},
+      .text = fmt::format("step {}: {}, {} in {} shards, {}\n", manifest.step,
+                          ok ? "whole" : fmt::format("damaged, {} findings", report.mismatches.size()),
+                          format_bytes(report.bytes), manifest.shards.size(),
+                          format_rate(static_cast<double>(report.bytes) / seconds))};
+  for (const Mismatch& each : report.mismatches) {
+    verdict.json["mismatches"].push_back(to_json(each));
+    verdict.text += fmt::format("  {}\n", printable(each.message));
+  }
+  return verdict;
+}
+
+Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store, std::uint64_t step) {
+  const auto manifest = store.read_manifest(step);
+  if (!manifest) return verdict_of(step, manifest.error());
+  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  Progress progress(std::cerr, terminal, Progress::Style::bar);
+  const Clock::time_point began = Clock::now();
+  progress.begin(fmt::format("step {}", step), bytes_to_verify(*manifest), 0, began);
+  const auto show = [&](std::uint64_t bytes) {
+    if (const auto now = Clock::now(); terminal && now - began >= kProgressAfter) progress.update(bytes, now);
+  };
+  const auto report = checkpoint::verify(engine, store.directory(), *manifest,
+                                         {.on_progress = show, .cancelled = interrupted});
+  progress.end();
+  if (!report) return std::unexpected(report.error());
+  return verdict_of(*manifest, *report, std::chrono::duration<double>(Clock::now() - began).count());
+}
+
+Result<std::vector<std::uint64_t>> steps_to_verify(const checkpoint::Store& store,
+                                                   const CheckpointArguments& arguments) {
+  if (arguments.all) return store.steps();
+  const auto step = chosen_step(store, arguments);
+  if (!step) return std::unexpected(step.error());
+  // One that is not there is the caller's mistake, not damage.
+  const auto manifest = store.read_manifest(*step);
+  if (!manifest && manifest.error().code == ENOENT) return std::unexpected(manifest.error());
+  return std::vector{*step};
+}
+
+}  // namespace
+
+int verify_checkpoints(const CheckpointArguments& arguments) {
+  const auto store = open_store(arguments);
+  if (!store) return fail(arguments, "verify", store.error());
+  const auto steps = steps_to_verify(**store, arguments);
+  if (!steps) return fail(arguments, "verify", steps.error());
+  const auto engine = Engine::create();
+  if (!engine) return fail(arguments, "verify", engine.error());
+
+  Json document = document_of("verify", arguments);
+  document["ok"] = true;
+  document["checkpoints"] = Json::array();
+  bool ok = true;
+  for (const std::uint64_t step : *steps) {
+    auto verdict = verify_step(*engine, **store, step);
+    if (!verdict) return fail(arguments, "verify", verdict.error());
+    ok = ok && verdict->ok;
+    document["checkpoints"].push_back(std::move(verdict->json));
+    if (!arguments.json) std::cout << verdict->text << std::flush;
+  }
+  document["ok"] = ok;
+  return print(arguments, document, steps->empty() ? "no checkpoints\n" : "", ok);
+}
+
+}  // namespace trunkline::cli
