@@ -14,6 +14,9 @@ void register_engine(nb::module_& module);
 void register_file(nb::module_& module);
 void register_volume(nb::module_& module);
 void register_batch(nb::module_& module);
+void register_safetensors(nb::module_& module);
+void register_images(nb::module_& module);
+void register_checkpoint_store(nb::module_& module);
 void register_shutdown();  // what happens at the interpreter's exit
 
 }  // namespace trunkline::python

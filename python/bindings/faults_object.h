@@ -11,13 +11,18 @@ namespace trunkline::python {
 struct FaultsObject {
   FaultsObject();
 
-  // Releases what is held in any engine of the process, so that its operations can be finished.
+  // Releases what is held in any engine of the process, so that its operations can be finished. Not in those
+  // of a forked child's parent: a thread that the child does not have may hold their locks.
   static void release_all();
 
   std::shared_ptr<Faults> faults;
 
  private:
-  static std::vector<std::weak_ptr<Faults>>& registry();
+  struct Entry {
+    std::weak_ptr<Faults> faults;
+    unsigned generation;  // of forks
+  };
+  static std::vector<Entry>& registry();
 };
 
 }  // namespace trunkline::python

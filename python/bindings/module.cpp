@@ -16,5 +16,8 @@ NB_MODULE(_core, module) {
   tlp::register_file(module);
   tlp::register_volume(module);
   tlp::register_batch(module);
+  tlp::register_safetensors(module);
+  tlp::register_images(module);
+  tlp::register_checkpoint_store(module);
   tlp::register_shutdown();
 }

@@ -51,6 +51,10 @@ BufferObject* pinned_empty(nb::handle bytes_value, nb::handle device, nb::handle
   return new BufferObject(unwrap(std::move(buffer)));
 }
 
+BufferObject* aligned_empty(nb::handle bytes_value) {
+  return new BufferObject(unwrap(Buffer::allocate_pageable(count_argument(bytes_value, "nbytes"))));
+}
+
 // The same memory as an object that nanobind makes, which speaks DLPack.
 nb::object dlpack_array(nb::handle_t<BufferObject> self) {
   const Buffer& buffer = nb::cast<BufferObject&>(self).buffer;
@@ -98,6 +102,9 @@ void register_buffer(nb::module_& module) {
              "the default engine without `engine`) cannot hold it beside what is in use, Unsupported for a "
              "`device` other\n"
              "than \"cpu\".");
+  module.def("aligned_empty", &aligned_empty, "nbytes"_a.none(),
+             nb::sig("def aligned_empty(nbytes: int) -> Buffer"),
+             "Page-aligned zeros of no budget, not locked: for what is loaded and stays.");
 }
 
 }  // namespace trunkline::python

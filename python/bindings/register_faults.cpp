@@ -5,6 +5,7 @@
 #include "errors.h"
 #include "faults_object.h"
 #include "gil.h"
+#include "os/fork_generation.h"
 
 namespace trunkline::python {
 
@@ -28,19 +29,20 @@ double rate_argument(double rate, const char* name) {
 
 }  // namespace
 
-std::vector<std::weak_ptr<Faults>>& FaultsObject::registry() {
-  static auto* all = new std::vector<std::weak_ptr<Faults>>();
+std::vector<FaultsObject::Entry>& FaultsObject::registry() {
+  static auto* all = new std::vector<Entry>();
   return *all;
 }
 
 FaultsObject::FaultsObject() : faults(Faults::create()) {
-  std::erase_if(registry(), [](const std::weak_ptr<Faults>& other) { return other.expired(); });
-  registry().push_back(faults);
+  std::erase_if(registry(), [](const Entry& other) { return other.faults.expired(); });
+  registry().push_back({.faults = faults, .generation = os::fork_generation()});
 }
 
 void FaultsObject::release_all() {
-  for (const std::weak_ptr<Faults>& weak : registry()) {
-    if (const std::shared_ptr<Faults> live = weak.lock()) live->release();
+  for (const Entry& each : registry()) {
+    if (each.generation != os::fork_generation()) continue;
+    if (const std::shared_ptr<Faults> live = each.faults.lock()) live->release();
   }
 }
 

@@ -1,15 +1,22 @@
 """Engines on every backend, and scripts in processes of their own."""
 
 import functools
+import json
+import random
+import struct
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trunkline as tl
+from trunkline._core import CheckpointStore
+
+sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also with processes they start
 
 BACKENDS = ["io_uring", "libaio", "threads", "memory"]
 
@@ -64,3 +71,70 @@ def run_script(tmp_path: Path) -> RunScript:
         return result.stdout
 
     return run
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C by its definition, bit by bit in a table."""
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+class CheckpointWriter:
+    """Writes checkpoints into a store with plain Python: chunks of 4 KiB, one tensor a shard."""
+
+    chunk_bytes = 4096
+
+    def write(
+        self, store: CheckpointStore, step: int, shards: int = 2, nbytes: int = 10_000
+    ) -> dict[str, Any]:
+        """Begin a save and write its shards; the manifest to commit."""
+        placement = store.begin(step, [shards] * max(1, len(store.volumes)))
+        manifest: dict[str, Any] = {
+            "step": step,
+            "chunk_bytes": self.chunk_bytes,
+            "world_size": 1,
+            "volumes": placement["volumes"],
+            "shards": [],
+            "tensors": [],
+            "state": {"step": step, "big": 2**70, "order": {"z": 1, "a": 2}},
+        }
+        for index, shard in enumerate(placement["shards"]):
+            name = f"layer.{index}.weight"
+            header = json.dumps({name: {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}})
+            head = struct.pack("<Q", len(header)) + header.encode()
+            contents = head + random.Random(1000 * step + index).randbytes(nbytes)
+            Path(shard["path"]).write_bytes(contents)
+            chunks = [
+                contents[at : at + self.chunk_bytes] for at in range(0, len(contents), self.chunk_bytes)
+            ]
+            manifest["shards"].append(
+                {
+                    "volume": shard["volume"],
+                    "file": shard["file"],
+                    "bytes": len(contents),
+                    "crc32c": "".join(f"{crc32c(chunk):08x}" for chunk in chunks),
+                }
+            )
+            manifest["tensors"].append(
+                {"name": name, "dtype": "U8", "shape": [nbytes], "pieces": [[index, len(head), nbytes]]}
+            )
+        return manifest
+
+    def save(self, store: CheckpointStore, step: int, keep: int | None = None) -> int:
+        """A whole save; the number of its commit."""
+        commit = store.commit(self.write(store, step))
+        assert store.retain(keep)["problems"] == []
+        store.release()
+        return commit
+
+
+@pytest.fixture
+def checkpoint_writer() -> CheckpointWriter:
+    return CheckpointWriter()

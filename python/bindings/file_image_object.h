@@ -1,0 +1,49 @@
+// The Python class FileImage.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/image.h"
+#include "file_object.h"
+#include "host_view.h"
+
+namespace trunkline::python {
+
+// An Image, and the Python memory that its extents are in.
+class FileImageObject {
+ public:
+  FileImageObject(nanobind::handle path, nanobind::handle bytes);
+  FileImageObject(const FileImageObject&) = delete;
+  FileImageObject& operator=(const FileImageObject&) = delete;
+  ~FileImageObject() = default;
+
+  // Memory to write from, and memory to read into. Empty buffers are no extents.
+  void add(nanobind::handle offset, nanobind::handle buffer);
+  void add_target(nanobind::handle offset, nanobind::handle buffer, bool fresh);
+
+  // The open file to read, in place of what `path` leads to when the reading begins.
+  void set_source(const FileObject& file) { source_ = file.file(); }
+  const std::optional<File>& source() const { return source_; }
+
+  std::uint32_t add_sum(nanobind::handle kind, nanobind::handle begin, nanobind::handle end,
+                        nanobind::handle expected);
+  void add_patch(nanobind::handle offset, nanobind::handle sum, nanobind::handle encoding);
+
+  const checkpoint::Image& image() const { return image_; }
+  bool only_targets() const { return only_targets_; }
+
+ private:
+  void add_view(nanobind::handle offset, nanobind::handle buffer, Access access, bool fresh);
+
+  checkpoint::Image image_;
+  bool only_targets_ = true;
+  std::optional<File> source_;
+  std::vector<std::unique_ptr<HostView>> views_;
+};
+
+}  // namespace trunkline::python

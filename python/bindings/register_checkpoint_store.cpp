@@ -1,0 +1,297 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "checkpoint/store.h"
+#include "checkpoint/verify.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "gil.h"
+#include "interruptible.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+using checkpoint::Manifest;
+using checkpoint::Store;
+
+namespace {
+
+// Stores are shared with a verification whose wait was interrupted, until it ends.
+struct StoreObject {
+  std::shared_ptr<Store> store;
+};
+
+template <class Call>
+auto without_gil(Call call) {
+  const GilReleased unlocked;
+  return call();
+}
+
+nb::list paths_of(const std::vector<std::string>& paths) {
+  nb::list list;
+  for (const std::string& path : paths) list.append(decode_path(path));
+  return list;
+}
+
+// Manifests travel as JSON texts, so that the state in them keeps its order and its numbers.
+nb::object dict_of(const Manifest& manifest) {
+  Result<std::string> json = without_gil([&] { return checkpoint::manifest_to_json(manifest); });
+  const std::string text = unwrap(std::move(json));
+  return nb::module_::import_("json").attr("loads")(nb::str(text.data(), text.size()));
+}
+
+Manifest manifest_argument(nb::handle value) {
+  if (!PyDict_Check(value.ptr())) raise_type_error("manifest: must be a dict, not " + shown_type(value));
+  const nb::object text = nb::module_::import_("json").attr("dumps")(
+      value, "ensure_ascii"_a = false, "allow_nan"_a = false, "separators"_a = nb::make_tuple(",", ":"));
+  Py_ssize_t length = 0;
+  const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &length);
+  if (data == nullptr) throw nb::python_error();
+  const std::string_view json(data, static_cast<std::size_t>(length));
+  auto manifest = without_gil([&] { return checkpoint::manifest_from_text(json); });
+  if (!manifest) raise_value_error("manifest: " + manifest.error());
+  return std::move(*manifest);
+}
+
+nb::dict dict_of(const checkpoint::SweepResult& result) {
+  nb::list removed;
+  for (const checkpoint::Removed& each : result.removed) {
+    nb::dict entry;
+    entry["path"] = decode_path(each.path);
+    entry["bytes"] = each.bytes;
+    removed.append(entry);
+  }
+  nb::list problems;
+  for (const Error& problem : result.problems) problems.append(exception_of(problem));
+  nb::dict dict;
+  dict["busy"] = result.busy;
+  dict["removed"] = removed;
+  dict["bytes"] = result.bytes();
+  dict["problems"] = problems;
+  return dict;
+}
+
+nb::dict dict_of(const checkpoint::VerifyReport& report) {
+  nb::list mismatches;
+  for (const checkpoint::Mismatch& each : report.mismatches) {
+    nb::dict entry;
+    entry["kind"] = std::string(to_string(each.kind));
+    entry["path"] = decode_path(each.path);
+    entry["shard"] = each.shard;
+    entry["chunk"] = each.chunk;
+    entry["offset"] = each.offset;
+    entry["bytes"] = each.bytes;
+    entry["tensors"] = each.tensors;
+    entry["message"] = decode_path(each.message);
+    mismatches.append(entry);
+  }
+  nb::dict dict;
+  dict["bytes"] = report.bytes;
+  dict["mismatches"] = mismatches;
+  return dict;
+}
+
+void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, bool create_missing) {
+  const std::string directory = path_argument(directory_value, "directory");
+  checkpoint::StoreOptions options;
+  if (!volumes.is_none()) options.volumes = paths_argument(volumes, "volumes");
+  options.if_missing = create_missing ? checkpoint::IfMissing::create : checkpoint::IfMissing::fail;
+  auto store = without_gil([&] { return Store::open(directory, options); });
+  new (self) StoreObject(unwrap(std::move(store)));
+}
+
+nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  if (!PySequence_Check(shards_value.ptr()))
+    raise_type_error("shards: must be a list of int, not " + shown_type(shards_value));
+  std::vector<std::uint64_t> shards;
+  for (const nb::handle count : nb::borrow<nb::sequence>(shards_value))
+    shards.push_back(count_argument(count, "shards"));
+  auto result = without_gil([&] { return self.store->begin(step, shards); });
+  const checkpoint::Placement placement = unwrap(std::move(result));
+  nb::list entries;
+  for (std::size_t i = 0; i < placement.shards.size(); ++i) {
+    nb::dict entry;
+    entry["volume"] = placement.shards[i].volume;
+    entry["file"] = placement.shards[i].file;
+    entry["path"] = decode_path(placement.paths[i]);
+    entries.append(entry);
+  }
+  nb::dict dict;
+  dict["volumes"] = paths_of(placement.volumes);
+  dict["shards"] = entries;
+  return dict;
+}
+
+// What the store gives a manifest stands there before, so that it can be read as one.
+std::uint64_t commit(const StoreObject& self, nb::handle manifest_value) {
+  if (!PyDict_Check(manifest_value.ptr()))
+    raise_type_error("manifest: must be a dict, not " + shown_type(manifest_value));
+  const nb::object whole = nb::steal(PyDict_Copy(manifest_value.ptr()));
+  if (!whole.is_valid()) throw nb::python_error();
+  whole["commit"] = 1;
+  whole["time"] = "1970-01-01T00:00:00Z";
+  Manifest manifest = manifest_argument(whole);
+  auto committed = without_gil([&] { return self.store->commit(std::move(manifest)); });
+  return unwrap(std::move(committed));
+}
+
+nb::dict retain(const StoreObject& self, nb::handle keep_value) {
+  std::optional<std::uint64_t> keep;
+  if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
+  auto result = without_gil([&] { return self.store->retain(keep); });
+  return dict_of(unwrap(std::move(result)));
+}
+
+nb::dict abandon(const StoreObject& self) {
+  auto result = without_gil([&] { return self.store->abandon(); });
+  return dict_of(unwrap(std::move(result)));
+}
+
+nb::dict collect(const StoreObject& self, bool dry_run) {
+  using checkpoint::Sweep;
+  auto result =
+      without_gil([&] { return self.store->collect(dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no); });
+  return dict_of(unwrap(std::move(result)));
+}
+
+std::vector<std::uint64_t> steps(const StoreObject& self) {
+  return unwrap(without_gil([&] { return self.store->steps(); }));
+}
+
+std::optional<std::uint64_t> latest(const StoreObject& self) {
+  return unwrap(without_gil([&] { return self.store->latest(); }));
+}
+
+nb::object read_manifest(const StoreObject& self, nb::handle step_value) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  return dict_of(unwrap(without_gil([&] { return self.store->read_manifest(step); })));
+}
+
+nb::list shard_paths(const StoreObject& self, nb::handle manifest_value) {
+  const Manifest manifest = manifest_argument(manifest_value);
+  nb::list paths;
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i)
+    paths.append(decode_path(checkpoint::shard_path(self.store->directory(), manifest, i)));
+  return paths;
+}
+
+// The verification runs beside; when a signal handler or `progress` raises, it is cancelled and awaited.
+nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engine_value,
+                const nb::object& progress) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  const std::optional<Engine> given = engine_argument(engine_value);
+  const Engine engine = given ? *given : unwrap(without_gil([] { return Engine::default_engine(); }));
+  const Manifest manifest = unwrap(without_gil([&] { return self.store->read_manifest(step); }));
+  std::atomic<bool> cancelled{false};
+  std::atomic<std::uint64_t> done{0};
+  auto future = std::async(std::launch::async, [&] {
+    return checkpoint::verify(engine, self.store->directory(), manifest,
+                              {.on_progress = [&done](std::uint64_t bytes) { done = bytes; },
+                               .cancelled = [&cancelled] { return cancelled.load(); }});
+  });
+  const std::uint64_t total = bytes_to_verify(manifest);
+  try {
+    while (without_gil([&] { return future.wait_for(kSignalLatency); }) != std::future_status::ready) {
+      check_signals();
+      if (!progress.is_none()) progress(done.load(), total);
+    }
+    if (!progress.is_none()) progress(done.load(), total);
+  } catch (const nb::python_error&) {
+    cancelled = true;
+    without_gil([&] { future.wait(); });
+    throw;
+  }
+  return dict_of(unwrap(future.get()));
+}
+
+}  // namespace
+
+void register_checkpoint_store(nb::module_& module) {
+  nb::class_<StoreObject>(
+      module, "CheckpointStore",
+      "A directory of checkpoints (docs/formats/checkpoint.md): steps, manifests, commits. Thread-safe.\n\n"
+      "volumes: directories over which shards are spread (None: as the directory has them; []: beside the "
+      "manifests).\n"
+      "create: make what is missing, and change the volumes; without it FileNotFoundError is raised.\n\n"
+      "A save goes begin, commit, retain, release; from begin on nobody else can save or collect.\n"
+      "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
+      "(dicts of\n"
+      "\"path\" and \"bytes\"), \"bytes\" (their sum) and \"problems\" (exceptions: what was left alone, and "
+      "why).")
+      .def(
+          "__init__", &create, "directory"_a.none(), "volumes"_a = nb::none(), nb::kw_only(),
+          "create"_a = true,
+          nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
+                  "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True) -> "
+                  "None"))
+      .def("steps", &steps, "Steps that are committed, ascending.")
+      .def("latest", &latest, "The step that was committed last, whatever its number; None if there is none.")
+      .def("read_manifest", &read_manifest, "step"_a.none(),
+           nb::sig("def read_manifest(self, step: int) -> dict[str, typing.Any]"),
+           "The manifest of a step. Raises FileNotFoundError, Corrupt or Format.")
+      .def("shard_paths", &shard_paths, "manifest"_a.none(),
+           nb::sig("def shard_paths(self, manifest: dict[str, typing.Any]) -> list[str]"),
+           "Paths of the manifest's shards, in their order.")
+      .def("begin", &begin, "step"_a.none(), "shards"_a.none(),
+           nb::sig(
+               "def begin(self, step: int, shards: collections.abc.Sequence[int]) -> dict[str, typing.Any]"),
+           "Begins to save a step, with so many shards on each volume (one number without volumes).\n\n"
+           "Returns \"volumes\" (as the manifest has them) and \"shards\": dicts of \"volume\", \"file\" and "
+           "\"path\", in "
+           "the\n"
+           "order of the volumes. Raises Error with EBUSY while another saves, or this one is not released.")
+      .def(
+          "commit", &commit, "manifest"_a.none(),
+          nb::sig("def commit(self, manifest: dict[str, typing.Any]) -> int"),
+          "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
+          "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
+          "that "
+          "readers\n"
+          "would refuse, Corrupt for a shard of another size; after an Error it is open whether the "
+          "checkpoint is "
+          "there.")
+      .def(
+          "retain", &retain, "keep"_a = nb::none(),
+          nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
+          "After commit: removes what it replaced, and all but the last `keep` checkpoints by their commits.")
+      .def(
+          "release", [](const StoreObject& self) { without_gil([&] { self.store->release(); }); },
+          "Ends a save; what was not committed stays for collect(). Nothing if there is none.")
+      .def("abandon", &abandon, nb::sig("def abandon(self) -> dict[str, typing.Any]"),
+           "Ends a save, and removes what was written and not committed.")
+      .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
+           nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
+           "Removes what saves that were cut off have left. \"busy\": somebody saves, nothing was done.")
+      .def("verify", &verify, "step"_a.none(), nb::kw_only(), "engine"_a = nb::none(),
+           "progress"_a = nb::none(),
+           nb::sig("def verify(self, step: int, *, engine: Engine | None = None, progress: "
+                   "collections.abc.Callable[[int, int], object] | None = None) -> dict[str, typing.Any]"),
+           "Reads all of a step and compares every checksum.\n\n"
+           "Returns \"bytes\" (read) and \"mismatches\": dicts of \"kind\" (\"missing\", \"size\", "
+           "\"unread\" or "
+           "\"checksum\"),\n"
+           "\"path\", \"shard\", \"chunk\" (in the file, or None), \"offset\", \"bytes\", \"tensors\" "
+           "(names) and \"message\".\n"
+           "progress is called with bytes done and in all, several times a second; what it raises ends it.")
+      .def_prop_ro(
+          "directory", [](const StoreObject& self) { return decode_path(self.store->directory()); },
+          nb::for_getter(nb::sig("def directory(self) -> str")), "The directory, absolute (str).")
+      .def_prop_ro(
+          "volumes", [](const StoreObject& self) { return paths_of(self.store->descriptor().volumes); },
+          nb::for_getter(nb::sig("def volumes(self) -> list[str]")),
+          "The store's own directories on its volumes (list of str); empty when shards lie beside the "
+          "manifests.")
+      .def_prop_ro(
+          "id", [](const StoreObject& self) { return self.store->descriptor().id; },
+          "What its directories on volumes have in their names (str).");
+}
+
+}  // namespace trunkline::python

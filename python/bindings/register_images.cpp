@@ -1,0 +1,333 @@
+#include <fmt/format.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "checkpoint/file_set.h"
+#include "checkpoint/image_reader.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "file_image_object.h"
+#include "os/fork_generation.h"
+#include "trunkline/checksum.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
+  image_.path = path_argument(path, "path");
+  image_.bytes = count_argument(bytes, "nbytes");
+}
+
+void FileImageObject::add_view(nb::handle offset, nb::handle buffer, Access access, bool fresh) {
+  const std::uint64_t at = count_argument(offset, "offset");
+  auto view = std::make_unique<HostView>(buffer, access);
+  if (view->memory().bytes == 0) return;
+  view->keep_storage();
+  image_.extents.push_back({.offset = at, .memory = view->memory(), .fresh = fresh});
+  views_.push_back(std::move(view));
+}
+
+void FileImageObject::add(nb::handle offset, nb::handle buffer) {
+  only_targets_ = false;
+  add_view(offset, buffer, Access::read_only, false);
+}
+
+void FileImageObject::add_target(nb::handle offset, nb::handle buffer, bool fresh) {
+  add_view(offset, buffer, Access::writable, fresh);
+}
+
+std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::handle end,
+                                       nb::handle expected) {
+  checkpoint::Sum sum{.begin = count_argument(begin, "begin"), .end = count_argument(end, "end")};
+  if (kind.equal(nb::str("crc32"))) {
+    sum.kind = checkpoint::SumKind::crc32;
+  } else if (!kind.equal(nb::str("crc32c"))) {
+    raise_value_error("kind: must be \"crc32\" or \"crc32c\"");
+  }
+  if (!expected.is_none()) {
+    const std::uint64_t value = count_argument(expected, "expected");
+    if (value > std::numeric_limits<std::uint32_t>::max())
+      raise_value_error("expected: must be less than 2^32");
+    sum.expected = static_cast<std::uint32_t>(value);
+  }
+  image_.sums.push_back(sum);
+  return static_cast<std::uint32_t>(image_.sums.size() - 1);
+}
+
+void FileImageObject::add_patch(nb::handle offset, nb::handle sum, nb::handle encoding) {
+  checkpoint::Patch patch{.offset = count_argument(offset, "offset"),
+                          .sum = optional_count_argument(sum, "sum").value_or(0)};
+  if (encoding.equal(nb::str("hex"))) {
+    patch.encoding = checkpoint::PatchEncoding::hex;
+  } else if (!encoding.equal(nb::str("le32"))) {
+    raise_value_error("encoding: must be \"le32\" or \"hex\"");
+  }
+  image_.patches.push_back(patch);
+}
+
+namespace {
+
+// Threads that copy and sum at a few GB/s each: enough for fast disks, few enough for what else runs.
+constexpr unsigned kMostCopiers = 4;
+
+unsigned copiers(unsigned share) {
+  return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMostCopiers);
+}
+
+Engine engine_or_default(nb::handle value) {
+  std::optional<Engine> engine = engine_argument(value);
+  if (engine) return *engine;
+  const GilReleased unlocked;
+  Result<Engine> process_engine = Engine::default_engine();
+  if (!process_engine) {
+    nb::gil_scoped_acquire locked;
+    raise(process_engine.error());
+  }
+  return *process_engine;
+}
+
+std::vector<checkpoint::Image> arranged(const std::vector<nb::object>& objects) {
+  std::vector<checkpoint::Image> images;
+  for (const nb::object& object : objects) {
+    if (!nb::isinstance<FileImageObject>(object))
+      raise_type_error("images: must hold only FileImage, not " + shown_type(object));
+    images.push_back(nb::cast<FileImageObject&>(object).image());
+    unwrap(images.back().arrange());
+  }
+  return images;
+}
+
+std::vector<nb::object> listed(nb::handle images) {
+  std::vector<nb::object> objects;
+  for (const nb::handle image : nb::borrow<nb::sequence>(images)) objects.push_back(nb::borrow(image));
+  return objects;
+}
+
+class FileSetObject {
+ public:
+  FileSetObject(nb::handle images, nb::handle engine, bool durable, bool replace, bool stage_all,
+                nb::handle staging_bytes)
+      : images_(listed(images)), stage_all_(stage_all) {
+    checkpoint::FileSetOptions options{.durable = durable, .replace = replace, .write = {}};
+    options.write.stage_all = stage_all;
+    options.write.copiers = copiers(stage_all ? 1 : 2);
+    std::vector<checkpoint::Image> wanted = arranged(images_);
+    const Engine used = engine_or_default(engine);
+    if (stage_all) options.write.staging_bytes = used.config().pinned_budget_bytes / 2;
+    if (const auto bytes = optional_size_argument(staging_bytes, "staging_bytes"))
+      options.write.staging_bytes = *bytes;
+    auto created = [&] {
+      const GilReleased unlocked;
+      return checkpoint::FileSet::create(used, std::move(wanted), options);
+    }();
+    set_ = unwrap(std::move(created));
+  }
+  FileSetObject(const FileSetObject&) = delete;
+  FileSetObject& operator=(const FileSetObject&) = delete;
+  ~FileSetObject() {
+    const GilReleased unlocked;  // waits for what is under way
+    set_.reset();
+  }
+
+  void stage() {
+    Status status = [&] {
+      const GilReleased unlocked;
+      return set_->stage();
+    }();
+    if (stage_all_ || !status) images_.clear();  // after an error nothing is read either
+    unwrap(std::move(status));
+  }
+  void finish() {
+    Status status = [&] {
+      const GilReleased unlocked;
+      return set_->finish();
+    }();
+    images_.clear();
+    unwrap(std::move(status));
+  }
+  void cancel() { set_->cancel(); }
+  void discard() {
+    {
+      const GilReleased unlocked;
+      set_->discard();
+    }
+    images_.clear();
+  }
+  std::pair<std::uint64_t, std::uint64_t> progress() const {
+    return {set_->bytes_done(), set_->bytes_total()};
+  }
+  std::vector<std::uint32_t> sums(std::size_t image) const { return set_->sums(image); }
+
+ private:
+  std::vector<nb::object> images_;  // whose memory is read
+  const bool stage_all_;
+  std::unique_ptr<checkpoint::FileSet> set_;
+};
+
+class ImageReadObject {
+ public:
+  ImageReadObject(nb::handle images, nb::handle engine, bool verify, nb::handle direct)
+      : images_(listed(images)), generation_(os::fork_generation()) {
+    std::vector<checkpoint::Image> wanted = arranged(images_);
+    std::vector<std::optional<File>> sources;
+    for (const nb::object& object : images_) {
+      const auto& image = nb::cast<FileImageObject&>(object);
+      if (!image.only_targets()) raise_value_error("images: memory to read into is added by add_target");
+      sources.push_back(image.source());
+    }
+    const OpenOptions open = open_options_argument(nb::str("r"), direct);
+    const Engine used = engine_or_default(engine);
+    Status opened = [&]() -> Status {
+      const GilReleased unlocked;
+      std::vector<checkpoint::ImageReader::Target> targets;
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        auto file = sources[i] ? Result<File>(*sources[i]) : File::open(used, wanted[i].path, open);
+        if (!file) return std::unexpected(file.error());
+        targets.push_back({.file = std::move(*file), .image = std::move(wanted[i])});
+      }
+      reader_ = std::make_unique<checkpoint::ImageReader>(
+          used, std::move(targets), checkpoint::ReadOptions{.verify = verify, .workers = copiers(1)});
+      return {};
+    }();
+    unwrap(std::move(opened));
+  }
+  ImageReadObject(const ImageReadObject&) = delete;
+  ImageReadObject& operator=(const ImageReadObject&) = delete;
+  ~ImageReadObject() {
+    if (generation_ != os::fork_generation()) {
+      static_cast<void>(reader_.release());  // its threads and transfers are the parent's
+      return;
+    }
+    const GilReleased unlocked;
+    reader_.reset();
+  }
+
+  void run() {
+    Status status = [&] {
+      const GilReleased unlocked;
+      return reader_->read();
+    }();
+    if (status) return;
+    const nb::object exception = exception_of(status.error());
+    if (const auto& mismatch = reader_->mismatch()) {
+      exception.attr("image") = mismatch->image;
+      exception.attr("sum") = mismatch->sum;
+    }
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    throw nb::python_error();
+  }
+  void cancel() { reader_->cancel(); }
+  std::pair<std::uint64_t, std::uint64_t> progress() const {
+    return {reader_->bytes_done(), reader_->bytes_total()};
+  }
+  std::vector<std::uint32_t> sums(std::size_t image) const { return reader_->sums(image); }
+
+ private:
+  std::vector<nb::object> images_;  // whose memory is written
+  const unsigned generation_;
+  std::unique_ptr<checkpoint::ImageReader> reader_;
+};
+
+std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
+  const HostView view(buffer, Access::read_only);
+  const std::uint64_t start = count_argument(seed, "seed");
+  const GilReleased unlocked;
+  return crc32c({view.memory().data, view.memory().bytes}, static_cast<std::uint32_t>(start));
+}
+
+void register_file_image(nb::module_& module) {
+  nb::class_<FileImageObject>(
+      module, "FileImage",
+      "What a file of `nbytes` bytes holds, or shall hold: memory at offsets, checksums "
+      "of ranges, and places\nwhere checksums stand. What no memory covers is zeros.")
+      .def(nb::init<nb::handle, nb::handle>(), "path"_a.none(), "nbytes"_a.none(),
+           nb::sig("def __init__(self, path: trunkline._types.Path, nbytes: int) -> None"))
+      .def("add", &FileImageObject::add, "offset"_a.none(), "buffer"_a.none(),
+           nb::sig("def add(self, offset: int, buffer: trunkline._types.ReadableBuffer) -> None"),
+           "The file's bytes from `offset` on are those of `buffer`, to be written.")
+      .def("add_target", &FileImageObject::add_target, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
+           "fresh"_a = false,
+           nb::sig(
+               "def add_target(self, offset: int, buffer: trunkline._types.WritableBuffer, *, fresh: bool = "
+               "False) -> None"),
+           "The file's bytes from `offset` on are to be read into `buffer`; `fresh`: of aligned_empty, not "
+           "touched yet.")
+      .def("add_sum", &FileImageObject::add_sum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
+           "expected"_a = nb::none(),
+           nb::sig(
+               "def add_sum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, expected: "
+               "int | None = None) -> int"),
+           "A checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
+           "index.\n\n"
+           "Ranges are added in the order of the file and do not overlap.")
+      .def("add_patch", &FileImageObject::add_patch, "offset"_a.none(), "sum"_a.none(), "encoding"_a.none(),
+           nb::sig(
+               "def add_patch(self, offset: int, sum: int, encoding: typing.Literal['le32', 'hex']) -> None"),
+           "Writing puts checksum `sum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
+      .def("read_from", &FileImageObject::set_source, "file"_a,
+           nb::sig("def read_from(self, file: File) -> None"),
+           "Reading reads `file`, and closes it, in place of opening `path`: which may be another one by "
+           "then.")
+      .def_prop_ro(
+          "path", [](const FileImageObject& self) { return decode_path(self.image().path); },
+          nb::for_getter(nb::sig("def path(self) -> str")), "The file's path (str).")
+      .def_prop_ro(
+          "nbytes", [](const FileImageObject& self) { return self.image().bytes; },
+          "Size of the file in bytes (int).");
+}
+
+}  // namespace
+
+void register_images(nb::module_& module) {
+  register_file_image(module);
+  nb::class_<FileSetObject>(
+      module, "FileSet", nb::is_weak_referenceable(),
+      "Files that are written whole and appear whole, under their names only at the end. "
+      "Used from one thread, but\nfor cancel() and progress().")
+      .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle>(), "images"_a, nb::kw_only(),
+           "engine"_a = nb::none(), "durable"_a = true, "replace"_a = true, "stage_all"_a = false,
+           "staging_bytes"_a = nb::none(),
+           nb::sig(
+               "def __init__(self, images: collections.abc.Sequence[FileImage], *, engine: Engine | None = "
+               "None, durable: bool = True, replace: bool = True, stage_all: bool = False, staging_bytes: "
+               "int | str | None = None) -> None"))
+      .def("stage", &FileSetObject::stage,
+           "Copies what must be copied; with stage_all all memory may change once it returns.")
+      .def("finish", &FileSetObject::finish,
+           "Waits until everything is written, durable (if asked for), and under its name.")
+      .def("cancel", &FileSetObject::cancel, "Makes stage() and finish() raise Cancelled soon.")
+      .def("discard", &FileSetObject::discard,
+           "Removes what was written, as an error does; nothing after finish(). Not while one of them runs.")
+      .def("progress", &FileSetObject::progress, "(bytes written, bytes to write).")
+      .def("sums", &FileSetObject::sums, "image"_a, "Values of the checksums of one image (list of int).");
+  nb::class_<ImageReadObject>(
+      module, "ImageRead",
+      "Reads files into the memory of their images, once, by run(). Used from one thread, "
+      "but for cancel() and\nprogress().")
+      .def(nb::init<nb::handle, nb::handle, bool, nb::handle>(), "images"_a, nb::kw_only(),
+           "engine"_a = nb::none(), "verify"_a = true, "direct"_a = "auto",
+           nb::sig(
+               "def __init__(self, images: collections.abc.Sequence[FileImage], *, engine: Engine | None = "
+               "None, verify: bool = True, direct: trunkline._types.Direct = 'auto') -> None"))
+      .def(
+          "run", &ImageReadObject::run,
+          "Fills all memory. Raises Corrupt, with the attributes `image` and `sum` (indices), for a checksum "
+          "that differs.")
+      .def("cancel", &ImageReadObject::cancel, "Makes run() raise Cancelled soon.")
+      .def("progress", &ImageReadObject::progress, "(bytes read, bytes to read).")
+      .def("sums", &ImageReadObject::sums, "image"_a, "Values of the checksums of one image (list of int).");
+  module.def("crc32c", &crc32c_of, "buffer"_a.none(), "seed"_a = 0,
+             nb::sig("def crc32c(buffer: trunkline._types.ReadableBuffer, seed: int = 0) -> int"),
+             "CRC-32C of the bytes; `seed` is that of the bytes before them.");
+}
+
+}  // namespace trunkline::python
