@@ -38,11 +38,18 @@ from trunkline._errors import (
 )
 
 if TYPE_CHECKING:
+    from trunkline import dcp as dcp
+    from trunkline import lightning as lightning
     from trunkline import torch as torch
+    from trunkline import transformers as transformers
+    from trunkline.checkpoint._checkpointer import Checkpointer
+    from trunkline.checkpoint._load import load
+    from trunkline.checkpoint._save import SaveHandle, save, save_async
 
 __all__ = [
     "Buffer",
     "Cancelled",
+    "Checkpointer",
     "Corrupt",
     "EndOfFile",
     "Engine",
@@ -53,22 +60,39 @@ __all__ = [
     "Future",
     "OutOfBudget",
     "Read",
+    "SaveHandle",
     "Timeout",
     "Unsupported",
     "Volume",
     "Write",
     "__version__",
     "default_engine",
+    "load",
     "open",
     "pinned_empty",
+    "save",
+    "save_async",
     "wait_all",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import trunkline.torch at its first use, so that trunkline itself works without torch installed."""
-    if name == "torch":
-        import importlib
+# What needs torch, or a library on top of it, is imported at its first use: the rest works without them.
+_LAZY_MODULES = ("dcp", "lightning", "torch", "transformers")
+_LAZY_NAMES = {
+    "Checkpointer": "trunkline.checkpoint._checkpointer",
+    "SaveHandle": "trunkline.checkpoint._save",
+    "load": "trunkline.checkpoint._load",
+    "save": "trunkline.checkpoint._save",
+    "save_async": "trunkline.checkpoint._save",
+}
 
-        return importlib.import_module("trunkline.torch")
+
+def __getattr__(name: str) -> Any:
+    """Import what is there only once it is asked for."""
+    import importlib
+
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"trunkline.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

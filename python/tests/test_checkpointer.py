@@ -1,0 +1,249 @@
+"""trunkline.Checkpointer in one process: steps, what is kept, what is found on load."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import trunkline as tl
+from trunkline import _core
+
+
+def make_state(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "model": {f"layer{i}": torch.randn(300, 1000, generator=generator) for i in range(4)},
+        "step": step,
+        "history": [step / 3, None, "text", (1, 2)],
+    }
+
+
+def assert_is(state: dict[str, Any], step: int) -> None:
+    expected = make_state(step)
+    assert state["step"] == step
+    assert state["history"] == expected["history"]
+    for name, tensor in expected["model"].items():
+        assert torch.equal(state["model"][name], tensor), name
+
+
+@pytest.fixture
+def checkpointer(tmp_path: Path) -> tl.Checkpointer:
+    return tl.Checkpointer(tmp_path / "run", keep=2)
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_steps_are_saved_and_the_last_ones_kept(checkpointer: tl.Checkpointer, block: bool) -> None:
+    assert checkpointer.latest() is None
+    assert checkpointer.steps() == []
+    with pytest.raises(FileNotFoundError):
+        checkpointer.load()
+    for step in (10, 20, 30):
+        state = make_state(step)
+        handle = checkpointer.save(step, state, block=block)
+        handle.wait_staged()
+        for tensor in state["model"].values():
+            tensor.zero_()
+    checkpointer.wait()
+    assert checkpointer.steps() == [20, 30]
+    assert checkpointer.latest() == 30
+    assert_is(checkpointer.load(), 30)
+    assert_is(checkpointer.load(20), 20)
+    assert_is(tl.Checkpointer(checkpointer.directory).load(), 30)
+    with pytest.raises(FileNotFoundError):
+        checkpointer.load(10)
+
+
+def test_a_run_that_went_back_goes_on_from_there(checkpointer: tl.Checkpointer) -> None:
+    for step in (1, 2, 3):
+        checkpointer.save(step, make_state(step), block=True)
+    checkpointer.save(2, make_state(20), block=True)
+    assert checkpointer.latest() == 2
+    assert_is(checkpointer.load(), 20)
+    assert checkpointer.steps() == [2, 3]
+
+
+def test_loading_into_a_state_needs_no_second_one(checkpointer: tl.Checkpointer) -> None:
+    checkpointer.save(5, make_state(5), block=True)
+    into = make_state(6)
+    memory = {name: tensor.data_ptr() for name, tensor in into["model"].items()}
+    state = checkpointer.load(into=into)
+    assert_is(state, 5)
+    assert {name: tensor.data_ptr() for name, tensor in state["model"].items()} == memory
+    assert state["model"]["layer0"] is into["model"]["layer0"]
+    into["model"]["layer1"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="layer1"):
+        checkpointer.load(into=into)
+
+
+def test_bytes_are_spread_over_volumes_in_stock_shards(tmp_path: Path) -> None:
+    volumes = [tmp_path / f"disk{i}" for i in range(3)]
+    for volume in volumes:
+        volume.mkdir()
+    checkpointer = tl.Checkpointer(tmp_path / "run", volumes=volumes)
+    state = {"large": torch.arange(3 << 20), "small": torch.ones(10)}
+    checkpointer.save(1, state, block=True)
+    shards = [list(volume.rglob("*.safetensors")) for volume in volumes]
+    assert [len(each) for each in shards] == [1, 1, 1]
+    sizes = [each[0].stat().st_size for each in shards]
+    assert max(sizes) - min(sizes) <= 1 << 20
+    loaded: dict[str, torch.Tensor] = {}
+    for each in shards:
+        loaded |= safetensors.torch.load_file(each[0])
+    assert torch.equal(loaded["small"], state["small"])
+    pieces = [loaded[name] for name in loaded if name.startswith("large[")]
+    assert sum(piece.numel() for piece in pieces) == state["large"].nbytes
+    for reader in (checkpointer, tl.Checkpointer(tmp_path / "run")):
+        got = reader.load()
+        assert torch.equal(got["large"], state["large"])
+        assert torch.equal(got["small"], state["small"])
+    # The manifests' directory may move; the volumes stay.
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    assert torch.equal(tl.Checkpointer(tmp_path / "moved").load()["large"], state["large"])
+
+
+def test_modules_and_optimizers_come_back_bit_for_bit(checkpointer: tl.Checkpointer) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 5, dtype=torch.float32)
+    )
+    model[2].weight.data = model[2].weight.data.t().contiguous().t()  # not contiguous
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 20)).sum().backward()
+        optimizer.step()
+    checkpointer.save(1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, block=True)
+    state = checkpointer.load()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(state["model"][name], tensor)
+    assert state["model"]._metadata == model.state_dict()._metadata
+    again = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    again.load_state_dict(state["optimizer"])
+    for key, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            assert torch.equal(again.state_dict()["state"][key][name], value)
+
+
+def test_tied_weights_are_written_once_and_stay_tied(checkpointer: tl.Checkpointer) -> None:
+    shared = torch.randn(1000, 1000)
+    checkpointer.save(1, {"embedding": shared, "head": shared}, block=True)
+    written = sum(path.stat().st_size for path in checkpointer.directory.rglob("*.safetensors"))
+    assert written < 1.1 * shared.nbytes
+    state = checkpointer.load()
+    assert state["embedding"].data_ptr() == state["head"].data_ptr()
+
+
+def test_every_flipped_bit_is_found_by_load_and_verify(tmp_path: Path) -> None:
+    checkpointer = tl.Checkpointer(tmp_path)
+    checkpointer.save(1, {"first": torch.zeros(400_000), "second": torch.ones(400_000)}, block=True)
+    checkpointer.verify()
+    (shard,) = tmp_path.rglob("*.safetensors")
+    data = shard.read_bytes()
+    for at, tensor in ((3, None), (len(data) // 3, "first"), (len(data) - 1, "second")):
+        shard.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        for check in (checkpointer.load, checkpointer.verify):
+            with pytest.raises(tl.Corrupt) as caught:
+                check()
+            assert caught.value.filename == str(shard)
+            assert caught.value.chunk == at >> 20
+            # A chunk may hold parts of several tensors: the first of them is named.
+            assert tensor is None or caught.value.tensor in ("first", "second")
+    shard.write_bytes(data[:-1])
+    for check in (checkpointer.load, checkpointer.verify):
+        with pytest.raises(tl.Corrupt):
+            check()
+    shard.unlink()
+    with pytest.raises((tl.Corrupt, FileNotFoundError)):
+        checkpointer.load()
+
+
+def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path).save(1, make_state(1), block=True)
+    for operation in ("write", "sync"):
+        faults = tl.Faults()
+        checkpointer = tl.Checkpointer(tmp_path, engine=tl.Engine(faults=faults))
+        faults.fail(operation, 0, 5)  # type: ignore[arg-type]
+        with pytest.raises(tl.Error):
+            checkpointer.save(2, make_state(2), block=True)
+        handle = checkpointer.save(3, make_state(3))
+        handle.wait()
+        assert_is(checkpointer.load(), 3)
+        shutil.rmtree(tmp_path / "step-00000003")
+        assert checkpointer.steps() == [1]
+        assert_is(checkpointer.load(), 1)
+        assert not (tmp_path / "step-00000002").exists()
+
+
+def test_the_error_of_a_background_save_surfaces_at_the_next(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    checkpointer = tl.Checkpointer(tmp_path, engine=tl.Engine(faults=faults))
+    faults.fail("write", 0, 28)
+    checkpointer.save(1, make_state(1))
+    with pytest.raises(tl.Error) as caught:
+        checkpointer.save(2, make_state(2))
+    assert caught.value.errno == 28
+    checkpointer.save(2, make_state(2), block=True)
+    assert_is(checkpointer.load(), 2)
+
+
+def test_debris_is_collected_but_not_of_a_save_under_way(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    checkpointer = tl.Checkpointer(tmp_path, engine=tl.Engine(faults=faults))
+    checkpointer.save(1, make_state(1), block=True)
+    faults.hold("write", faults.commands("write"), 1000)
+    handle = checkpointer.save(2, make_state(2))
+    handle.wait_staged()
+    tl.Checkpointer(tmp_path)  # leaves what is under way alone
+    assert _core.CheckpointStore(tmp_path).collect()["busy"]
+    faults.release()
+    handle.wait()
+    assert_is(checkpointer.load(2), 2)
+    debris = tmp_path / "step-00000007"
+    debris.mkdir()
+    (debris / "shard-00000-of-00001-0123456789abcdef.safetensors").write_bytes(b"x" * 100)
+    tl.Checkpointer(tmp_path)
+    assert not debris.exists()
+    assert checkpointer.steps() == [1, 2]
+
+
+def test_states_without_tensors_and_without_anything(checkpointer: tl.Checkpointer) -> None:
+    for step, state in enumerate([{"a": [1, 2]}, {}, None, {"e": torch.empty(0, 3)}]):
+        checkpointer.save(step, state, block=True)
+        got = checkpointer.load()
+        if step == 3:
+            assert got["e"].shape == (0, 3)
+        else:
+            assert got == state
+
+
+def test_objects_are_refused_with_their_place(checkpointer: tl.Checkpointer) -> None:
+    with pytest.raises(tl.Unsupported, match=r"state\['a'\]\[1\].*\.pt"):
+        checkpointer.save(1, {"a": [1, object()]})
+    assert checkpointer.steps() == []
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="init_process_group"):
+        tl.Checkpointer(tmp_path)
+    tl.Checkpointer(tmp_path, process_group=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    tl.Checkpointer(tmp_path)
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    for options in ({"keep": 0}, {"keep": True}, {"timeout": 0}, {"writers": "nobody"}, {"writers": [1]}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}:"):
+            tl.Checkpointer(tmp_path, **options)  # type: ignore[arg-type]
+    checkpointer = tl.Checkpointer(tmp_path)
+    for step in (-1, 1 << 63, True, 1.5):
+        with pytest.raises(ValueError, match="step:"):
+            checkpointer.save(step, {})  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(tl.Error):
+        tl.Checkpointer(tmp_path / "file")

@@ -1,0 +1,229 @@
+"""trunkline.save, save_async and load: formats by suffix, files that appear whole, errors that surface."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import trunkline as tl
+
+
+def make_state(seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "large": torch.randn(1500, 1000, generator=generator),
+        "half": torch.randn(300, 1001, generator=generator).to(torch.bfloat16),
+        "small": torch.arange(7),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "m.bin", "m.ckpt"])
+def test_torch_reads_what_is_saved_and_the_other_way_round(tmp_path: Path, name: str) -> None:
+    state = {"model": make_state(), "step": 3, "rest": [1.5, None, "x"]}
+    tl.save(state, tmp_path / name)
+    for options in ({}, {"mmap": True}):
+        stock = torch.load(tmp_path / name, weights_only=True, **options)  # type: ignore[arg-type]
+        assert_same(stock["model"], state["model"])  # type: ignore[arg-type]
+        assert stock["rest"] == state["rest"]
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        assert archive.testzip() is None
+    torch.save(state, tmp_path / "stock.pt")
+    for path in (tmp_path / name, tmp_path / "stock.pt"):
+        for mmap in (False, True):
+            ours = tl.load(path, mmap=mmap)
+            assert_same(ours["model"], state["model"])  # type: ignore[arg-type]
+            assert ours["rest"] == state["rest"]
+
+
+def test_safetensors_reads_what_is_saved_and_the_other_way_round(tmp_path: Path) -> None:
+    state = make_state()
+    tl.save(state, tmp_path / "m.safetensors")
+    assert_same(safetensors.torch.load_file(tmp_path / "m.safetensors"), state)
+    safetensors.torch.save_file(state, tmp_path / "stock.safetensors")
+    for name in ("m.safetensors", "stock.safetensors"):
+        for mmap in (False, True):
+            assert_same(tl.load(tmp_path / name, mmap=mmap), state)
+    assert_same(tl.load(tmp_path / "m.safetensors", verify=True), state)
+    with pytest.raises(tl.Format):
+        tl.load(tmp_path / "stock.safetensors", verify=True)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_a_flipped_bit_is_found_and_named(tmp_path: Path, name: str) -> None:
+    tl.save({"first": torch.zeros(10), "second": torch.ones(700_000)}, tmp_path / name)
+    data = bytearray((tmp_path / name).read_bytes())
+    at = data.find(torch.ones(1000).numpy().tobytes()) + 2_200_000
+    data[at] ^= 4
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(tl.Corrupt) as caught:
+        tl.load(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)
+    assert caught.value.tensor == "second"
+    if name.endswith("safetensors"):
+        assert caught.value.chunk == 2
+    assert not torch.equal(tl.load(tmp_path / name, verify=False)["second"], torch.ones(700_000))
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_tensors_may_change_once_they_are_staged(tmp_path: Path, name: str) -> None:
+    faults = tl.Faults()
+    engine = tl.Engine(faults=faults, pinned_budget_bytes="256MiB")
+    faults.hold("write", 0, 1000)  # the disk does not take a byte until all has changed
+    state = make_state()
+    expected = {key: tensor.clone() for key, tensor in state.items()}
+    handle = tl.save_async(state, tmp_path / name, engine=engine)
+    handle.wait_staged(timeout=60)
+    assert handle.staged()
+    assert not handle.done()
+    assert not (tmp_path / name).exists()
+    for tensor in state.values():
+        tensor.fill_(9)
+    faults.release()
+    handle.wait(timeout=60)
+    assert handle.done()
+    assert handle.progress()[0] == handle.progress()[1] > 0
+    assert_same(tl.load(tmp_path / name), expected)
+
+
+def test_a_state_larger_than_the_staging_memory_streams_through_it(tmp_path: Path) -> None:
+    engine = tl.Engine(pinned_budget_bytes="64MiB", lanes=1, block_bytes="64KiB")
+    state = {str(i): torch.full((1 << 20,), i, dtype=torch.float32) for i in range(24)}
+    handle = tl.save_async(state, tmp_path / "m.safetensors", engine=engine, staging_bytes="16MiB")
+    handle.wait_staged()
+    for tensor in state.values():
+        tensor.zero_()
+    handle.wait()
+    assert engine.stats()["peak_pinned_bytes"] <= 64 << 20
+    got = tl.load(tmp_path / "m.safetensors", verify=True)
+    assert all(bool((got[str(i)] == i).all()) for i in range(24))
+
+
+def test_a_failed_save_leaves_the_old_file_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    tl.save(make_state(1), path)
+    for operation in ("write", "sync"):
+        faults = tl.Faults()
+        engine = tl.Engine(faults=faults)
+        faults.fail(operation, 0, 28 if operation == "write" else 5, 1000)  # type: ignore[arg-type]
+        with pytest.raises(tl.Error) as caught:
+            tl.save(make_state(2), path, engine=engine)
+        assert caught.value.errno in (5, 28)
+        handle = tl.save_async(make_state(2), path, engine=engine)
+        with pytest.raises(tl.Error):
+            handle.wait()
+        with pytest.raises(tl.Error):
+            handle.wait()
+        tl.save(make_state(3), tmp_path / "other.pt")  # an error that was seen is not raised again
+        assert_same(tl.load(path), make_state(1))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.pt", "other.pt"]
+
+
+def test_the_error_of_a_dropped_handle_surfaces_at_the_next_save(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    engine = tl.Engine(faults=faults)
+    faults.fail("write", 0, 5, 1000)
+    handle = tl.save_async(make_state(), tmp_path / "lost.pt", engine=engine)
+    while not handle.done():
+        threading.Event().wait(0.001)
+    del handle
+    with pytest.raises(tl.Error, match="lost.pt"):
+        tl.save(make_state(), tmp_path / "next.pt")
+    tl.save(make_state(), tmp_path / "next.pt")
+    assert not (tmp_path / "lost.pt").exists()
+
+
+def run_script(script: str, directory: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_is_being_saved_at_exit_is_saved(tmp_path: Path) -> None:
+    script = """
+        import sys, torch, trunkline as tl
+        for i in range(3):
+            tl.save_async({"x": torch.full((4 << 20,), i)}, f"{sys.argv[1]}/{i}.pt")
+    """
+    done = run_script(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for i in range(3):
+        assert bool((tl.load(tmp_path / f"{i}.pt")["x"] == i).all())
+
+
+def test_what_failed_unseen_is_reported_at_exit(tmp_path: Path) -> None:
+    script = """
+        import sys, torch, trunkline as tl
+        faults = tl.Faults()
+        faults.fail("sync", 0, 5)
+        tl.save_async({"x": torch.ones(4)}, f"{sys.argv[1]}/a.pt", engine=tl.Engine(faults=faults))
+    """
+    done = run_script(script, tmp_path)
+    assert "a.pt failed" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_ctrl_c_ends_it_and_cleans_up(tmp_path: Path, call: str) -> None:
+    script = """
+        import os, signal, sys, threading, torch, trunkline as tl
+        path = sys.argv[1] + "/m.safetensors"
+        state = {"x": torch.ones(8 << 20)}
+        tl.save(state, path)
+        faults = tl.Faults()
+        engine = tl.Engine(faults=faults)
+        operation = "write" if "CALL" == "save" else "read"
+        faults.hold(operation, 0, 1000)
+        def interrupt():
+            while not faults.commands(operation):
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+            faults.release()
+        threading.Thread(target=interrupt).start()
+        try:
+            tl.save(state, path, engine=engine) if operation == "write" else tl.load(path, engine=engine)
+        except KeyboardInterrupt:
+            print("interrupted", os.listdir(sys.argv[1]))
+    """.replace("CALL", call)
+    done = run_script(script, tmp_path)
+    assert done.stdout == "interrupted ['m.safetensors']\n", done.stderr
+    assert bool((tl.load(tmp_path / "m.safetensors")["x"] == 1).all())
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="suffix"):
+        tl.save({}, tmp_path / "model")
+    with pytest.raises(TypeError, match="path"):
+        tl.save({}, 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="path"):
+        tl.load(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="verify"):
+        tl.load(tmp_path / "m.pt", verify="never")  # type: ignore[arg-type]
+    with pytest.raises(tl.Unsupported, match="device"):
+        tl.load(tmp_path / "m.pt", device="cuda")
+    with pytest.raises(FileNotFoundError):
+        tl.load(tmp_path / "m.pt")
+    with pytest.raises(FileNotFoundError):
+        tl.save({}, tmp_path / "none" / "m.pt")
+    with pytest.raises(TypeError):
+        tl.save([torch.ones(1)], tmp_path / "m.safetensors")
+    (tmp_path / "d.pt").mkdir()
+    with pytest.raises(IsADirectoryError):
+        tl.save({}, tmp_path / "d.pt")

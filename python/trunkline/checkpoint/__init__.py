@@ -1,0 +1,1 @@
+"""Saving and loading what is trained: the parts behind trunkline.save, load, save_async and Checkpointer."""

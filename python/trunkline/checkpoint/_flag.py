@@ -1,0 +1,42 @@
+"""An event that survives Ctrl-C."""
+
+import threading
+from contextlib import suppress
+
+
+class Flag:
+    """As threading.Event: set once, waited for by many.
+
+    The wait of an Event takes a lock that is shared by all, in Python code; when a signal handler raises
+    just then, the lock is held for good, and whoever sets the event, or waits for it next, hangs. Here each
+    wait has a lock of its own, and the flag none.
+    """
+
+    def __init__(self) -> None:
+        """Not set."""
+        self._set = False
+        self._waiting: list[threading.Lock] = []  # each held; released by set()
+
+    def is_set(self) -> bool:
+        """Whether it is set. Never blocks."""
+        return self._set
+
+    def set(self) -> None:
+        """Set it, and wake all who wait."""
+        self._set = True
+        with suppress(IndexError):
+            while True:
+                self._waiting.pop().release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for `timeout` seconds; whether it is set."""
+        if self._set:
+            return True
+        mine = threading.Lock()
+        mine.acquire()
+        self._waiting.append(mine)
+        if not self._set:  # else set() may have missed it
+            mine.acquire(timeout=-1 if timeout is None else min(max(0, timeout), threading.TIMEOUT_MAX))
+        with suppress(ValueError):
+            self._waiting.remove(mine)
+        return self._set

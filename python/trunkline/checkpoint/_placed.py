@@ -1,0 +1,47 @@
+"""States whose tensors are all on one device, for what saves and loads main memory only."""
+
+import collections
+from typing import Any
+
+import torch
+
+
+def placed(state: Any, device: "str | torch.device" = "cpu") -> Any:
+    """Return `state` with the tensors of other devices copied to `device`; what is there stays as it is.
+
+    Looks into dicts, OrderedDicts (with their `_metadata`), lists and tuples. What shares memory is copied
+    once and shares it afterwards, if shape and strides are the same too (tied weights).
+    """
+    return _Placement(torch.device(device)).node(state)
+
+
+class _Placement:
+    """One walk over a state."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def node(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if kind is dict:
+            return {key: self.node(item) for key, item in value.items()}
+        if kind is collections.OrderedDict:
+            copied = collections.OrderedDict((key, self.node(item)) for key, item in value.items())
+            vars(copied).update(vars(value))
+            return copied
+        if kind is list or kind is tuple:
+            return kind(self.node(item) for item in value)
+        return value
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self._device:
+            return tensor
+        if tensor.layout is not torch.strided or tensor.numel() == 0:
+            return tensor.to(self._device)
+        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if memory not in self._copies:
+            self._copies[memory] = tensor.to(self._device)
+        return self._copies[memory]

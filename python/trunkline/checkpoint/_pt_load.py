@@ -1,0 +1,271 @@
+"""Loads `.pt` files of torch >= 1.6: torch rebuilds the objects, the engine reads the bytes.
+
+1. Directory, local headers and data.pkl are read and checked: what torch is about to do is known before.
+2. torch.load(weights_only=True) reads the file through a Reader. When it asks for a storage's payload, the
+   Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch then passes
+   that storage to map_location, which gives it memory of its own in exchange, and knows what belongs there.
+3. One image of all those extents is read at the speed of the device, with the CRC-32s that the file records.
+
+Step 2 leaves tensors unfilled while the pickle runs. Where the pickle does more than put tensors together
+from storages (sparse and quantised tensors, classes of torch.serialization.add_safe_globals), the Reader
+truly reads.
+"""
+
+import errno
+import io
+import os
+import pickle
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._errors import Corrupt, Error, Format, Unsupported
+from trunkline.checkpoint import _transfer
+from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._pt_archive import Archive, Source, Verify
+from trunkline.checkpoint._pt_zip import Record
+
+ReadImages = Callable[..., None]
+
+
+class _Reader(io.RawIOBase):
+    """The file as torch.load reads it; `deferred` storages are not read but noted.
+
+    An error here is kept in `error`, because torch's reader does not pass every exception on.
+    """
+
+    def __init__(self, source: Source, archive: Archive, *, deferred: bool) -> None:
+        super().__init__()
+        self._source = source
+        self._archive = archive
+        self._deferred = deferred
+        self._position = 0
+        self._unpickling = False
+        self.record: Record | None = None
+        self._done = 0
+        self._crc = 0
+        self.error: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = (0, self._position, self._source.size)[whence] + offset
+        return self._position
+
+    def read(self, nbytes: int = -1) -> bytes:
+        left = max(0, self._source.size - self._position)
+        buffer = bytearray(left if nbytes is None or nbytes < 0 else min(nbytes, left))
+        self.readinto(buffer)
+        return bytes(buffer)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._source.size - self._position)]
+        try:
+            if self.error is not None:
+                raise self.error
+            if len(view):
+                self._fill(view)
+        except BaseException as error:
+            self.error = error
+            raise
+        self._position += len(view)
+        return len(view)
+
+    def _fill(self, view: memoryview) -> None:
+        record = self._archive.payload_at(self._position)
+        if record is self._archive.pickle:
+            self._unpickling = True
+        if not self._unpickling or record is None or not record.is_storage:
+            # Until it has the pickle, torch looks for the end record, by blocks that reach into payloads.
+            view[:] = self._source.read(self._position, len(view))
+            return
+        if self._position == record.offset:
+            self.record, self._done, self._crc = record, 0, 0
+        if record is not self.record or self._position != record.offset + self._done:
+            raise Unsupported(
+                None, f"this version of torch reads {record.name} out of order", self._source.path
+            )
+        if not self._deferred:
+            self._source.read_into(view, self._position)
+            self._crc = zlib.crc32(view, self._crc)
+        self._done += len(view)
+        if self._done == record.nbytes and not self._deferred:
+            self._archive.check(record, self._crc)
+
+    def take(self) -> Record | None:
+        """The record that torch just asked for, whole; None if it asked for none since the last call."""
+        record, self.record = self.record, None
+        return record if record is not None and self._done == record.nbytes else None
+
+
+class _Placement:
+    """torch.load's map_location: gives each storage its memory, and knows which record fills it."""
+
+    def __init__(self, reader: _Reader, archive: Archive, *, deferred: bool) -> None:
+        self._reader = reader
+        self._archive = archive
+        self._deferred = deferred
+        self.targets: dict[Record, torch.Tensor] = {}
+
+    def __call__(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        """Return the storage that tensors are put on, of the same size: the CPU's, whatever the location."""
+        record = self._reader.take()
+        nbytes = storage.nbytes()
+        if nbytes != (record.nbytes if record else 0) or (self._deferred and record in self.targets):
+            raise Format(
+                None,
+                f"{self._archive.path}: a tensor's storage of {nbytes} bytes does not match its record "
+                "(or torch.serialization.skip_data() is in effect)",
+                self._archive.path,
+            )
+        if record is None or not self._deferred:
+            return storage
+        if is_fresh(nbytes):
+            self.targets[record] = target = empty_bytes(nbytes)
+            return target.untyped_storage()
+        target = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.targets[record] = target.set_(storage)
+        return storage
+
+
+def load(
+    path: "str | os.PathLike[str]",
+    *,
+    engine: "_core.Engine | None" = None,
+    verify: Verify = "auto",
+    mmap: bool = False,
+    read_images: ReadImages = _transfer.read_images,
+) -> Any:
+    """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the CPU's memory.
+
+    The pickle runs nothing but what torch.load(weights_only=True) allows; classes that
+    torch.serialization.add_safe_globals names are among that. `verify`: "auto" compares each CRC-32 that the
+    file records, True demands that there is one for all, False compares none. With `mmap` the tensors are a
+    private mapping of the file, as of torch.load(mmap=True); only verify=True then reads and checks them.
+    `read_images` reads in place of _transfer.read_images, with its arguments.
+
+    Raises Format for what is not such a file (older files and TorchScript archives among it), Corrupt for
+    bytes that contradict their CRC-32 (naming file and tensor), Unsupported for objects that weights_only
+    does not allow. Thread-safe.
+    """
+    if verify not in ("auto", True, False):
+        raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    path = os.fsdecode(path)
+    with _core.open(path, engine=engine) as file:
+        source = Source(file, path)
+        archive = Archive(source, verify)
+        if mmap:
+            if verify is True:
+                archive.check_all()
+            return _mapped(archive)
+        deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
+        if archive.scan is None and archive.foreign_byte_order:
+            raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
+        reader = _Reader(source, archive, deferred=deferred)
+        place = _Placement(reader, archive, deferred=deferred)
+        result = _guarded(
+            path,
+            lambda: torch.load(reader, weights_only=True, map_location=place, mmap=False),  # type: ignore[arg-type]
+            reader,
+        )
+        # While the file is open: its name may lead to another one by now.
+        _fill(archive, file, place.targets, source.size, engine, read_images)
+    return result
+
+
+def _mapped(archive: Archive) -> Any:
+    path = archive.path
+    # Typed for TypedStorage, and called with UntypedStorage.
+    stay: Any = _stay
+    result = _guarded(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location=stay))
+    if archive.scan is None:
+        # The sizes of its storages are not checked, and those of a mapping may reach over their records.
+        raise Unsupported(
+            None, f"{path} has a pickle as torch.save does not write it; load it without mmap", path
+        )
+    return result
+
+
+def _stay(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    return storage
+
+
+def _fill(
+    archive: Archive,
+    file: "_core.File",
+    targets: dict[Record, torch.Tensor],
+    size: int,
+    engine: "_core.Engine | None",
+    read_images: ReadImages,
+) -> None:
+    """Read the targets' bytes from the file, and check them."""
+    if not targets:
+        return
+    image = _core.FileImage(archive.path, size)
+    image.read_from(file)
+    summed: list[Record] = []
+    for record in sorted(targets, key=lambda record: record.offset):
+        image.add_target(record.offset, targets[record], fresh=is_fresh(record.nbytes))
+        expected = archive.expected(record)
+        if expected is not None:
+            image.add_sum("crc32", record.offset, record.offset + record.nbytes, expected)
+            summed.append(record)
+    try:
+        read_images([image], engine=engine, verify=bool(summed))
+    except Corrupt as error:
+        index: Any = getattr(error, "sum", None)
+        if index is None:
+            raise
+        raise archive.corrupt(summed[index]) from error
+
+
+def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) -> Any:
+    """Run torch.load, and raise what it raises as an error of this package."""
+    try:
+        result = load()
+        if reader is not None and reader.error is not None:
+            raise reader.error
+        return result
+    except Exception as error:
+        if reader is not None and reader.error is not None:
+            raise reader.error from None
+        if isinstance(error, (Error, Warning)):
+            raise
+        if isinstance(error, pickle.UnpicklingError):
+            raise Unsupported(None, f"{path} cannot be loaded safely: {_explanation(error)}", path) from None
+        if isinstance(error, MemoryError):
+            raise Error(errno.ENOMEM, f"loading {path}: out of memory", path) from error
+        raise Format(
+            None, f"{path}: its pickle cannot be run: {type(error).__name__}: {error}", path
+        ) from error
+
+
+_ADVICE: Sequence[str] = (
+    # Torch's suggestions to load with weights_only=False, and to report an issue.
+    r"\x1b\[\d+m",
+    r"^Weights only load failed\.",
+    r"This file can still be loaded.*?WeightsUnpickler error:",
+    r"In PyTorch 2\.6.*?trusted source\.",
+    r"Please file an issue.*?WeightsUnpickler error:",
+    r"Check the documentation of torch\.load.*",
+)
+
+
+def _explanation(error: pickle.UnpicklingError) -> str:
+    """What torch says about the object that it refused, without the advice to trust the file."""
+    text = str(error)
+    for pattern in _ADVICE:
+        text = re.sub(pattern, "", text, flags=re.DOTALL)
+    return " ".join(text.split())

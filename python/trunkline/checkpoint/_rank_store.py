@@ -1,0 +1,88 @@
+"""The key-value store of a process group, such that nobody waits for it without an end."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from trunkline._errors import Error
+
+T = TypeVar("T")
+
+
+class RankError(Error):
+    """Another rank failed, or shows no sign of life; `rank` says which."""
+
+    rank: int | None = None
+
+
+def rank_error(rank: int, message: str) -> RankError:
+    """Make the error for what happened to `rank`."""
+    error = RankError(None, message, None)
+    error.rank = rank
+    return error
+
+
+class _Call:
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self.work = work
+        self.ended = threading.Event()
+        self.given_up = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class RankStore:
+    """A torch.distributed store. Thread-safe.
+
+    A thread of its own talks to it: a store whose process is stopped, or whose machine is gone, never
+    answers, and torch has no time limit for most of what it is asked.
+    """
+
+    def __init__(self, store: Any, timeout: float) -> None:
+        """`timeout`: seconds until a store that does not answer counts as lost."""
+        self._timeout = min(timeout, threading.TIMEOUT_MAX)
+        self._stuck: _Call | None = None
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        thread = threading.Thread(
+            target=_serve, args=(store, self._calls), name="trunkline-store", daemon=True
+        )
+        thread.start()
+        weakref.finalize(self, self._calls.put, None)
+
+    def do(self, work: Callable[[Any], T]) -> T:
+        """Return work(store). Raises RankError when the connection is lost, or nothing comes back."""
+        stuck = self._stuck
+        if stuck is None or stuck.ended.is_set():
+            call = _Call(work)
+            self._calls.put(call)
+            if call.ended.wait(self._timeout):
+                if call.error is None:
+                    value: T = call.value
+                    return value
+                if not isinstance(call.error, (RuntimeError, OSError)):  # what torch raises when it is lost
+                    raise call.error
+                raise rank_error(
+                    0,
+                    "the connection to the process group's store is lost; rank 0 or the agent that holds it "
+                    f"died: {call.error}",
+                ) from call.error
+            call.given_up = True
+            self._stuck = call
+        raise rank_error(
+            0,
+            f"the process group's store has not answered for {self._timeout:g} s; rank 0 or the agent that "
+            "holds it died, hangs or is stopped",
+        )
+
+
+def _serve(store: Any, calls: "SimpleQueue[_Call | None]") -> None:
+    while (call := calls.get()) is not None:
+        if not call.given_up:
+            try:
+                call.value = call.work(store)
+            except BaseException as error:
+                call.error = error
+        call.ended.set()
+        del call

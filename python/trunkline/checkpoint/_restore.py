@@ -1,0 +1,317 @@
+"""From a skeleton, as flatten() of _state.py makes it, back to the state."""
+
+import collections
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy
+import torch
+
+from trunkline._errors import Format
+from trunkline.checkpoint._leaves import (
+    MAX_DEPTH,
+    NUMPY_AS_TORCH,
+    BadLeaf,
+    Json,
+    decode,
+    decode_key,
+    decode_numpy_dtype,
+    shown_key,
+)
+from trunkline.checkpoint._tensors import (
+    dtype_name,
+    dtype_named,
+    from_stored,
+    objection,
+    stored_as,
+    to_stored,
+)
+
+_DICTS: dict[str, type[dict[Any, Any]]] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": collections.Counter,
+}
+_NOTHING: Any = object()  # there is nothing to load into
+
+
+def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state that flatten() took apart; its tensors share the memory of `tensors`.
+
+    `skeleton` is as json.loads returns it. `tensors` must be exactly those that the skeleton names, dense, of
+    the dtypes and shapes that flatten() gave, and contiguous where the state holds arrays of numpy or tensors
+    of dtypes that safetensors does not have. A tensor that the skeleton names twice becomes one tensor.
+    Raises Format, whatever is wrong with either.
+    """
+    walk = _Restoring(tensors)
+    state = _run(walk, skeleton, _NOTHING)
+    unused = [name for name in tensors if name not in walk.named]
+    if unused:
+        raise Format(None, f"the state has no place for the tensors {_listed(unused)}")
+    return state
+
+
+def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the state with the tensors of `into`, and these by name: where to load each tensor's bytes.
+
+    `into` is a state of the same structure (any dict stands for any other, a list for a tuple), with tensors
+    of the same shapes and dtypes at the same places. The state that is returned holds those very tensors and
+    arrays, and all else as it was saved. Nothing but tensors and arrays of `into` changes, and these only as
+    the caller fills the targets: contiguous views of their memory, in the form that flatten() gave.
+
+    Raises ValueError, which names the place, where `into` lacks something, has more, or has a tensor of
+    another shape or dtype, not contiguous, read-only, not in host memory, or sharing memory with another one
+    where the stored ones do not. Raises Format for a bad skeleton.
+    """
+    walk = _Restoring(None)
+    state = _run(walk, skeleton, into)
+    walk.check_overlaps()
+    return state, walk.targets
+
+
+def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
+    try:
+        return walk.node(skeleton, into)
+    except BadLeaf as why:
+        raise Format(None, f"the skeleton of a state, at {walk.place()}: {why}") from None
+    except RecursionError:
+        raise Format(None, f"the skeleton of a state, at {walk.place()}: it is nested too deeply") from None
+
+
+class _Restoring:
+    """One walk over a skeleton, beside a state to load into unless there are tensors to take."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor] | None) -> None:
+        self.named: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self.targets: dict[str, torch.Tensor] = {}
+        self._tensors = tensors
+        self._target_places: dict[str, str] = {}
+        self._made: dict[tuple[str, str, bool, bool], torch.Tensor] = {}
+        self._path: list[str] = []
+
+    def place(self) -> str:
+        """Where the walk is."""
+        return "state" + "".join(self._path)
+
+    def node(self, node: Json, into: Any) -> Any:
+        """Return the value of a node. Raises BadLeaf."""
+        if len(self._path) > MAX_DEPTH:
+            raise BadLeaf("it is nested too deeply")
+        if type(node) is list:
+            return self._items(node, into)
+        if type(node) is dict:
+            for tag in _DICTS:
+                if tag in node:
+                    return self._dict(tag, node, into)
+            if "tuple" in node:
+                _check_fields(node, "tuple")
+                return tuple(self._items(node["tuple"], into))
+            if "tensor" in node:
+                return self._tensor(node, into)
+            if "ndarray" in node:
+                return self._array(node, into)
+        value = decode(node)
+        if isinstance(into, (torch.Tensor, numpy.ndarray, dict, list)):
+            raise self._mismatch(f"a {type(into).__name__}", f"a {type(value).__name__}")
+        return value
+
+    def check_overlaps(self) -> None:
+        """Raise ValueError if two targets share memory."""
+        spans = sorted(
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, self._target_places[name])
+            for name, tensor in self.targets.items()
+            if tensor.numel()
+        )
+        for (_, end, first), (begin, _, second) in pairwise(spans):
+            if begin < end:
+                raise ValueError(
+                    f"into: {first} and {second} share memory, and were saved apart; load without `into`"
+                )
+
+    def _mismatch(self, found: str, expected: str) -> ValueError:
+        return ValueError(f"into: {self.place()} is {found}, and the checkpoint has {expected} there")
+
+    def _child(self, shown: str, node: Json, into: Any) -> Any:
+        self._path.append(shown)
+        value = self.node(node, into)
+        self._path.pop()
+        return value
+
+    def _items(self, nodes: Json, into: Any) -> list[Any]:
+        if type(nodes) is not list:
+            raise BadLeaf("it holds no array where one belongs")
+        if into is not _NOTHING:
+            if not isinstance(into, (list, tuple)):
+                raise self._mismatch(f"a {type(into).__name__}", f"a list or tuple of {len(nodes)}")
+            if len(into) != len(nodes):
+                raise self._mismatch(f"of {len(into)} items", f"{len(nodes)}")
+        return [
+            self._child(f"[{index}]", node, _NOTHING if into is _NOTHING else into[index])
+            for index, node in enumerate(nodes)
+        ]
+
+    def _dict(self, tag: str, node: dict[str, Json], into: Any) -> Any:
+        _check_fields(node, tag, *(["_metadata"] if tag == "OrderedDict" and len(node) == 2 else []))
+        nodes = node[tag]
+        if type(nodes) is not list or len(nodes) % 2 != 0:
+            raise BadLeaf("it holds no array of keys and values where one belongs")
+        keys = [decode_key(key) for key in nodes[::2]]
+        if into is not _NOTHING:
+            self._check_keys(keys, into)
+        # Not Counter(pairs), which would count the pairs.
+        value = _DICTS[tag]()
+        for key, item in zip(keys, nodes[1::2], strict=True):
+            value[key] = self._child(f"[{shown_key(key)}]", item, _NOTHING if into is _NOTHING else into[key])
+        if len(value) != len(keys):
+            raise BadLeaf("a key stands there twice")
+        if "_metadata" in node:
+            vars(value)["_metadata"] = self._child("._metadata", node["_metadata"], _NOTHING)
+        return value
+
+    def _check_keys(self, keys: list[Any], into: Any) -> None:
+        if not isinstance(into, dict):
+            raise self._mismatch(f"a {type(into).__name__}", f"a dict of {len(keys)} keys")
+        missing = [key for key in keys if key not in into]
+        if missing:
+            raise ValueError(f"into: {self.place()} lacks the keys {_listed(missing)} of the checkpoint")
+        known = set(keys)
+        unexpected = [key for key in into if key not in known]
+        if unexpected:
+            raise ValueError(
+                f"into: {self.place()} has the keys {_listed(unexpected)}, the checkpoint has not"
+            )
+
+    def _name(self, node: dict[str, Json], tag: str, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+        name = node[tag]
+        if type(name) is not str:
+            raise BadLeaf("the name of a tensor is no string")
+        if self.named.setdefault(name, (dtype, shape)) != (dtype, shape):
+            raise BadLeaf(f"the tensor {name!r} has another dtype or shape elsewhere")
+        return name
+
+    def _take(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one of the tensors to restore from."""
+        tensor = (self._tensors or {}).get(name)
+        if tensor is None:
+            raise BadLeaf(f"the tensor {name!r} is missing")
+        if not isinstance(tensor, torch.Tensor) or objection(tensor) is not None:
+            raise BadLeaf(f"the tensor {name!r} is no dense CPU tensor")
+        if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
+            raise BadLeaf(
+                f"the tensor {name!r} is {_described(tensor.dtype, tensor.shape)}, "
+                f"not {_described(dtype, shape)}"
+            )
+        return tensor
+
+    def _tensor(self, node: dict[str, Json], into: Any) -> torch.Tensor:
+        extra = [field for field in ("parameter", "requires_grad") if field in node]
+        _check_fields(node, "tensor", "dtype", "shape", *extra)
+        if any(type(node[field]) is not bool for field in extra) or type(node["dtype"]) is not str:
+            raise BadLeaf("a field of a tensor is of another type")
+        try:
+            dtype = dtype_named(node["dtype"])
+        except ValueError as error:
+            raise BadLeaf(str(error)) from None
+        parameter: bool = node.get("parameter", False)
+        requires_grad: bool = node.get("requires_grad", parameter)
+        if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise BadLeaf(f"a tensor of {dtype} cannot require gradients")
+        shape = _shape_of(node)
+        stored = stored_as(dtype, shape)
+        name = self._name(node, "tensor", *stored)
+        if into is not _NOTHING:
+            return self._tensor_of(into, name, dtype, shape)
+        made = (name, dtype_name(dtype), parameter, requires_grad)
+        if made not in self._made:
+            tensor = _from_stored(self._take(name, *stored), dtype, name)
+            if parameter:
+                self._made[made] = torch.nn.Parameter(tensor, requires_grad)
+            else:
+                self._made[made] = tensor.detach().requires_grad_(requires_grad)
+        return self._made[made]
+
+    def _tensor_of(self, into: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        if not isinstance(into, torch.Tensor):
+            raise self._mismatch(f"a {type(into).__name__}", f"a tensor of {_described(dtype, shape)}")
+        why = objection(into)
+        if why is not None:
+            raise ValueError(f"into: {self.place()} {why}")
+        if into.dtype is not dtype or tuple(into.shape) != shape:
+            raise self._mismatch(_described(into.dtype, into.shape), _described(dtype, shape))
+        if not into.is_contiguous() or into.is_conj() or into.is_neg() or torch._is_zerotensor(into):
+            raise ValueError(f"into: {self.place()} is not contiguous; load without `into`, and copy")
+        self._aim(name, to_stored(into))
+        return into
+
+    def _aim(self, name: str, target: torch.Tensor) -> None:
+        place = self.place()
+        first = self.targets.setdefault(name, target)
+        first_place = self._target_places.setdefault(name, place)
+        if target.numel() and first.data_ptr() != target.data_ptr():
+            raise ValueError(
+                f"into: {first_place} and {place} are one tensor in the checkpoint, and do not share memory "
+                "here; load without `into`, and copy"
+            )
+
+    def _array(self, node: dict[str, Json], into: Any) -> Any:
+        _check_fields(node, "ndarray", "dtype", "shape")
+        dtype = decode_numpy_dtype(node["dtype"])
+        shape = _shape_of(node)
+        as_torch = NUMPY_AS_TORCH.get(dtype.str) if not dtype.fields and not dtype.subdtype else None
+        count = dtype.itemsize
+        for extent in shape:
+            count *= extent
+        stored = (as_torch, shape) if as_torch is not None else (torch.uint8, (count,))
+        name = self._name(node, "ndarray", *stored)
+        if into is not _NOTHING:
+            return self._array_of(into, name, dtype, shape)
+        tensor = self._take(name, *stored)
+        if not tensor.is_contiguous():
+            raise BadLeaf(f"the tensor {name!r} is not contiguous")
+        try:
+            return tensor.numpy().view(dtype).reshape(shape)
+        except (ValueError, TypeError) as error:  # more dimensions or elements than numpy bears
+            raise BadLeaf(f"the array {name!r}: {error}") from None
+
+    def _array_of(self, into: Any, name: str, dtype: "numpy.dtype[Any]", shape: tuple[int, ...]) -> Any:
+        if type(into) is not numpy.ndarray:
+            raise self._mismatch(f"a {type(into).__name__}", f"an array of {dtype}, {list(shape)}")
+        if into.dtype != dtype or into.shape != shape:
+            raise self._mismatch(f"{into.dtype}, {list(into.shape)}", f"{dtype}, {list(shape)}")
+        if not (into.flags.c_contiguous and into.flags.writeable and into.flags.aligned):
+            raise ValueError(
+                f"into: {self.place()} is not contiguous, or read-only; load without `into`, and copy"
+            )
+        if dtype.str in NUMPY_AS_TORCH and not dtype.fields:
+            self._aim(name, torch.from_numpy(into))
+        else:
+            self._aim(name, torch.from_numpy(into.reshape(-1).view(numpy.uint8)))
+        return into
+
+
+def _from_stored(stored: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    if stored.dtype is not dtype and not stored.is_contiguous():
+        raise BadLeaf(f"the tensor {name!r} is not contiguous")
+    return from_stored(stored, dtype)
+
+
+def _check_fields(node: dict[str, Json], *fields: str) -> None:
+    if len(node) != len(fields) or any(field not in node for field in fields):
+        raise BadLeaf(f"it has the keys {_listed(list(node))}, not {_listed(list(fields))}")
+
+
+def _shape_of(node: dict[str, Json]) -> tuple[int, ...]:
+    shape = node["shape"]
+    if type(shape) is not list or any(type(extent) is not int or not 0 <= extent < 2**63 for extent in shape):
+        raise BadLeaf('its "shape" is no array of integers from 0')
+    return tuple(shape)
+
+
+def _described(dtype: torch.dtype, shape: Any) -> str:
+    return f"{dtype}, {list(shape)}"
+
+
+def _listed(values: list[Any]) -> str:
+    shown = ", ".join(shown_key(value) for value in values[:5])
+    return shown if len(values) <= 5 else f"{shown}, ... ({len(values)})"

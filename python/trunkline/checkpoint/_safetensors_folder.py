@@ -1,0 +1,137 @@
+"""Models as folders of safetensors files, with an index that says which tensor is in which."""
+
+import errno
+import json
+import os
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._core import Engine
+from trunkline._errors import Format, exception_of
+from trunkline._types import Path
+from trunkline.checkpoint import _transfer
+from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
+
+_INDEX_SUFFIX = ".safetensors.index.json"
+_MAX_INDEX_BYTES = 100_000_000  # as the header of one file
+
+
+def load_folder(
+    path: Path,
+    *,
+    engine: Engine | None = None,
+    verify: Verify = "auto",
+    mmap: bool = False,
+    read_images: ReadImages = _transfer.read_images,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of all files of a folder, read at once.
+
+    `path` is an index (*.safetensors.index.json), or a folder with one, or with one .safetensors file; of
+    several it is "model" that counts. The index names files below its folder only; that they are links (as in
+    the cache of the Hugging Face hub) is no matter. What is in them and not in the index is loaded too.
+
+    The other arguments and errors are those of load(). Besides, Format is raised for an index that is none
+    and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.
+    """
+    found = _find(os.fsdecode(path))
+    if not found.endswith(".json"):
+        headers = [read_header(found, engine=engine)]
+    else:
+        weight_map = _read_index(found, engine)
+        folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
+        files = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
+        by_file = {file: read_header(place, engine=engine) for file, place in files.items()}
+        _check_agreement(found, weight_map, by_file)
+        headers = list(by_file.values())
+    merged: dict[str, torch.Tensor] = {}
+    for tensors in load_files(headers, engine=engine, verify=verify, mmap=mmap, read_images=read_images):
+        merged.update(tensors)
+    return merged
+
+
+def _find(path: str) -> str:
+    """Return the index, or else the one file, that the path leads to."""
+    if not os.path.isdir(path):  # noqa: PTH112
+        return path
+    names = sorted(os.listdir(path))  # noqa: PTH208
+    for kind, suffix in (("indices", _INDEX_SUFFIX), ("files", ".safetensors")):
+        candidates = [name for name in names if name.endswith(suffix)]
+        if len(candidates) > 1 and "model" + suffix in candidates:
+            candidates = ["model" + suffix]
+        if len(candidates) > 1:
+            shown = ", ".join(candidates[:4]) + (", ..." if len(candidates) > 4 else "")
+            raise Format(
+                None,
+                f"{path} has several {kind} of safetensors, {shown}; give the path of the one to load",
+                path,
+            )
+        if candidates:
+            return os.path.join(path, candidates[0])  # noqa: PTH118
+    raise exception_of("system", errno.ENOENT, f"{path} has no safetensors file", path)
+
+
+def _read_index(path: str, engine: Engine | None) -> dict[str, str]:
+    with _core.open(path, engine=engine) as file:
+        if file.size > _MAX_INDEX_BYTES:
+            raise _bad_index(path, f"it has {file.size} bytes, more than {_MAX_INDEX_BYTES}")
+        data = bytearray(file.size)
+        file.pread(data)
+    try:
+        index = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _bad_index(path, str(error)) from None
+    weight_map = index.get("weight_map") if type(index) is dict else None
+    if type(weight_map) is not dict:
+        raise _bad_index(path, 'it is no object with a "weight_map" that is an object')
+    for name, file_name in weight_map.items():
+        why = _objection_to_name(file_name)
+        if why is not None:
+            raise _bad_index(path, f"the file {file_name!r} of the tensor {name!r} {why}")
+    return weight_map
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return made
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _objection_to_name(name: Any) -> str | None:
+    """Why a file may not be of that name; None if it may."""
+    if type(name) is not str:
+        return "is no string"
+    if "\0" in name or "\\" in name:
+        return "has a character that no file name of an index may have"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "is no path below the index"
+    return None
+
+
+def _check_agreement(path: str, weight_map: dict[str, str], by_file: dict[str, Header]) -> None:
+    """Raise Format unless each tensor is in one file, that which the index names."""
+    places: dict[str, str] = {}
+    for file, header in by_file.items():
+        for stored in header.tensors:
+            first = places.setdefault(stored.name, file)
+            if first != file:
+                raise _bad_index(path, f"the tensor {stored.name!r} is in {first!r} and in {file!r}")
+    for name, file in weight_map.items():
+        if places.get(name) != file:
+            raise _bad_index(path, f"the tensor {name!r} is not in {file!r}")
+
+
+def _bad_index(path: str, why: str) -> Format:
+    return Format(None, f"{path} is not a valid index of safetensors files: {why}", path)

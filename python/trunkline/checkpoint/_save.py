@@ -1,0 +1,329 @@
+"""Saving one file: trunkline.save and trunkline.save_async."""
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any, Protocol
+
+from trunkline._core import Engine, FileImage, FileSet
+from trunkline._errors import Cancelled, Error, Timeout
+from trunkline._types import Path
+from trunkline.checkpoint._flag import Flag
+from trunkline.checkpoint._transfer import path_name, write_images
+
+PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SAFETENSORS_SUFFIX = ".safetensors"
+
+
+def save(
+    obj: Any,
+    path: Path,
+    *,
+    durable: bool = True,
+    checksum: bool = True,
+    engine: Engine | None = None,
+) -> None:
+    """Write `obj` to `path`, in the format that its suffix names.
+
+    .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
+
+    Stock torch.load and safetensors read the files. `obj` is anything that torch.save takes, for .safetensors
+    a mapping of names to tensors; all tensors must be in the CPU's memory, and must not change meanwhile.
+
+    The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
+    crash), an older file of the name is still there. `durable`: it also survives a power failure once this
+    returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
+    megabyte, which load() checks; a .pt file always has the CRC-32 of each storage.
+
+    Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem.
+    An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
+    """
+    raise_unobserved()
+    write_images([lay_out(obj, path, checksum)], engine=engine, durable=durable)
+
+
+def save_async(
+    obj: Any,
+    path: Path,
+    *,
+    durable: bool = True,
+    checksum: bool = True,
+    staging_bytes: "int | str | None" = None,
+    engine: Engine | None = None,
+) -> "SaveHandle":
+    """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
+
+    The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
+    else of `obj` is looked at after this function returned. A state larger than `staging_bytes` (None: half
+    of the engine's pinned budget) is streamed through it: then staging takes as long as writing all but the
+    last of it. The file appears when handle.wait() would return.
+
+    A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
+    an error is raised by the next save, or printed at exit when there is none.
+    """
+    raise_unobserved()
+    images = [lay_out(obj, path, checksum)]
+    files = FileSet(images, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
+    try:
+        handle = SaveHandle(f"saving {path_name(path)}")
+        handle.start(FileJob(files))
+    except BaseException:
+        files.discard()
+        raise
+    return handle
+
+
+def lay_out(obj: Any, path: Path, checksum: bool) -> FileImage:
+    """Describe the file that `path` asks for by its suffix."""
+    name = path_name(path)
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."
+    if suffix in PT_SUFFIXES:
+        from trunkline.checkpoint import _pt
+
+        return _pt.lay_out(obj, name)
+    if suffix == SAFETENSORS_SUFFIX:
+        from trunkline.checkpoint import _safetensors
+
+        return _safetensors.lay_out(obj, name, checksum=checksum)
+    known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
+    raise ValueError(f"path: {name} does not say the format by its suffix; there are {known}")
+
+
+class Job(Protocol):
+    """What a SaveHandle does in the background."""
+
+    def begin(self) -> FileSet:
+        """Create the files."""
+
+    def commit(self) -> None:
+        """Make them count; called when they are written, durable and under their names."""
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Undo what begin() did; called instead of commit(), or when that failed.
+
+        Returns what to raise: `error`, or what that comes from.
+        """
+
+
+class FileJob:
+    """Files that count as soon as they have their names."""
+
+    def __init__(self, files: FileSet) -> None:
+        """`files`: not staged yet."""
+        self._files: FileSet | None = files
+
+    def begin(self) -> FileSet:
+        """Hand them over."""
+        files, self._files = self._files, None
+        assert files is not None
+        return files
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Do nothing: a FileSet that failed has removed them."""
+        return error
+
+
+class SaveHandle:
+    """A save that goes on in the background; thread-safe.
+
+    Made by save_async and by Checkpointer.save.
+    """
+
+    def __init__(self, what: str) -> None:
+        """Call start() next; `what` is for messages."""
+        self._what = what
+        self._files: FileSet | None = None
+        self._cancelled = False
+        self._started = False  # by start()
+        self._begun = self._given_up = False  # by its thread, which then does nothing else
+        self._lock = threading.Lock()
+        self._staged = Flag()
+        self._done = Flag()
+        self._error: BaseException | None = None
+        self._observed = False
+        self._last_progress = (0, 0)
+
+    def start(self, job: Job) -> None:
+        """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
+        try:
+            self._started = True
+            _handles.add(self)
+            # Not a daemon: the interpreter waits for it before it exits.
+            threading.Thread(target=self._run, args=(job,), name="trunkline-save").start()
+        except BaseException as error:
+            with self._lock:
+                self._given_up = not self._begun
+            if self._given_up:
+                self._error = error
+                job.abandon(error)
+                self._done.set()
+                self._staged.set()
+            else:
+                self.cancel()
+                self._done.wait()
+            self._observed = True
+            raise
+
+    def _run(self, job: Job) -> None:
+        with self._lock:
+            if self._given_up:
+                return
+            self._begun = True
+        files = None
+        try:
+            files = job.begin()
+            with self._lock:
+                self._files = files
+                if self._cancelled:
+                    files.cancel()
+            files.stage()
+            self._staged.set()
+            files.finish()
+            job.commit()
+        except BaseException as error:
+            # Who cancels a save need not wait for it.
+            self._observed = self._cancelled and isinstance(error, Cancelled)
+            self._error = error
+            with suppress(BaseException):
+                self._error = job.abandon(error)
+            _remember(self)
+        finally:
+            with self._lock:
+                if self._files is not None:
+                    self._last_progress = self._files.progress()
+                self._files = None
+            files = job = None  # type: ignore[assignment]  # an error's traceback would keep them
+            self._done.set()
+            self._staged.set()
+
+    def staged(self) -> bool:
+        """Whether the tensors may change again. Never blocks; True also after an error."""
+        return self._staged.is_set()
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until the tensors may change again.
+
+        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first.
+        """
+        self._wait(self._staged, timeout)
+
+    def done(self) -> bool:
+        """Whether it is over: saved, or failed. Never blocks."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the file is saved, and durable if that was asked for.
+
+        Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
+        goes on. Ctrl-C ends the wait, not the save.
+        """
+        self._wait(self._done, timeout)
+
+    def cancel(self) -> None:
+        """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
+
+        It is no failure: nothing is raised by the next save.
+        """
+        with self._lock:
+            self._cancelled = True
+            if self._files is not None:
+                self._files.cancel()
+
+    def progress(self) -> tuple[int, int]:
+        """Return bytes written so far, and bytes to write in all."""
+        with self._lock:
+            return self._files.progress() if self._files is not None else self._last_progress
+
+    def wait_or_cancel(self) -> None:
+        """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
+        try:
+            self.wait()
+        except BaseException:
+            self.cancel()
+            self._done.wait()
+            self._observed = True
+            raise
+
+    def forget_parent(self) -> None:
+        """In a forked child: a save that was under way goes on in the parent alone."""
+        if not self._started or self._done.is_set():
+            return
+        self._lock = threading.Lock()  # the old one may be held for good, and so may those of the events
+        self._files = None
+        self._error = Error(
+            None, f"{self._what}: goes on in the process that this one was forked from; wait for it there"
+        )
+        self._observed = True
+        self._staged, self._done = Flag(), Flag()
+        self._staged.set()
+        self._done.set()
+
+    def _wait(self, flag: Flag, timeout: float | None) -> None:
+        if not flag.wait(timeout):
+            raise Timeout(None, f"{self._what}: not ready after {timeout} s; it goes on")
+        if self._error is not None:
+            self._observed = True
+            raise self._error
+
+    def __repr__(self) -> str:
+        if self._done.is_set():
+            state = "failed" if self._error is not None else "saved"
+        else:
+            state = "writing" if self._staged.is_set() else "staging"
+        return f"<trunkline.SaveHandle {self._what}: {state}>"
+
+
+_handles: "weakref.WeakSet[SaveHandle]" = weakref.WeakSet()
+_failed: list[SaveHandle] = []  # whose error nobody may have seen
+_failed_lock = threading.Lock()
+
+
+def _remember(handle: SaveHandle) -> None:
+    with _failed_lock:
+        _failed.append(handle)
+
+
+def _take_unobserved() -> list[SaveHandle]:
+    with _failed_lock:
+        handles = [handle for handle in _failed if not handle._observed]
+        _failed.clear()
+    return handles
+
+
+def raise_unobserved() -> None:
+    """Raise the error of an earlier save that nobody waited for."""
+    handles = _take_unobserved()
+    if not handles:
+        return
+    first = handles[0]
+    first._observed = True
+    with _failed_lock:
+        _failed.extend(handles[1:])
+    raise Error(
+        getattr(first._error, "errno", None),
+        f"an earlier save failed, and nobody waited for it: {first._what}: {first._error}",
+        getattr(first._error, "filename", None),
+    ) from first._error
+
+
+def _report_at_exit() -> None:
+    for handle in _take_unobserved():
+        print(f"trunkline: {handle._what} failed: {handle._error}", file=sys.stderr)
+
+
+def _forget_parent() -> None:
+    global _failed_lock
+    _failed_lock = threading.Lock()
+    _failed.clear()  # the parent reports them
+    for handle in list(_handles):
+        handle.forget_parent()
+
+
+atexit.register(_report_at_exit)
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,133 @@
+"""Which tensors can be stored as plain bytes, under which names of dtypes, and in which form."""
+
+from collections.abc import Sequence
+
+import torch
+
+# The names of https://huggingface.co/docs/safetensors for what both it and torch know.
+_SAFETENSORS_NAMES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float4_e2m1fn_x2: "F4",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+_ALL_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+_NAMES: dict[torch.dtype, str] = {
+    dtype: _SAFETENSORS_NAMES.get(dtype, str(dtype)) for dtype in sorted(_ALL_DTYPES, key=str)
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the dtype's name in safetensors files ("BF16"), or "torch.complex128" where it has none."""
+    return _NAMES[dtype]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return the dtype of that name: the inverse of dtype_name. Raises ValueError for any other text."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise ValueError(f"{name!r} is no dtype of this torch ({torch.__version__})") from None
+
+
+def in_safetensors(dtype: torch.dtype) -> bool:
+    """Whether the safetensors format has the dtype."""
+    return dtype in _SAFETENSORS_NAMES
+
+
+def objection(tensor: torch.Tensor) -> str | None:
+    """Why the tensor is not a dense one of plain elements in host memory; None if it is."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        if type(tensor).__name__ == "DTensor":
+            return f"is a {name}, a part of a tensor of many ranks; save it with torch.distributed.checkpoint"
+        return f"is a {name}, a subclass of torch.Tensor that may hold more than its elements"
+    if tensor.is_nested:
+        return "is a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"is a sparse tensor ({tensor.layout})"
+    if tensor.device.type != "cpu":
+        return f"is on the device {tensor.device}, not in host memory; move it with .cpu()"
+    if tensor.dtype in _QUANTISED:
+        return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
+    return None
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without autograd whose memory holds its very values.
+
+    A lazy conjugate, negative or zero is computed into memory of its own; any other tensor shares its.
+    """
+    tensor = tensor.detach()
+    if torch._is_zerotensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Return plain(tensor) in C order; a copy only where it is not."""
+    tensor = plain(tensor)
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dtype.itemsize == 1:  # torch does not copy elements of some of these dtypes
+        return tensor.view(torch.uint8).contiguous().view(tensor.dtype)
+    return tensor.contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, as a tensor of one dimension that shares its memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape of what is stored for such a tensor: safetensors has not every dtype.
+
+    Complex numbers become pairs of reals in a last dimension, other elements integers of the same size.
+    """
+    shape = tuple(shape)
+    if dtype in _COMPLEX_PARTS:
+        return _COMPLEX_PARTS[dtype], (*shape, 2)
+    # Its elements come in pairs, the format counts each, and pairs cannot be counted without a dimension.
+    if in_safetensors(dtype) and not (dtype is torch.float4_e2m1fn_x2 and not shape):
+        return dtype, shape
+    return (torch.uint8 if dtype.itemsize == 1 else torch.int16), shape
+
+
+def to_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of plain(tensor) of the dtype and shape that stored_as says."""
+    tensor = plain(tensor)
+    dtype, _ = stored_as(tensor.dtype, tensor.shape)
+    if dtype is tensor.dtype:
+        return tensor
+    if tensor.dtype in _COMPLEX_PARTS:
+        return torch.view_as_real(tensor)
+    return tensor.view(dtype)
+
+
+def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor of `dtype` that was stored: the inverse of to_stored, a view."""
+    if stored.dtype is dtype:
+        return stored
+    if dtype in _COMPLEX_PARTS:
+        return torch.view_as_complex(stored)
+    return stored.view(dtype)
