@@ -1,0 +1,355 @@
+"""What ranks do in test_dcp_ranks.py: python dcp_ranks.py DIRECTORY PROGRAM/WORLD[/ARGUMENT] ...
+
+Runs one program after the other, each on as many ranks, which are forked: importing torch takes longer than
+all else. Prints a line of their exit statuses for each program; what they say is in files of the directory.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardMetadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import trunkline as tl
+from trunkline.dcp import _writer
+
+DIED = 9  # exit status of a rank that dies on purpose
+
+
+def save(state: dict[str, Any], path: Path, **options: Any) -> None:
+    dcp.save(state, storage_writer=tl.dcp.StorageWriter(path, **options))
+
+
+def load(state: dict[str, Any], path: Path, **options: Any) -> None:
+    dcp.load(state, storage_reader=tl.dcp.StorageReader(path, **options))
+
+
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Shapes that few numbers of ranks divide."""
+    draw = torch.Generator().manual_seed(5)
+    made: list[tuple[int, ...]] = [(1,), (2, 3), (0, 4), (5, 1, 2), (1200, 7)]
+    for _ in range(6):
+        dims = int(torch.randint(1, 4, (), generator=draw))
+        made.append(tuple(torch.randint(1, 30, (dims,), generator=draw).tolist()))
+    return made
+
+
+class Model(torch.nn.Module):
+    """Small, with sizes that are no multiples of anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = torch.nn.Linear(5, 37)
+        self.second = torch.nn.Sequential(torch.nn.Linear(37, 11, bias=False), torch.nn.LayerNorm(11))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def trained(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = Model()
+    fully_shard(model.second, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        model(numbers(4, 5, seed=step)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def sharded(fill: bool) -> dict[str, torch.Tensor]:
+    """DTensors of odd shapes, sharded along each dimension, and replicated."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {}
+    for seed, shape in enumerate(shapes()):
+        full = numbers(*shape, seed=seed)
+        for dim in range(len(shape)):
+            placed = distribute_tensor(full if fill else torch.zeros(shape), mesh, [Shard(dim)])
+            state[f"{seed}.{dim}"] = placed
+        state[f"{seed}.all"] = distribute_tensor(full if fill else torch.zeros(shape), mesh, [Replicate()])
+    return state
+
+
+def assert_full(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_full(found[key], value)
+    elif isinstance(expected, torch.Tensor):
+        found = found.full_tensor() if hasattr(found, "full_tensor") else found
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+def full(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: full(element) for key, element in value.items()}
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def write_first(rank: int, path: Path, argument: str) -> None:
+    """FSDP2 model and optimizer after training, and DTensors; what they hold goes into a file of torch's."""
+    model, optimizer = trained(3)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {
+        "model": weights,
+        "optimizer": moments,
+        "odd": sharded(fill=True),
+        "step": 3,
+        "names": ["a", "b"],
+    }
+    reference = {"model": full(weights), "optimizer": full(moments)}
+    save(state, path / "ckpt", volumes=[path / "v0", path / "v1"])
+    if rank == 0:
+        torch.save(reference, path / "reference.pt")
+
+
+def read_and_write_again(rank: int, path: Path, argument: str) -> None:
+    """Load into as many ranks as there are, compare, and save from them over what was loaded."""
+    model, optimizer = trained(0)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, "odd": sharded(fill=False), "step": 0, "names": []}
+    load(state, path / "ckpt")
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    reference = torch.load(path / "reference.pt")
+    weights, moments = get_state_dict(model, optimizer)
+    assert_full(weights, reference["model"])
+    assert_full(moments, reference["optimizer"])
+    for name, value in state["odd"].items():
+        seed = int(name.partition(".")[0])
+        assert torch.equal(value.full_tensor(), numbers(*shapes()[seed], seed=seed)), name
+    assert (state["step"], state["names"]) == (3, ["a", "b"])
+    dist.barrier()  # all have read
+    save({**state, "model": weights, "optimizer": moments}, path / "ckpt")
+
+
+def specs(length: int, rest: list[int]) -> list[Any]:
+    """Ways to cut a tensor along its first dimension over two ranks."""
+
+    def at(begin: int, end: int, rank: int) -> ShardMetadata:
+        return ShardMetadata([begin, *[0] * len(rest)], [end - begin, *rest], f"rank:{rank}/cpu")
+
+    return [
+        ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]),
+        ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu", "rank:1/cpu", "rank:0/cpu"]),
+        EnumerableShardingSpec([at(0, 2, 0), at(2, 3, 1), at(3, 6, 0), at(6, 9, 1), at(9, length, 0)]),
+        EnumerableShardingSpec([at(0, 8, 1), at(8, length, 0)]),
+    ]
+
+
+def gathered(tensor: Any, shape: list[int]) -> torch.Tensor:
+    out = torch.zeros(shape) if dist.get_rank() == 0 else None
+    tensor.gather(out=out)
+    return torch.zeros(0) if out is None else out
+
+
+def sharded_tensors(rank: int, path: Path, argument: str) -> None:
+    """ShardedTensor: every spec to every other, rows to columns, and between sharded and whole tensors."""
+    rows = specs(10, [20])
+    for old in rows:
+        stored = sharded_tensor.rand(old, 10, 20)
+        whole = numbers(32, seed=1)
+        cut = sharded_tensor.rand(specs(32, [])[3], 32)
+        save({"t": stored, "whole": whole, "cut": cut}, path / "st")
+        dist.barrier()
+        expected = gathered(stored, [10, 20])
+        expected_cut = gathered(cut, [32])
+        for new in [*rows, ChunkShardingSpec(1, ["rank:1/cpu", "rank:0/cpu"])]:
+            into = {
+                "t": sharded_tensor.zeros(new, 10, 20),
+                "whole": sharded_tensor.zeros(specs(32, [])[1], 32),
+            }
+            load(into, path / "st")
+            assert torch.equal(gathered(into["t"], [10, 20]), expected)
+            whole_again = gathered(into["whole"], [32])
+            assert rank != 0 or torch.equal(whole_again, whole)
+        plain = {"t": torch.zeros(10, 20), "cut": torch.zeros(32)}
+        load(plain, path / "st")
+        assert rank != 0 or torch.equal(plain["t"], expected)
+        assert rank != 0 or torch.equal(plain["cut"], expected_cut)
+        dist.barrier()
+    blobs: dict[str, Any] = {"zero": [1], "one": "text"}
+    save(blobs, path / "bytes")
+    blobs = {"zero": None, "one": None}
+    load(blobs, path / "bytes")
+    assert blobs == {"zero": [1], "one": "text"}
+
+
+def saving(rank: int, path: Path, argument: str) -> None:
+    """Asynchronously in a thread and in a process; without collectives."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
+        for step in range(2):
+            tensor = numbers(301, 40, seed=step)
+            state = {"t": distribute_tensor(tensor.clone(), mesh, [Shard(0)]), "step": step}
+            writer = tl.dcp.StorageWriter(path / kind.name)
+            future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+            state["t"].to_local().fill_(-1)
+            future.result(timeout=90)
+            into = {"t": distribute_tensor(torch.zeros(301, 40), mesh, [Shard(1)]), "step": -1}
+            load(into, path / kind.name)
+            assert torch.equal(into["t"].full_tensor(), tensor)
+            assert into["step"] == step
+            dist.barrier()
+    mine = {"mine": numbers(9, seed=rank)}
+    dcp.save(mine, storage_writer=tl.dcp.StorageWriter(path / "each"), use_collectives=False)
+    again = {"mine": torch.zeros(9)}
+    load(again, path / "each")
+    assert torch.equal(again["mine"], mine["mine"])
+
+
+def failing(rank: int, path: Path, argument: str) -> None:
+    """An error of one rank is an error of all, and the old checkpoint stays."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    old, new = numbers(50, 3, seed=1), numbers(50, 3, seed=2)
+    save({"t": distribute_tensor(old, mesh, [Shard(0)])}, path / "ckpt")
+
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise tl.Error(5, "the disk is gone", "/disk")
+
+    for who, function in (
+        (1, "prepare_local_plan"),
+        (1, "write_data"),
+        (0, "prepare_global_plan"),
+        (0, "finish"),
+    ):
+        writer = tl.dcp.StorageWriter(path / "ckpt")
+        if rank == who:
+            setattr(writer, function, breaks)
+        try:
+            dcp.save({"t": distribute_tensor(new, mesh, [Shard(0)])}, storage_writer=writer)
+        except CheckpointException as error:
+            failures = error.failures
+        else:
+            raise AssertionError(f"{function} of rank {who} failed unnoticed")
+        assert list(failures) == [who]
+        assert "the disk is gone" in str(failures[who][0])
+        assert failures[who][0].filename == "/disk"
+        into = {"t": distribute_tensor(torch.zeros(50, 3), mesh, [Shard(1)])}
+        load(into, path / "ckpt")
+        assert torch.equal(into["t"].full_tensor(), old)
+    dist.barrier()
+    save({"t": distribute_tensor(new, mesh, [Shard(0)])}, path / "ckpt")
+    assert len(list((path / "ckpt").iterdir())) == 1 + dist.get_world_size()
+    dist.barrier()
+    if rank == 0:  # damage what rank 1 reads
+        for shard in (path / "ckpt").glob("rank00001*"):
+            shard.write_bytes(bytes(shard.stat().st_size))
+    dist.barrier()
+    try:
+        load({"t": distribute_tensor(torch.zeros(50, 3), mesh, [Shard(0)])}, path / "ckpt")
+    except CheckpointException as error:
+        failures = error.failures
+    else:
+        raise AssertionError("damage went unnoticed")
+    assert list(failures) == [1]
+    cause = failures[1][0]
+    assert isinstance(cause, tl.Corrupt)
+    assert (cause.tensor, cause.chunk) == ("t", 0)
+
+
+def dying(rank: int, path: Path, argument: str) -> None:
+    """Save once, then die in the phase that is asked for, on the rank that is asked for."""
+    path = path / argument
+    who, function, when = argument.split(":")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    save({"t": distribute_tensor(numbers(50, 3, seed=1), mesh, [Shard(0)])}, path / "ckpt")
+    writer = tl.dcp.StorageWriter(path / "ckpt")
+    if rank == int(who):
+        owner: Any = _writer if function == "write_images" else writer
+        original = getattr(owner, function)
+
+        def dies(*args: Any, **kwargs: Any) -> Any:
+            if when == "after":
+                original(*args, **kwargs)
+            os._exit(DIED)
+
+        setattr(owner, function, dies)
+    try:
+        dcp.save({"t": distribute_tensor(numbers(50, 3, seed=2), mesh, [Shard(0)])}, storage_writer=writer)
+    except Exception as error:
+        print(f"rank {rank}: {type(error).__name__}")
+        sys.stdout.flush()
+        os._exit(0)  # the process group cannot be ended in order
+    raise AssertionError("the death of a rank went unnoticed")
+
+
+PROGRAMS: list[Callable[[int, Path, str], None]] = [
+    write_first,
+    read_and_write_again,
+    sharded_tensors,
+    saving,
+    failing,
+    dying,
+]
+
+
+def run_rank(name: str, rank: int, world: int, directory: Path, argument: str) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store-{name}-{world}-{argument}",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    {program.__name__: program for program in PROGRAMS}[name](rank, directory, argument)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fork_rank(name: str, rank: int, world: int, directory: Path, argument: str) -> int:
+    child = os.fork()
+    if child != 0:
+        return child
+    status = 1
+    try:
+        output = os.open(directory / f"output-{name}-{world}-{argument}-{rank}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        run_rank(name, rank, world, directory, argument)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    for step in sys.argv[2:]:
+        name, world, argument = (*step.split("/"), "")[:3]
+        ranks = [fork_rank(name, rank, int(world), directory, argument) for rank in range(int(world))]
+        print(*(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks), flush=True)
+
+
+if __name__ == "__main__":
+    main()

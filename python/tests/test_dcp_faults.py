@@ -1,0 +1,298 @@
+"""What trunkline.dcp keeps whole: checkpoints that are replaced, and those that a crash or damage meets."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline as tl
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
+
+from trunkline.dcp import _writer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+
+MIB = 1 << 20
+
+
+def save(state: dict[str, Any], path: Path, planner: Any = None, **options: Any) -> None:
+    dcp.save(state, storage_writer=tl.dcp.StorageWriter(path, **options), planner=planner)
+
+
+def load(state: dict[str, Any], path: Path, planner: Any = None, **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=tl.dcp.StorageReader(path, **options), planner=planner)
+    return state
+
+
+def failure(caught: pytest.ExceptionInfo[CheckpointException]) -> BaseException:
+    """The one error that a CheckpointException of one process carries."""
+    ((error, _),) = caught.value.failures.values()
+    return error
+
+
+def shards(path: Path) -> list[Path]:
+    return sorted(path.glob("*.shard"))
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def nested(seed: int) -> dict[str, Any]:
+    strided = numbers(40, 60, seed=seed).t()
+    return {
+        "model": {"weight": numbers(700, 500, seed=seed), "bias": numbers(7, seed=seed), "strided": strided},
+        "optimizer": {"step": torch.tensor(seed), "state": [numbers(3, seed=seed), {"m": numbers(0, 4)}]},
+        "shared": [numbers(2000, seed=seed)] * 2,
+        "note": {"lr": 0.5, "names": ["a", "b"]},
+        "seed": seed,
+    }
+
+
+def blank(value: Any) -> Any:
+    """The same structure without the values."""
+    if isinstance(value, torch.Tensor):
+        return torch.full_like(value, 77)
+    if isinstance(value, dict):
+        return {key: blank(element) for key, element in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return [blank(element) for element in value]
+    return None
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, list) and expected and isinstance(expected[0], torch.Tensor):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    for seed in range(3):
+        save(nested(seed), tmp_path)
+        assert len(shards(tmp_path)) == 1
+        assert_same(load(blank(nested(0)), tmp_path), nested(seed))
+    with pytest.raises(CheckpointException, match="already exists") as caught:
+        save(nested(9), tmp_path, overwrite=False)
+    assert isinstance(failure(caught), FileExistsError)
+    with pytest.raises(tl.Error, match="without collectives"):
+        dcp.save(nested(9), storage_writer=tl.dcp.StorageWriter(tmp_path), use_collectives=False)
+    assert_same(load(blank(nested(0)), tmp_path), nested(2))
+
+
+class Failing(DefaultSavePlanner):
+    """Fails in the middle of its data."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if write_item.index.fqn == "seed":
+            raise RuntimeError("no more")
+        return super().resolve_data(write_item)
+
+
+def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_writer, "MOST_COPIED_BYTES", 1000)  # some files are written before the error
+    save(nested(1), tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointException, match="no more"):
+        save(nested(2), tmp_path, Failing())
+    assert sorted(tmp_path.iterdir()) == before
+    assert_same(load(blank(nested(0)), tmp_path), nested(1))
+
+
+def test_of_two_saves_at_once_one_fails(tmp_path: Path) -> None:
+    writer, planner = tl.dcp.StorageWriter(tmp_path), DefaultSavePlanner()
+    planner.set_up_planner({"a": numbers(9)}, None, True)
+    writer.set_up_storage_writer(True, rank=0)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
+    save({"a": numbers(9, seed=1)}, tmp_path)
+    with pytest.raises(tl.Error, match="another save into the directory") as caught:
+        writer.finish(metadata, [written])
+    assert caught.value.filename == str(tmp_path / written[0].storage_data.file.name)
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+
+
+def test_volumes(tmp_path: Path) -> None:
+    volumes = [tmp_path / f"disk{i}" for i in range(3)]
+    foreign = volumes[0] / "foreign"
+    for seed in range(2):
+        state = {f"t{i}": numbers(1000 * (i + 1), seed=seed + i) for i in range(8)}
+        save(state, tmp_path / "ckpt", volumes=volumes)
+        found = [list(volume.glob("*.shard")) for volume in volumes]
+        assert [len(files) for files in found] == [1, 1, 1]
+        sizes = [files[0].stat().st_size for files in found]
+        assert max(sizes) - min(sizes) <= 20_000
+        assert all(path.is_symlink() for path in shards(tmp_path / "ckpt"))
+        assert_same(load(blank(state), tmp_path / "ckpt"), state)
+        foreign.write_bytes(b"mine")
+        link = tmp_path / "ckpt" / f"rank00000-0-{'0' * 32}.shard"
+        link.symlink_to(foreign)
+    save(state, tmp_path / "ckpt", volumes=tl.Volume(volumes[:2]))
+    assert foreign.read_bytes() == b"mine"
+    assert not link.is_symlink()
+    assert not list(volumes[2].glob("*.shard"))
+    (tmp_path / "ckpt").rename(tmp_path / "moved")
+    assert_same(load(blank(state), tmp_path / "moved"), state)
+    save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"])
+    assert not shards(tmp_path / "moved")[0].is_symlink()
+
+
+# A function, how often it is called until the process dies in it, and what is loaded then.
+PHASES = {
+    "nothing written": ("trunkline.dcp._writer", "write_images", "before 1", "old"),
+    "data written": ("trunkline.dcp._writer", "write_images", "before 2", "old"),
+    "committed": ("trunkline.dcp._writer", "write_images", "after 2", "new"),
+    "half removed": ("trunkline.dcp._directory", "remove_file", "before 2", "new"),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_crash_leaves_the_old_or_the_new(
+    tmp_path: Path, run_script: Callable[..., str], phase: str
+) -> None:
+    module, function, when, expected = PHASES[phase]
+    volumes = [tmp_path / "v0", tmp_path / "v1"]
+    state = {"a": numbers(2000), "b": numbers(2000, seed=1).t(), "n": [1]}
+    save(state, tmp_path / "ckpt", volumes=volumes)
+    run_script(
+        """
+        import importlib, os, sys, warnings
+        import torch
+        import torch.distributed.checkpoint as dcp
+        import trunkline as tl
+        warnings.simplefilter("ignore")
+        root, module, function, when, call = sys.argv[1:]
+        calls, module = int(call), importlib.import_module(module)
+        original = getattr(module, function)
+        def dies(*args, **kwargs):
+            global calls
+            calls -= 1
+            if calls == 0 and when == "before":
+                os._exit(9)
+            done = original(*args, **kwargs)
+            if calls == 0:
+                os._exit(9)
+            return done
+        setattr(module, function, dies)
+        state = {"a": torch.ones(2000), "b": torch.ones(2000), "n": [2]}
+        writer = tl.dcp.StorageWriter(f"{root}/ckpt", volumes=[f"{root}/v0", f"{root}/v1"])
+        dcp.save(state, storage_writer=writer)
+        os._exit(0)
+        """,
+        str(tmp_path),
+        module,
+        function,
+        *when.split(),
+        expect=9,
+    )
+    new = {"a": torch.ones(2000), "b": torch.ones(2000), "n": [2]}
+    loaded = load({"a": torch.zeros(2000), "b": torch.zeros(2000), "n": None}, tmp_path / "ckpt")
+    assert_same(loaded, state if expected == "old" else new)
+    save(state, tmp_path / "ckpt", volumes=volumes)
+    assert_same(load(blank(state), tmp_path / "ckpt"), state)
+    assert len(list((tmp_path / "ckpt").iterdir())) == 3
+    assert [len(list(volume.iterdir())) for volume in volumes] == [1, 1]
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    state = {"a": numbers(20), "b": {"c": numbers(30)}, "n": "text"}
+    save(state, tmp_path)
+    reader = tl.dcp.StorageReader(tmp_path)
+    names = {index.fqn for index in reader.read_metadata().storage_data}
+    (shard,) = shards(tmp_path)
+    whole = shard.read_bytes()
+    for at in range(len(whole)):
+        shard.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        reader.set_up_storage_reader(reader.read_metadata(), True)
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(blank(state), reader.read_metadata(), True)
+        with pytest.raises(tl.Corrupt) as caught:
+            reader.read_data(planner.create_local_plan(), planner)
+        assert caught.value.file == str(shard)
+        assert caught.value.tensor in names
+        assert caught.value.chunk == 0
+
+
+def test_the_damaged_chunk_is_named(tmp_path: Path) -> None:
+    state = {"first": numbers(MIB // 2), "second": numbers(MIB // 2, seed=1), "third": numbers(9)}
+    save(state, tmp_path)
+    (shard,) = shards(tmp_path)
+    with shard.open("r+b") as file:
+        file.seek(3 * MIB + 5)
+        file.write(b"?!")
+    with pytest.raises(CheckpointException) as caught:
+        load(blank(state), tmp_path)
+    error = failure(caught)
+    assert isinstance(error, tl.Corrupt)
+    assert (error.file, error.tensor, error.chunk) == (str(shard), "second", 3)
+    copy = pickle.loads(pickle.dumps(error))  # as it goes to other ranks
+    assert (copy.file, copy.tensor, copy.chunk, str(copy)) == (str(shard), "second", 3, str(error))
+    assert_same(load({"first": torch.zeros(MIB // 2)}, tmp_path), {"first": state["first"]})
+    load(blank(state), tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "longer"])
+def test_files_that_are_not_whole(tmp_path: Path, damage: str) -> None:
+    save({"a": numbers(5000)}, tmp_path)
+    (shard,) = shards(tmp_path)
+    if damage == "missing":
+        shard.unlink()
+    else:
+        data = shard.read_bytes()
+        shard.write_bytes(data[:-1] if damage == "shorter" else data + b"\0")
+    for verify in (True, False):
+        with pytest.raises(CheckpointException) as caught:
+            load({"a": torch.zeros(5000)}, tmp_path, verify=verify)
+        error = failure(caught)
+        assert isinstance(error, tl.Corrupt)
+        assert (error.file, error.tensor) == (str(shard), "a")
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    for path, why in ((tmp_path, "no complete checkpoint"), (tmp_path / "none", "no such directory")):
+        with pytest.raises(FileNotFoundError, match=why) as caught:
+            tl.dcp.StorageReader(path).read_metadata()
+        assert isinstance(caught.value, tl.Error)
+    dcp.save({"a": numbers(2)}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    with pytest.raises(FileNotFoundError, match="FileSystemReader"):
+        tl.dcp.StorageReader(tmp_path).read_metadata()
+
+
+def test_without_collectives_each_rank_has_a_manifest(tmp_path: Path) -> None:
+    state = nested(3)
+    dcp.save(state, storage_writer=tl.dcp.StorageWriter(tmp_path), use_collectives=False)
+    assert [path.name for path in tmp_path.glob("*manifest")] == ["dcp-rank00000.manifest"]
+    assert_same(load(blank(state), tmp_path), state)
+    save(state, tmp_path)
+    assert [path.name for path in tmp_path.glob("*manifest")] == ["dcp.manifest"]
+    (tmp_path / "dcp.manifest").write_bytes(b"?")
+    with pytest.raises(tl.Format):
+        tl.dcp.StorageReader(tmp_path).read_metadata(rank=0)
+
+
+def test_random_garbage_beside_it_stays(tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(100)
+    for name in ("notes.txt", "rank0.shard", "dcp.manifest.old", ".trunkline-x.tmp"):
+        (tmp_path / name).write_bytes(noise)
+    save({"a": numbers(3)}, tmp_path)
+    save({"a": numbers(3)}, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6

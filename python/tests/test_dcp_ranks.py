@@ -1,0 +1,101 @@
+"""trunkline.dcp on several ranks: FSDP2, DTensor, ShardedTensor, resharding, ranks that fail or die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trunkline as tl
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("this torch is built without gloo", allow_module_level=True)
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+PROGRAMS = Path(__file__).parent / "dcp_ranks.py"
+LIMIT_S = 240
+
+
+def run_ranks(directory: Path, *steps: str, statuses: list[list[int]] | None = None) -> None:
+    """Run programs, each on so many ranks; all must succeed unless other statuses are given."""
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    command = [sys.executable, "-X", "faulthandler", str(PROGRAMS), str(directory), *steps]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        said = "a rank hangs"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    expected = statuses or [[0] * int(step.split("/")[1]) for step in steps]
+    if said.splitlines() != [" ".join(map(str, each)) for each in expected]:
+        outputs = sorted(directory.glob("output-*"))
+        shown = [f"--- {output.name}\n{output.read_text(errors='replace')}" for output in outputs]
+        pytest.fail("\n".join([said, *shown]))
+
+
+def said_by(directory: Path, step: str, rank: int) -> str:
+    return (directory / f"output-{step.replace('/', '-')}-{rank}").read_text()
+
+
+def test_four_ranks_then_two_then_three(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "write_first/4")
+    names = {path.name.partition("-")[0] for path in (tmp_path / "ckpt").glob("*.shard")}
+    assert names == {f"rank{rank:05d}" for rank in range(4)}
+    assert all(list((tmp_path / volume).glob("*.shard")) for volume in ("v0", "v1"))
+    run_ranks(tmp_path, "read_and_write_again/2", "read_and_write_again/3")
+    assert not list((tmp_path / "v0").iterdir())
+    assert len(list((tmp_path / "ckpt").iterdir())) == 4
+
+
+def test_sharded_tensors_and_ways_of_saving(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "sharded_tensors/2", "saving/2")
+
+
+def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "failing/2")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_a_rank_that_dies_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    phases = {
+        "1:prepare_local_plan:after": 1,
+        "1:write_data:before": 1,
+        "1:write_data:after": 1,
+        "0:finish:before": 1,
+        "0:finish:after": 2,
+    }
+    steps = [f"dying/2/{phase}" for phase in phases]
+    run_ranks(tmp_path, *steps, statuses=[[9, 0] if phase[0] == "0" else [0, 9] for phase in phases])
+    for (phase, seed), step in zip(phases.items(), steps, strict=True):
+        survivor = 1 - int(phase[0])
+        assert f"rank {survivor}: " in said_by(tmp_path, step, survivor), phase
+        into = {"t": torch.zeros(50, 3)}
+        path = tmp_path / phase / "ckpt"
+        dcp.load(into, storage_reader=tl.dcp.StorageReader(path))
+        expected = torch.randn(50, 3, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(into["t"], expected), phase
+        dcp.save(into, storage_writer=tl.dcp.StorageWriter(path))
+        assert len(list(path.iterdir())) == 2, phase

@@ -1,0 +1,15 @@
+"""Storage for torch.distributed.checkpoint: sharded, checksummed, crash-safe, without pickles of its own.
+
+    import torch.distributed.checkpoint as dcp
+    import trunkline as tl
+
+    dcp.save(state_dict, storage_writer=tl.dcp.StorageWriter("checkpoints/step-1000"))
+    dcp.load(state_dict, storage_reader=tl.dcp.StorageReader("checkpoints/step-1000"))
+
+Both are used through torch.distributed.checkpoint alone; what lies on disk: docs/formats/dcp.md.
+"""
+
+from trunkline.dcp._reader import StorageReader
+from trunkline.dcp._writer import StorageWriter
+
+__all__ = ["StorageReader", "StorageWriter"]

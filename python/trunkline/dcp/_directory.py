@@ -1,0 +1,85 @@
+"""What a save does to its directories, besides writing files: making, linking, locking, removing."""
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trunkline.dcp._stored import is_data_file_name, leftovers
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path, *, durable: bool) -> None:
+    """Make a directory and those above it, unless they are there."""
+    missing = []
+    at = path
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        if durable:
+            sync_directory(directory.parent)
+
+
+def place_in_volume(directory: Path, volume: Path, name: str) -> Path:
+    """Return where to write the file that `directory` shall hold as `name`, which lies in `volume`.
+
+    Whatever lies elsewhere is reached by a link of the same name, which is made before the file, so that
+    reading needs no list of volumes, and what a crash leaves can be found from the directory alone.
+    """
+    path = volume.absolute() / name
+    if path == directory.absolute() / name:
+        return path
+    (directory / name).symlink_to(path)
+    return path
+
+
+def remove_file(directory: Path, name: str) -> None:
+    """Remove a file of `directory`, and what it links to; nothing happens if it is not there."""
+    path = directory / name
+    if is_data_file_name(name) and path.is_symlink():
+        target = directory / path.readlink()
+        if target.name == name:  # else somebody else's link
+            target.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def remove_quietly(directory: Path, names: Iterable[str]) -> None:
+    """Remove files whose removal nothing depends on: the next save tries again."""
+    for name in names:
+        _remove_or_warn(directory, name)
+
+
+def _remove_or_warn(directory: Path, name: str) -> None:
+    try:
+        remove_file(directory, name)
+    except OSError as error:
+        warnings.warn(f"{directory}: {name} is needed no more but stays: {error}", RuntimeWarning, 3)
+
+
+def list_leftovers(directory: Path) -> list[str]:
+    """Names of all files that saves made in a directory, but for the manifest of all ranks."""
+    return leftovers(os.listdir(directory))  # noqa: PTH208 - names, not paths
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold back other commits into the directory; does nothing on a filesystem without locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # NFS locks no directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,209 @@
+"""Reading: trunkline.dcp.StorageReader."""
+
+import builtins
+import errno
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
+from torch.futures import Future
+
+from trunkline._core import Engine, FileImage
+from trunkline._errors import Corrupt, Unsupported, exception_of
+from trunkline.checkpoint._transfer import read_images
+from trunkline.dcp._manifest import parse_manifest
+from trunkline.dcp._request import Request, groups, make_request, settle_targets
+from trunkline.dcp._stored import (
+    CHUNK_BYTES,
+    DataFile,
+    StoredItem,
+    directory_argument,
+    is_possible_checkpoint_id,
+    manifest_name,
+)
+
+
+class StorageReader(TorchStorageReader):
+    """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
+
+    `path`: the directory; checkpoint_id of a load takes its place. Each rank reads the bytes that it needs,
+    straight into its tensors where they are contiguous in the CPU's memory and of the stored dtype, whatever
+    the number of ranks that saved. `verify`: every MiB that holds some of these bytes is read whole and
+    compared with its CRC-32C; False reads only the bytes themselves, unchecked.
+
+    Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
+    file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
+    another format. After an error tensors may hold anything. The reader unpickles nothing; torch's planners
+    unpickle objects that are no tensors, so load these only from sources that you trust.
+
+    One load at a time uses a reader.
+    """
+
+    def __init__(
+        self, path: "str | os.PathLike[str]", *, verify: bool = True, engine: Engine | None = None
+    ) -> None:
+        """Make a reader; touches nothing. Raises TypeError or ValueError for what names no directory."""
+        super().__init__()
+        self._directory = Path(directory_argument(path, "path"))
+        self._verify = verify
+        self._engine = engine
+        self._load_id = str(uuid.uuid4())
+        self._stored: dict[MetadataIndex, StoredItem] = {}
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory that is read."""
+        return str(self._directory)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Whether it is the path of a directory that is there or could be made, not a URL."""
+        return is_possible_checkpoint_id(checkpoint_id)
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begin another load, from the directory `checkpoint_id` if it is given."""
+        if checkpoint_id is not None:
+            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+        self._load_id = str(uuid.uuid4())
+        self._stored = {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the manifest; with `rank` that of one rank, which was saved without collectives.
+
+        Raises FileNotFoundError where there is none, Corrupt, Format.
+        """
+        rank = kwargs.get("rank")
+        path = self._directory / manifest_name(None)
+        if rank is not None and not path.exists():  # a damaged one is not passed over
+            path = self._directory / manifest_name(rank)
+        try:
+            contents = path.read_bytes()
+        except FileNotFoundError:
+            raise exception_of("system", errno.ENOENT, self._why_none(path), str(path)) from None
+        metadata = parse_manifest(contents, str(path))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take over where items lie from the manifest."""
+        if not isinstance(metadata.storage_data, dict):
+            raise TypeError("metadata: must be what read_metadata returned")
+        self._stored = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the items of this rank into the planner's tensors; the future that is returned is done."""
+        requests = (make_request(item, self._stored, planner, self.checkpoint_id) for item in plan.items)
+        for group in groups(requests):
+            self._read_group(group)
+            for request in group:
+                request.hand_over(planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read_group(self, group: list[Request]) -> None:
+        by_file: dict[DataFile, list[Request]] = {}
+        for request in group:
+            if request.nbytes > 0 and request.stored.file is not None:
+                by_file.setdefault(request.stored.file, []).append(request)
+        images = []
+        chunks = []
+        files = list(by_file)
+        targets = settle_targets([request for of_file in by_file.values() for request in of_file])
+        for file in files:
+            image = FileImage(str(self._directory / file.name), file.nbytes)
+            for begin, memory in targets[file]:
+                image.add_target(begin, memory)
+            images.append(image)
+            chunks.append(self._add_sums(image, file, by_file[file]) if self._verify else [])
+        if not images:
+            return
+        try:
+            read_images(images, engine=self._engine, verify=self._verify)
+        except Corrupt as error:
+            at = getattr(error, "image", None)
+            if at is None:
+                raise self._corrupt_file(error, files, by_file) from error
+            raise self._corrupt_chunk(files[at], chunks[at][error.sum]) from error  # type: ignore[attr-defined]
+        except builtins.FileNotFoundError as error:
+            raise self._corrupt_file(error, files, by_file) from error
+
+    def _add_sums(self, image: FileImage, file: DataFile, requests: list[Request]) -> list[int]:
+        touched: set[int] = set()
+        for request in requests:
+            touched.update(range(request.begin // CHUNK_BYTES, -(-request.end // CHUNK_BYTES)))
+        for chunk in sorted(touched):
+            image.add_sum("crc32c", *file.chunk_range(chunk), file.chunk_crc(chunk))
+        return sorted(touched)
+
+    def _corrupt_chunk(self, file: DataFile, chunk: int) -> Corrupt:
+        begin, end = file.chunk_range(chunk)
+        names = [
+            index.fqn
+            for index, item in self._stored.items()
+            if item.file == file and item.offset < end and item.offset + item.nbytes > begin
+        ]
+        shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        path = str(self._directory / file.name)
+        error = Corrupt(
+            None,
+            f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), which holds {shown}, does not have "
+            "the checksum it was written with; restore it from elsewhere, or load what is left with "
+            "verify=False",
+            path,
+        )
+        error.tensor, error.chunk = names[0], chunk
+        return error
+
+    def _corrupt_file(
+        self, cause: OSError, files: list[DataFile], by_file: dict[DataFile, list[Request]]
+    ) -> Exception:
+        path = cause.filename
+        for file in files:
+            if str(self._directory / file.name) != path:
+                continue
+            what = "is missing" if isinstance(cause, builtins.FileNotFoundError) else "is corrupt"
+            name = by_file[file][0].name
+            error = Corrupt(
+                None,
+                f"{path} {what}, which holds {name!r} (and more): {cause.strerror}; restore it from "
+                "elsewhere, or load again if another save into the directory ended meanwhile",
+                path,
+            )
+            error.tensor = name
+            return error
+        return cause
+
+    def _why_none(self, path: Path) -> str:
+        directory = path.parent
+        if not directory.is_dir():
+            return f"{directory}: there is no such directory"
+        if (directory / ".metadata").exists():
+            return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
+        return f"{directory}: it holds no complete checkpoint ({path.name} is not there)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process."""
+        if self._engine is not None:
+            raise Unsupported(
+                None,
+                "engine: an engine does not go to another process; with engine=None each uses its own",
+                None,
+            )
+        return self.__dict__.copy()

@@ -1,0 +1,107 @@
+"""Where the items of a checkpoint lie: files of one directory, and places in them."""
+
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file
+ALIGNMENT = 4096  # of items of at least as many bytes, so that they move without a copy
+SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
+
+MANIFEST = "dcp.manifest"
+_DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
+_RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
+_DEBRIS = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")  # of manifests whose writer died
+
+DTYPES = {
+    str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype
+}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of items. `crc32c`: one checksum a chunk, 4 bytes each, least significant first."""
+
+    name: str
+    nbytes: int
+    crc32c: bytes
+
+    def chunk_range(self, chunk: int) -> tuple[int, int]:
+        """First byte, and end, of what checksum `chunk` covers."""
+        return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.nbytes)
+
+    def chunk_crc(self, chunk: int) -> int:
+        """Return the checksum of a chunk."""
+        return int.from_bytes(self.crc32c[4 * chunk : 4 * chunk + 4], "little")
+
+
+@dataclass(frozen=True)
+class StoredItem:
+    """Bytes of a file that hold one item: a tensor's elements in row-major order, or bytes without a dtype.
+
+    An item without bytes is in no file.
+    """
+
+    file: DataFile | None
+    offset: int
+    nbytes: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+def new_data_file_name(rank: int, volume: int) -> str:
+    """Make a name that no file has had: a save never touches the files of another."""
+    return f"rank{rank:05d}-{volume}-{uuid.uuid4().hex}.shard"
+
+
+def is_data_file_name(name: str) -> bool:
+    """Whether a save may have made a file of this name."""
+    return _DATA_FILE.fullmatch(name) is not None
+
+
+def manifest_name(rank: int | None) -> str:
+    """Return the name of the manifest of all ranks, or of one that was saved without collectives."""
+    return MANIFEST if rank is None else f"dcp-rank{rank:05d}.manifest"
+
+
+def is_rank_manifest_name(name: str) -> bool:
+    """Whether it is the name of the manifest of one rank."""
+    return _RANK_MANIFEST.fullmatch(name) is not None
+
+
+def leftovers(names: Iterable[str]) -> list[str]:
+    """Pick what is left of other saves, if no manifest refers to it."""
+    return [
+        name
+        for name in names
+        if is_data_file_name(name) or is_rank_manifest_name(name) or _DEBRIS.fullmatch(name) is not None
+    ]
+
+
+def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
+    """Return an argument that names a directory as str; raises TypeError, ValueError."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name}: must be str or os.PathLike of str, not {type(value).__name__}")
+    path = os.fspath(value)
+    if not isinstance(path, str):
+        raise TypeError(f"{name}: must be str or os.PathLike of str, not of {type(path).__name__}")
+    if not path or "\0" in path:
+        raise ValueError(f"{name}: {path!r} names no directory")
+    return path
+
+
+def is_possible_checkpoint_id(checkpoint_id: "str | os.PathLike[str]") -> bool:
+    """Whether it is the path of a directory that is there or could be made, not a URL."""
+    if not isinstance(checkpoint_id, str | os.PathLike):
+        return False
+    path = os.fspath(checkpoint_id)
+    if not isinstance(path, str) or not path or "://" in path:
+        return False
+    path = os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps ".."
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)  # noqa: PTH120 - as above
+    return os.path.isdir(path) and os.access(path, os.W_OK)  # noqa: PTH112

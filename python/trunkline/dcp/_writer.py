@@ -1,0 +1,334 @@
+"""Writing: trunkline.dcp.StorageWriter."""
+
+import errno
+import io
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from trunkline._core import Engine, FileImage, Volume
+from trunkline._errors import Error, Unsupported, exception_of
+from trunkline.checkpoint._transfer import write_images
+from trunkline.dcp import _directory
+from trunkline.dcp._manifest import format_manifest
+from trunkline.dcp._stored import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    SMALL_ALIGNMENT,
+    DataFile,
+    StoredItem,
+    directory_argument,
+    is_possible_checkpoint_id,
+    is_rank_manifest_name,
+    manifest_name,
+    new_data_file_name,
+)
+
+# Copies of tensors that are not contiguous in the CPU's memory are held until their file is written: more of
+# them than this make another file.
+MOST_COPIED_BYTES = 1 << 30
+
+
+class StorageWriter(TorchStorageWriter):
+    """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
+
+    `path`: the directory, made where missing; checkpoint_id of a save takes its place. All ranks must see it
+    under this name. A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
+    the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
+    removed. `overwrite` False: a save into a directory that holds a checkpoint fails instead.
+
+    `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
+    their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
+    failure (fsync of files and directories).
+
+    Every rank writes its share to files of its own, with a CRC-32C for each MiB. Nothing is pickled but what
+    the planner hands over pickled: objects that are no tensors. Tensors may be on any device, of any strided
+    dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
+    JSON cannot hold. Errors of one rank reach all as CheckpointException.
+
+    One save at a time uses a writer. Of two that save into one directory at once, one may fail; what is
+    loaded afterwards is one of them. With `engine` None it can be sent to the process of
+    AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no checkpoint yet: without
+    a common commit an old one could not be kept until all of the new is there.
+    """
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        volumes: "Sequence[str | os.PathLike[str]] | Volume | None" = None,
+        durable: bool = True,
+        overwrite: bool = True,
+        engine: Engine | None = None,
+    ) -> None:
+        """Make a writer; touches nothing. Raises TypeError or ValueError for what names no directory."""
+        super().__init__()
+        self._directory = Path(directory_argument(path, "path"))
+        self._volumes = _volume_directories(volumes)
+        self._durable = durable
+        self._overwrite = overwrite
+        self._engine = engine
+        self._save_id = str(uuid.uuid4())
+        self._rank = 0
+        self._is_coordinator = False
+        self._use_collectives = True
+        self._leftovers: list[str] = []  # of other saves, when this one began
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory that is written to."""
+        return str(self._directory)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Whether it is the path of a directory that is there or could be made, not a URL."""
+        return is_possible_checkpoint_id(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what identifies this save in its metadata."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begin another save, into the directory `checkpoint_id` if it is given."""
+        if checkpoint_id is not None:
+            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+        self._save_id = str(uuid.uuid4())
+        self._leftovers = []
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Learn which rank this is, and whether one of them commits for all."""
+        self._is_coordinator = is_coordinator
+        self._rank = kwargs.get("rank") or 0
+        self._use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the directories, and look at what is there; no rank has written yet."""
+        for directory in (self._directory, *self._volumes):
+            _directory.make_directory(directory, durable=self._durable)
+        leftovers = _directory.list_leftovers(self._directory)
+        self._refuse_to_replace(leftovers)
+        self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Return the plans: names of files need no agreement."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the items of this rank; the future that is returned is done."""
+        results: list[WriteResult] = []
+        try:
+            for group in _groups(plan.items, planner):
+                self._write_group(group, results)
+        except BaseException:
+            _directory.remove_quietly(self._directory, _names_of(results))
+            raise
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit: until the manifest has its name the old checkpoint is the one that is loaded, then this."""
+        metadata.version = "1.0.0"  # of torch's Metadata, as its own writers say it
+        metadata.storage_data = {
+            result.index: result.storage_data for of_rank in results for result in of_rank
+        }
+        metadata.storage_meta = self.storage_meta()
+        names = _names_of(result for of_rank in results for result in of_rank)
+        try:
+            contents = format_manifest(metadata)
+        except Unsupported:
+            _directory.remove_quietly(self._directory, names)
+            raise
+        manifest = self._directory / manifest_name(None if self._use_collectives else self._rank)
+        with _directory.locked(self._directory):
+            self._check_files(results)
+            image = FileImage(str(manifest), len(contents))
+            image.add(0, contents)
+            write_images([image], engine=self._engine, durable=self._durable)
+            kept = {item.file.name for item in metadata.storage_data.values() if item.file is not None}
+            _directory.remove_quietly(self._directory, sorted({*self._leftovers, *names} - kept))
+        self._leftovers = []
+
+    def _refuse_to_replace(self, leftovers: list[str]) -> None:
+        held = self._directory / manifest_name(None)
+        if not held.exists():
+            ranks = [name for name in leftovers if is_rank_manifest_name(name)]
+            if not ranks or (not self._use_collectives and manifest_name(self._rank) not in ranks):
+                return
+            held = self._directory / ranks[0]
+        if self._use_collectives and self._overwrite:
+            return
+        why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
+        message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
+        raise exception_of("system", errno.EEXIST, message, str(held))
+
+    def _write_group(self, group: "list[_Bytes]", results: list[WriteResult]) -> None:
+        shares = _spread(group, max(1, len(self._volumes)), self._rank)
+        images = []
+        layouts = []
+        names = []
+        try:
+            for volume, share in enumerate(shares):
+                nbytes, offsets = _lay_out(share)
+                layouts.append(offsets)
+                names.append(new_data_file_name(self._rank, volume))
+                path = self._directory / names[-1]
+                if self._volumes and nbytes > 0:
+                    path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
+                images.append(_image_of(str(path), nbytes, share, offsets))
+            if self._durable and self._volumes:
+                _directory.sync_directory(self._directory)  # the links, before what they lead to
+            written = [image for image in images if image.nbytes > 0]
+            sums = iter(write_images(written, engine=self._engine, durable=self._durable, replace=False))
+        except BaseException:
+            _directory.remove_quietly(self._directory, names)
+            raise
+        for name, image, share, offsets in zip(names, images, shares, layouts, strict=True):
+            file = DataFile(name, image.nbytes, _packed(next(sums))) if image.nbytes > 0 else None
+            for part, offset in zip(share, offsets, strict=True):
+                place = file if part.nbytes > 0 else None
+                stored = StoredItem(place, offset, part.nbytes, part.dtype, part.shape)
+                results.append(WriteResult(part.item.index, part.nbytes, stored))
+
+    def _check_files(self, results: list[list[WriteResult]]) -> None:
+        for file in {result.storage_data.file for of_rank in results for result in of_rank} - {None}:
+            path = self._directory / file.name
+            try:
+                found = path.stat().st_size
+            except FileNotFoundError:
+                found = -1
+            if found != file.nbytes:
+                what = "is gone" if found < 0 else "has another size"
+                raise Error(
+                    None,
+                    f"{path}: this save wrote it, and it {what}; either another save into the directory "
+                    "ended meanwhile, or not all ranks see the same directory",
+                    str(path),
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process."""
+        if self._engine is not None:
+            raise Unsupported(
+                None,
+                "engine: an engine does not go to another process; with engine=None each uses its own",
+                None,
+            )
+        return self.__dict__.copy()
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """An item, and memory that holds its bytes."""
+
+    item: WriteItem
+    memory: "torch.Tensor | memoryview"  # one dimension, uint8
+    nbytes: int
+    copied: bool  # memory that nobody but this holds
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+def _groups(items: Iterable[WriteItem], planner: SavePlanner) -> Iterator[list[_Bytes]]:
+    """Resolve items, as many at once as their copies may take memory."""
+    group: list[_Bytes] = []
+    copied = 0
+    for item in items:
+        part = _bytes_of(item, planner.resolve_data(item))
+        copied += part.nbytes if part.copied else 0
+        if copied > MOST_COPIED_BYTES and group:
+            yield group
+            group, copied = [], part.nbytes
+        group.append(part)
+    if group:
+        yield group
+
+
+def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
+    name = item.index.fqn
+    if item.type == WriteItemType.BYTE_IO:
+        if not isinstance(data, io.BytesIO):
+            raise TypeError(f"{name}: the planner must give a BytesIO, not {type(data).__name__}")
+        view = data.getbuffer()
+        return _Bytes(item, view, view.nbytes, True, None, None)
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"{name}: the planner must give a tensor, not {type(data).__name__}")
+    tensor = data.detach()
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+        shown = f"a {type(data).__name__} of layout {tensor.layout} and {tensor.dtype}"
+        raise Unsupported(
+            None, f"{name}: {shown} cannot be stored; give its parts as plain, strided tensors", None
+        )
+    if tensor.is_meta:
+        raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
+    plain = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+    memory = plain.reshape(-1).view(torch.uint8)
+    copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _Bytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
+
+
+def _spread(group: list[_Bytes], count: int, first: int) -> list[list[_Bytes]]:
+    """Share out by bytes: the largest first, each to the file that has the least; ties begin with `first`."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for number in sorted(range(len(group)), key=lambda number: -group[number].nbytes):
+        least = min(range(count), key=lambda at: (loads[at], (at - first) % count))
+        shares[least].append(number)
+        loads[least] += group[number].nbytes
+    return [[group[number] for number in sorted(share)] for share in shares]
+
+
+def _lay_out(share: list[_Bytes]) -> tuple[int, list[int]]:
+    """Size of the file, and the offset of each: first those that are aligned, then the small ones."""
+    offsets = [0] * len(share)
+    end = 0
+    for alignment in (ALIGNMENT, SMALL_ALIGNMENT):
+        for number, part in enumerate(share):
+            if part.nbytes > 0 and (part.nbytes >= ALIGNMENT) == (alignment == ALIGNMENT):
+                offsets[number] = -(-end // alignment) * alignment
+                end = offsets[number] + part.nbytes
+    return end, offsets
+
+
+def _image_of(path: str, nbytes: int, share: list[_Bytes], offsets: list[int]) -> FileImage:
+    image = FileImage(path, nbytes)
+    for part, offset in zip(share, offsets, strict=True):
+        if part.nbytes > 0:
+            image.add(offset, part.memory)
+    for begin in range(0, nbytes, CHUNK_BYTES):
+        image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, nbytes))
+    return image
+
+
+def _packed(sums: list[int]) -> bytes:
+    return b"".join(value.to_bytes(4, "little") for value in sums)
+
+
+def _names_of(results: Iterable[WriteResult]) -> list[str]:
+    files = (result.storage_data.file for result in results)
+    return sorted({file.name for file in files if file is not None})
+
+
+def _volume_directories(volumes: "Sequence[str | os.PathLike[str]] | Volume | None") -> list[Path]:
+    if volumes is None:
+        return []
+    if isinstance(volumes, Volume):
+        volumes = volumes.directories
+    if isinstance(volumes, str | bytes | os.PathLike):
+        raise TypeError(f"volumes: must be a sequence of directories, not {type(volumes).__name__}")
+    made = [Path(directory_argument(volume, f"volumes[{i}]")) for i, volume in enumerate(volumes)]
+    if not made:
+        raise ValueError("volumes: must name at least one directory; None keeps all files in `path`")
+    return made
