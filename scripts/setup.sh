@@ -70,6 +70,11 @@ collect_missing() {
   fi
   if [[ ${wanted[test]:-} ]]; then
     need libgtest-dev ccache clang-19 libclang-rt-19-dev
+    # Filesystems that are cut off: python/tests/crash_rounds.py.
+    need_command mkfs.ext4 e2fsprogs
+    need_command mkfs.xfs xfsprogs
+    need_command mount mount
+    need_command unshare util-linux
   fi
   if [[ ${wanted[lint]:-} ]]; then
     need libgtest-dev clang-tidy-19 clang-format-19 shellcheck

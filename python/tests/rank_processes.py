@@ -1,0 +1,348 @@
+"""Ranks in processes of their own, forked from one that has imported torch, and told what to do."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import trunkline as tl
+from trunkline.checkpoint import _checkpointer
+from trunkline.checkpoint._ranks import Exchange
+
+REPLY_SECONDS = 60.0
+
+# Where a save can be cut short: before and after each thing that others can see of it.
+PHASES = ("begin", "placed", "writing", "durable", "reported", "commit", "committed")
+
+
+def make_state(seed: int, kilobytes: int = 3000, tensors: int = 3) -> dict[str, Any]:
+    """A state that is the same on all ranks: tensors of so many kilobytes each, and a few values."""
+    generator = torch.Generator().manual_seed(seed)
+    model = {
+        f"layer{i}": torch.randint(0, 256, (kilobytes, 1024), dtype=torch.uint8, generator=generator)
+        for i in range(tensors)
+    }
+    return {"model": model, "bias": torch.arange(seed, seed + 10), "seed": seed, "list": [1.5, None, "x"]}
+
+
+def same(state: Any, expected: Any) -> bool:
+    """Whether two states are equal, bit for bit."""
+    if isinstance(expected, torch.Tensor):
+        return isinstance(state, torch.Tensor) and torch.equal(state, expected)
+    if isinstance(expected, dict):
+        return list(state) == list(expected) and all(same(state[key], expected[key]) for key in expected)
+    return bool(state == expected)
+
+
+class Rank:
+    """What a rank can be told to do."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int) -> None:
+        self.rank = rank
+        self.faults = tl.Faults()
+        self.engine = tl.Engine("threads", faults=self.faults, block_bytes="256KiB", queue_depth=4)
+        # As torchrun: the store is in another process; or in rank 0.
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            world_size=size,
+            is_master=host == "rank 0" and rank == 0,
+            timeout=timedelta(seconds=REPLY_SECONDS),
+            wait_for_workers=False,
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        self.checkpointers: dict[str, tl.Checkpointer] = {}
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+    def set_environment(self, **variables: str) -> None:
+        os.environ.update(variables)
+
+    def make_group(self, ranks: list[int]) -> None:
+        self.groups.setdefault(tuple(ranks), dist.new_group(ranks))
+
+    def open(self, directory: str, name: str = "", group: Any = None, **options: Any) -> list[int]:
+        if group is not None:
+            group = self.groups[tuple(group)]
+        made = tl.Checkpointer(directory, process_group=group, engine=self.engine, **options)
+        self.checkpointers[name] = made
+        return made.steps()
+
+    def set_timeout(self, timeout: float) -> None:
+        for made in self.checkpointers.values():
+            made._ranks._exchanges.timeout = timeout  # type: ignore[attr-defined]
+
+    def save(self, step: Any, state: Any, block: bool = False, name: str = "") -> None:
+        """Begin to save; with `block` to the end."""
+        state = make_state(**state) if isinstance(state, dict) and "seed" in state else state
+        self.checkpointers[name].save(step, state, block=block)
+
+    def save_object(self, step: int) -> None:
+        self.checkpointers[""].save(step, {"object": object()})
+
+    def wait(self, name: str = "") -> None:
+        self.checkpointers[name].wait()
+
+    def loads(self, state: Any, step: int | None = None, name: str = "") -> bool:
+        return same(self.checkpointers[name].load(step), make_state(**state))
+
+    def latest_loaded(self) -> Any:
+        return self.checkpointers[""].load()["seed"]
+
+    def save_many(self, steps: Iterable[int], kilobytes: int) -> None:
+        """Save without ever waiting; change the tensors as soon as that is allowed."""
+        for step in steps:
+            state = make_state(step, kilobytes)
+            handle = self.checkpointers[""].save(step, state)
+            handle.wait_staged()
+            for tensor in state["model"].values():
+                tensor.zero_()
+        self.checkpointers[""].wait()
+
+    def save_then_destroy_group(self, step: int, state: Any) -> None:
+        self.checkpointers[""].save(step, make_state(**state))
+        dist.destroy_process_group()
+
+    def hold_writes(self) -> None:
+        self.faults.hold("write", self.faults.commands("write"), 1000)
+        # Also while it is told to do something else.
+        signal.signal(signal.SIGUSR1, lambda *_: self.faults.release())
+
+    def release(self) -> None:
+        self.faults.release()
+
+    def fail_writes(self, code: int) -> None:
+        self.faults.fail("write", self.faults.commands("write"), code, 1000)
+
+    def fail_syncs(self, code: int) -> None:
+        self.faults.fail("sync", self.faults.commands("sync"), code, 1000)
+
+    def fail_retention(self) -> None:
+        """The next removal of old checkpoints fails."""
+        for made in self.checkpointers.values():
+            made._store = _Failing(made._store, "retain")
+
+    def slow_to_read(self, topic: str, seconds: float) -> None:
+        """Look for a message only after a while."""
+        read = Exchange.read
+
+        def late(exchange: Exchange, what: str, rank: int) -> Any:
+            if what == topic:
+                time.sleep(seconds)
+            return read(exchange, what, rank)
+
+        Exchange.read = late  # type: ignore[method-assign]
+
+    def collective(self) -> int:
+        """A collective of the user's own."""
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return int(tensor.item())
+
+    def cut(self, phase: str, action: str) -> None:
+        """Die, stop, raise or leave at a phase of the next save."""
+        _cut_at(phase, {"kill": _kill, "stop": _stop, "exit": _exit, "raise": _raise}[action])
+
+
+class _Failing:
+    """A store one of whose functions fails."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store, self._name = store, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            raise OSError(5, "injected")
+        return getattr(self._store, name)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _exit() -> None:
+    os._exit(7)
+
+
+def _raise() -> None:
+    raise OSError(5, "injected failure")
+
+
+def _cut_at(phase: str, action: Any) -> None:
+    save = _checkpointer._Save
+    begin, commit, post = save.begin, save._commit, Exchange.post
+
+    def cut_begin(self: Any) -> Any:
+        if phase == "begin":
+            action()
+        files = begin(self)
+        if phase == "placed":
+            action()
+        return _CutFiles(self, files, phase, action)
+
+    def cut_commit(self: Any, written: Any) -> None:
+        if phase == "commit":
+            action()
+        commit(self, written)
+        if phase == "committed":
+            action()
+
+    def cut_post(self: Any, topic: str, value: Any) -> None:
+        post(self, topic, value)
+        if phase == "reported" and topic == "written":
+            action()
+
+    save.begin, save._commit, Exchange.post = cut_begin, cut_commit, cut_post  # type: ignore[method-assign]
+
+
+class _CutFiles:
+    def __init__(self, save: Any, files: Any, phase: str, action: Any) -> None:
+        self._files, self._phase, self._action = files, phase, action
+        save._files = files
+
+    def finish(self) -> None:
+        if self._phase == "writing":
+            self._action()
+        self._files.finish()
+        if self._phase == "durable":
+            self._action()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+def serve(rank: int, size: int, host: str, port: int, commands: Connection) -> None:
+    """Do what comes as (name, arguments) until None comes; leave the interpreter as a script does."""
+    torch.set_num_threads(1)
+    it = Rank(rank, size, host, port)
+    commands.send((True, None))
+    while (command := commands.recv()) is not None:
+        name, arguments, keywords = command
+        try:
+            reply = (True, getattr(it, name)(*arguments, **keywords))
+        except Exception as error:
+            reply = (False, (isinstance(error, tl.Error), type(error).__name__, str(error)))
+        commands.send(reply)
+
+
+class Failed(Exception):
+    """What a rank raised."""
+
+    def __init__(self, rank: int, is_ours: bool, kind: str, message: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {message}")
+        self.is_ours, self.kind, self.message = is_ours, kind, message
+
+
+class RankProcesses:
+    """Some ranks; a context that kills what is left of them."""
+
+    def __init__(self, size: int, host: str = "agent") -> None:
+        """`host`: who has the group's store, "agent" (this process) or "rank 0"."""
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rank_processes"])
+        self.size = size
+        self._store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = self._store.port
+        if host != "agent":
+            self._store = None
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, size, host, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        for rank in range(size):
+            self.reply(rank)
+
+    def __enter__(self) -> "RankProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            process.join(REPLY_SECONDS)
+            pipe.close()
+        self._store = None
+
+    def tell(self, rank: int, name: str, /, *arguments: Any, **keywords: Any) -> None:
+        """Tell a rank; it answers with reply()."""
+        self.pipes[rank].send((name, arguments, keywords))
+
+    def reply(self, rank: int, seconds: float = REPLY_SECONDS) -> Any:
+        """What a rank answers; raises Failed with what it raised, EOFError when it is dead."""
+        assert self.pipes[rank].poll(seconds), f"rank {rank} hangs"
+        try:
+            well, value = self.pipes[rank].recv()
+        except ConnectionResetError:
+            raise EOFError from None
+        if not well:
+            raise Failed(rank, *value)
+        return value
+
+    def one(self, rank: int, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+        """Tell one rank, and wait for its answer."""
+        self.tell(rank, name, *arguments, **keywords)
+        return self.reply(rank)
+
+    def all(self, name: str, /, *arguments: Any, **keywords: Any) -> list[Any]:
+        """Tell all ranks the same; their answers."""
+        for rank in range(self.size):
+            self.tell(rank, name, *arguments, **keywords)
+        return [self.reply(rank) for rank in range(self.size)]
+
+    def failures(
+        self, name: str, /, *arguments: Any, ranks: Iterable[int] | None = None, **keywords: Any
+    ) -> dict[int, Failed]:
+        """Tell ranks the same; what each raised."""
+        chosen = list(range(self.size)) if ranks is None else list(ranks)
+        for rank in chosen:
+            self.tell(rank, name, *arguments, **keywords)
+        return self.collect(chosen)
+
+    def collect(self, ranks: Iterable[int]) -> dict[int, Failed]:
+        """What each of the ranks raised."""
+        failed = {}
+        for rank in ranks:
+            try:
+                self.reply(rank)
+            except Failed as error:  # noqa: PERF203 - all are asked
+                failed[rank] = error
+        return failed
+
+    def finish(self) -> None:
+        """Let all come to their end."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for rank, process in enumerate(self.processes):
+            process.join(REPLY_SECONDS)
+            assert process.exitcode == 0, f"rank {rank}: {process.exitcode}"
+
+
+def debris(directory: Path, volumes: Iterable[Path] = ()) -> list[str]:
+    """Files and directories that belong to no checkpoint, once a new Checkpointer was made."""
+    checkpointer = tl.Checkpointer(directory, process_group=False)
+    known = {directory / "lock", directory / "trunkline-checkpoints.json"}
+    known |= {Path(volume) for volume in checkpointer._store.volumes}
+    for step in checkpointer.steps():
+        manifest = checkpointer._store.read_manifest(step)
+        for path in map(Path, checkpointer._store.shard_paths(manifest)):
+            known |= {path, path.parent}
+        name = f"step-{step:08}"
+        known |= {directory / name, directory / name / f"manifest-{manifest['commit']:010}"}
+    return [str(path) for root in (directory, *volumes) for path in root.rglob("*") if path not in known]

@@ -1,0 +1,132 @@
+"""Writes and fsyncs that fail: never reported as success, what was there stays, the next save works."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trunkline as tl
+
+
+def tensors_of(version: int) -> dict[str, torch.Tensor]:
+    """Tensors for several transfers, some of them direct."""
+    ramp = torch.arange(300_000, dtype=torch.int32)
+    return {
+        "version": torch.tensor([version]),
+        "weight": ramp * 31 + version,
+        "odd": (ramp[:77_777] + version).to(torch.uint8),
+    }
+
+
+class Checkpoints:
+    """Saves to a directory of steps."""
+
+    def __init__(self, root: Path, engine: tl.Engine, block: bool) -> None:
+        self._checkpointer = tl.Checkpointer(root / "steps", keep=1, process_group=False, engine=engine)
+        self._block = block
+
+    def save(self, version: int) -> None:
+        self._checkpointer.save(version, tensors_of(version), block=self._block).wait()
+
+    def load(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = self._checkpointer.load()
+        return found
+
+
+class SingleFile:
+    """Saves to one file."""
+
+    def __init__(self, root: Path, engine: tl.Engine, name: str, in_background: bool) -> None:
+        self._path, self._engine, self._in_background = root / name, engine, in_background
+
+    def save(self, version: int) -> None:
+        if self._in_background:
+            tl.save_async(tensors_of(version), self._path, engine=self._engine).wait()
+        else:
+            tl.save(tensors_of(version), self._path, engine=self._engine)
+
+    def load(self) -> dict[str, torch.Tensor]:
+        return dict(tl.load(self._path))
+
+
+Way = Callable[[Path, tl.Engine], Any]
+
+WAYS: dict[str, Way] = {
+    "checkpoint": lambda root, engine: Checkpoints(root, engine, False),
+    "checkpoint, blocking": lambda root, engine: Checkpoints(root, engine, True),
+    "pt": lambda root, engine: SingleFile(root, engine, "file.pt", False),
+    "pt, async": lambda root, engine: SingleFile(root, engine, "file.pt", True),
+    "safetensors": lambda root, engine: SingleFile(root, engine, "file.safetensors", False),
+    "safetensors, async": lambda root, engine: SingleFile(root, engine, "file.safetensors", True),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+def way(request: pytest.FixtureRequest) -> Way:
+    made: Way = request.param
+    return made
+
+
+def small_engine(faults: tl.Faults) -> tl.Engine:
+    """Blocks so small that a save takes many commands."""
+    return tl.Engine("threads", faults=faults, block_bytes="256KiB", lanes=2)
+
+
+def names(root: Path) -> set[Path]:
+    return set(root.rglob("*"))
+
+
+def assert_version(found: dict[str, torch.Tensor], version: int) -> None:
+    expected = tensors_of(version)
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(("op", "code"), [("write", errno.EIO), ("write", errno.ENOSPC), ("sync", errno.EIO)])
+def test_each_command_that_fails_fails_the_save(way: Way, tmp_path: Path, op: Any, code: int) -> None:
+    faults = tl.Faults()
+    version, number = 1, 0
+    with small_engine(faults) as engine:
+        saver = way(tmp_path, engine)
+        saver.save(version)
+        # How many commands a save takes depends on where its tensors lie in memory.
+        while True:
+            before, injected = names(tmp_path), faults.injected
+            faults.fail(op, faults.commands(op) + number, code)
+            try:
+                saver.save(version + 1)
+            except tl.Error as error:
+                assert error.errno == code  # noqa: PT017 - and more is to be asserted meanwhile
+                # At once, not only when the error is forgotten.
+                assert names(tmp_path) == before
+            else:
+                assert faults.injected == injected, "a command failed, and the save did not"
+                version += 1
+                break
+            assert faults.injected > injected
+            assert_version(saver.load(), version)
+            version += 1
+            saver.save(version)  # with the same engine, and to the same place
+            assert_version(saver.load(), version)
+            number += 1
+    assert number > 0
+    with tl.Engine("threads") as fresh:
+        saver = way(tmp_path, fresh)
+        assert_version(saver.load(), version)
+        saver.save(version + 1)
+        assert_version(saver.load(), version + 1)
+
+
+def test_disturbed_commands_make_no_difference(way: Way, tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with small_engine(faults) as engine:
+        faults.disturb(7, interrupt_rate=0.2, short_rate=0.2)
+        saver = way(tmp_path, engine)
+        for version in range(1, 6):
+            saver.save(version)
+            assert_version(saver.load(), version)
+    assert faults.injected > 0

@@ -1,0 +1,247 @@
+"""Ctrl-C while something is saved or loaded: prompt, and nothing is left behind."""
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+
+import trunkline as tl
+
+ALL = 1 << 40  # commands
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads of torch that spin on busy cores make the making of tensors what takes longest."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Interrupt(BaseException):  # as KeyboardInterrupt
+    """What the signal handler raises."""
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether it is an Interrupt, or came of one: torch.save raises others while it handles one."""
+    while error is not None and not isinstance(error, Interrupt):
+        error = error.__context__
+    return error is not None
+
+
+@contextmanager
+def interrupted_by(signum: int, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Raise Interrupt at the first `signum`; later ones do nothing."""
+    armed = True
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            before()
+            raise Interrupt
+
+    old = signal.signal(signum, on_signal)
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signum, old)
+
+
+def tensors_of(version: int) -> dict[str, torch.Tensor]:
+    return {
+        "version": torch.tensor([version]),
+        "weight": torch.arange(1_000_000, dtype=torch.int32) + version,
+    }
+
+
+def version_of(found: dict[str, torch.Tensor]) -> int:
+    version = int(found["version"])
+    assert torch.equal(found["weight"], tensors_of(version)["weight"])
+    return version
+
+
+def names(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def await_saves() -> None:
+    for thread in threading.enumerate():
+        # Not those whose start was interrupted.
+        if thread.name.startswith("trunkline-") and thread.is_alive():
+            thread.join(60)
+
+
+@pytest.mark.parametrize("way", ["pt", "safetensors", "checkpoint"])
+def test_ctrl_c_ends_a_blocking_save(tmp_path: Path, way: str) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpointer = tl.Checkpointer(tmp_path / "steps", process_group=False, engine=engine)
+
+        def save(version: int) -> None:
+            if way == "checkpoint":
+                checkpointer.save(version, tensors_of(version), block=True)
+            else:
+                tl.save(tensors_of(version), tmp_path / f"file.{way}", engine=engine)
+
+        def load() -> dict[str, torch.Tensor]:
+            found: dict[str, torch.Tensor] = (
+                checkpointer.load() if way == "checkpoint" else dict(tl.load(tmp_path / f"file.{way}"))
+            )
+            return found
+
+        save(1)
+        before = names(tmp_path)
+        sent = faults.commands("write")
+        faults.hold("write", sent, ALL)
+
+        def interrupt() -> None:
+            while faults.commands("write") == sent:
+                pass
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        with interrupted_by(signal.SIGINT, faults.release):
+            thread.start()
+            with pytest.raises(Interrupt) as caught:
+                save(2)
+        thread.join()
+        # While the exception is still held. It may have ended well: the handler lets the writes go on.
+        found = version_of(load())
+        assert found == 1 or (found == 2 and way != "checkpoint") or checkpointer.steps() == [1, 2]
+        if found == 1 or way != "checkpoint":
+            assert names(tmp_path) == before
+        assert caught.value is not None
+        save(3)
+        assert version_of(load()) == 3
+
+
+@pytest.mark.parametrize("way", ["pt", "safetensors", "checkpoint"])
+def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults, block_bytes="64KiB", queue_depth=4, lanes=1) as engine:
+        checkpointer = tl.Checkpointer(tmp_path / "steps", process_group=False, engine=engine)
+        path = tmp_path / f"file.{way}"
+        if way == "checkpoint":
+            checkpointer.save(1, tensors_of(1), block=True)
+        else:
+            tl.save(tensors_of(1), path, engine=engine)
+
+        def load() -> dict[str, torch.Tensor]:
+            found: dict[str, torch.Tensor] = (
+                checkpointer.load() if way == "checkpoint" else dict(tl.load(path, engine=engine))
+            )
+            return found
+
+        begun = faults.commands("read")
+        load()
+        reads = faults.commands("read") - begun
+        sent = faults.commands("read")
+        last = sent + reads - 1  # whatever is read before it, the tensors come last
+        faults.hold("read", last, ALL)
+
+        def interrupt() -> None:
+            while faults.commands("read") <= last:
+                pass
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        with interrupted_by(signal.SIGINT, faults.release):
+            thread.start()
+            with pytest.raises(Interrupt):
+                load()
+        thread.join()
+        assert version_of(load()) == 1
+
+
+# One that comes while a destructor runs is swallowed by the interpreter.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    checkpointer = tl.Checkpointer(tmp_path / "steps", keep=2, process_group=False)
+    pt, safetensors = tmp_path / "file.pt", tmp_path / "file.safetensors"
+    tl.save(tensors_of(0), pt)
+    tl.save(tensors_of(0), safetensors)
+    checkpointer.save(0, tensors_of(0), block=True)
+    interruptions = 0
+    for version in range(1, 201):
+        ways: list[Callable[[], object]] = [
+            lambda: tl.save(tensors_of(version), pt),  # noqa: B023
+            lambda: tl.save(tensors_of(version), safetensors),  # noqa: B023
+            lambda: tl.save_async(tensors_of(version), pt),  # noqa: B023
+            lambda: checkpointer.save(version, tensors_of(version), block=True),  # noqa: B023
+            lambda: checkpointer.save(version, tensors_of(version)),  # noqa: B023
+            lambda: checkpointer.save(version, tensors_of(version)).wait(),  # noqa: B023
+            lambda: checkpointer.load(),
+            lambda: tl.load(pt),
+        ]
+        try:
+            with interrupted_by(signal.SIGALRM):
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 2e-2))
+                rng.choice(ways)()
+        except BaseException as error:
+            if not was_interrupted(error):
+                raise
+            interruptions += 1
+        if version % 2:  # or go on at once, whatever is still under way
+            await_saves()
+            assert names(tmp_path) <= {"steps", "file.pt", "file.safetensors"} | {
+                str(path.relative_to(tmp_path)) for path in (tmp_path / "steps").rglob("*")
+            }
+            version_of(tl.load(pt))
+            version_of(tl.load(safetensors))
+            version_of(checkpointer.load())
+    assert interruptions > 20
+    await_saves()
+    checkpointer.save(1000, tensors_of(1000), block=True)
+    assert version_of(checkpointer.load()) == 1000
+    store = tl._core.CheckpointStore(str(tmp_path / "steps"))
+    assert store.collect()["removed"] == []
+
+
+def test_a_save_whose_wait_for_the_one_before_was_interrupted(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpointer = tl.Checkpointer(tmp_path, keep=None, process_group=False, engine=engine)
+        faults.hold("write", 0, ALL)
+        first = checkpointer.save(1, tensors_of(1))
+        with interrupted_by(signal.SIGALRM):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupt):
+                checkpointer.save(2, tensors_of(2))
+        assert not first.done()
+        threading.Timer(0.05, faults.release).start()
+        checkpointer.save(3, tensors_of(3), block=True)  # waits for the first as well
+        assert first.done()
+        assert checkpointer.steps() == [1, 3]
+
+
+def test_threads_that_save_to_one_checkpointer_take_turns(tmp_path: Path) -> None:
+    checkpointer = tl.Checkpointer(tmp_path, keep=None, process_group=False)
+    errors: list[BaseException] = []
+
+    def save(numbers: range) -> None:
+        try:
+            for number in numbers:
+                checkpointer.save(number, {"x": torch.full((1000,), float(number))}).wait()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(range(first, 100, 4),)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    assert checkpointer.steps() == list(range(100))
+    for number in range(100):
+        assert torch.equal(checkpointer.load(number)["x"], torch.full((1000,), float(number)))

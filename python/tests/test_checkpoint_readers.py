@@ -1,0 +1,169 @@
+"""Reading checkpoints that others save, replace and remove meanwhile, or that can only be read."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trunkline as tl
+from trunkline.checkpoint import _checkpointer, _pt_load, _safetensors_load, _transfer
+
+
+def state_of(version: int) -> dict[str, Any]:
+    return {"version": version, "x": torch.full((5000,), float(version))}
+
+
+def save(directory: Path, step: int, version: int) -> None:
+    tl.Checkpointer(directory, keep=1, process_group=False).save(step, state_of(version), block=True)
+
+
+@pytest.fixture
+def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Have something done once, when a manifest was read and its shards are not open yet."""
+
+    def arrange(action: Callable[[], None]) -> None:
+        real = _checkpointer.read_images
+        actions = [action]
+
+        def read_images(*arguments: Any, **options: Any) -> None:
+            if actions:
+                actions.pop()()
+            real(*arguments, **options)
+
+        monkeypatch.setattr(_checkpointer, "read_images", read_images)
+
+    return arrange
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_last_one_is_retired_while_it_is_loaded(
+    tmp_path: Path, before_reading: Callable[[Callable[[], None]], None], in_place: bool
+) -> None:
+    save(tmp_path, 1, 10)
+    before_reading(lambda: save(tmp_path, 2, 20))
+    into = state_of(0) if in_place else None
+    found = tl.Checkpointer(tmp_path, process_group=False).load(into=into)
+    assert found["version"] == 20
+    assert torch.equal(found["x"], state_of(20)["x"])
+
+
+def test_a_step_is_replaced_while_it_is_loaded(
+    tmp_path: Path, before_reading: Callable[[Callable[[], None]], None]
+) -> None:
+    save(tmp_path, 1, 10)
+    before_reading(lambda: save(tmp_path, 1, 11))
+    found = tl.Checkpointer(tmp_path, process_group=False).load(1)
+    assert found["version"] == 11
+    assert torch.equal(found["x"], state_of(11)["x"])
+
+
+def test_a_step_that_was_asked_for_is_retired_while_it_is_loaded(
+    tmp_path: Path, before_reading: Callable[[Callable[[], None]], None]
+) -> None:
+    save(tmp_path, 1, 10)
+    before_reading(lambda: save(tmp_path, 2, 20))
+    with pytest.raises(FileNotFoundError):
+        tl.Checkpointer(tmp_path, process_group=False).load(1)
+
+
+def test_a_shard_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path, 1, 10)
+    (shard,) = tmp_path.glob("step-*/shard-*")
+    shard.unlink()
+    with pytest.raises(FileNotFoundError):
+        tl.Checkpointer(tmp_path, process_group=False).load()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("verify", ["auto", False])
+def test_a_file_is_replaced_while_it_is_loaded(tmp_path: Path, suffix: str, verify: Any) -> None:
+    path = tmp_path / f"file.{suffix}"
+
+    def state(version: int) -> dict[str, Any]:
+        return {"x": torch.full((500_000,), float(version))} | ({"number": version} if suffix == "pt" else {})
+
+    tl.save(state(1), path)
+    loads = {"pt": _pt_load.load, "safetensors": _safetensors_load.load}
+
+    def replace_and_read(*arguments: Any, **options: Any) -> None:
+        tl.save(state(2), path)
+        _transfer.read_images(*arguments, **options)
+
+    found = loads[suffix](path, verify=verify, read_images=replace_and_read)
+    assert torch.equal(found["x"], state(1)["x"])
+    assert found.get("number", 1) == 1
+
+
+def test_a_save_waits_for_a_reader_that_opens_the_directory(tmp_path: Path) -> None:
+    writer = tl.Checkpointer(tmp_path, process_group=False)
+    writer.save(1, state_of(1), block=True)
+    # What Checkpointer(tmp_path) does for a moment, to collect debris.
+    with (tmp_path / "lock").open("r+b") as lock:
+        last_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 2**63 - 2, 1, 0)
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, last_byte)
+        assert tl._core.CheckpointStore(str(tmp_path)).collect()["busy"]
+        handle = writer.save(2, state_of(2))
+        with pytest.raises(tl.Timeout):
+            handle.wait(0.1)
+    handle.wait(60)
+    assert writer.steps() == [1, 2]
+
+
+def test_a_load_that_fails_gives_its_files_back_at_once(tmp_path: Path) -> None:
+    save(tmp_path, 1, 10)
+    (shard,) = tmp_path.glob("step-*/shard-*")
+    contents = bytearray(shard.read_bytes())
+    contents[-1] ^= 1
+    shard.write_bytes(contents)
+    checkpointer = tl.Checkpointer(tmp_path, process_group=False)
+    with pytest.raises(tl.Corrupt):
+        checkpointer.load()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with pytest.raises(tl.Corrupt) as caught:
+        checkpointer.load()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert caught.value.tensor == "x"  # it is still held
+
+
+def test_a_directory_that_can_only_be_read(tmp_path: Path) -> None:
+    directory = tmp_path / "steps"
+    save(directory, 1, 10)
+    code = """
+        import sys
+        import torch
+        import trunkline as tl
+        checkpointer = tl.Checkpointer(sys.argv[1], process_group=False)
+        assert checkpointer.latest() == 1
+        assert torch.equal(checkpointer.load()["x"], torch.full((5000,), 10.0))
+        checkpointer.verify()
+        try:
+            checkpointer.save(2, {"x": torch.ones(3)}).wait()
+            raise AssertionError("it saved")
+        except tl.Error as error:
+            print(error.errno)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(directory)]
+    if os.geteuid() == 0:  # whom no mode of a file keeps out
+        mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
+        probe = ["unshare", "--mount", "sh", "-c", mount, str(directory)]
+        if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+            pytest.skip("mounting is refused here")
+        command = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', str(directory), *command]
+    else:
+        for path in [directory, *directory.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        for path in [directory, *directory.rglob("*")]:
+            path.chmod(0o755)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() in {"30", "13"}  # EROFS, EACCES

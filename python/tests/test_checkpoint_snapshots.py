@@ -1,0 +1,237 @@
+"""Saves in the background: what is saved is what was there when it began; handles may be dropped."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import trunkline as tl
+
+RunScript = Callable[..., str]
+ALL = 1 << 40  # commands
+
+
+def tensors_of(version: int) -> dict[str, torch.Tensor]:
+    """Aligned and unaligned, large enough to be written without a copy where that is allowed."""
+    ramp = torch.arange(1_500_000, dtype=torch.int32)
+    return {
+        "large": ramp * 31 + version,
+        "odd": (ramp[:777_777] + version).to(torch.uint8),
+        "small": torch.full((3,), float(version)),
+        "transposed": (ramp[:600_000] + version).reshape(600, 1000).t(),
+    }
+
+
+def overwrite(tensors: dict[str, torch.Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor.fill_(99)
+
+
+def assert_version(found: dict[str, torch.Tensor], version: int) -> None:
+    for name, expected in tensors_of(version).items():
+        assert torch.equal(found[name], expected), name
+
+
+@pytest.fixture
+def faults() -> tl.Faults:
+    return tl.Faults()
+
+
+Begin = Callable[[dict[str, torch.Tensor], Path, tl.Engine, "str | None"], tl.SaveHandle]
+
+
+def begin_steps(
+    tensors: dict[str, torch.Tensor], root: Path, engine: tl.Engine, staging: "str | None"
+) -> tl.SaveHandle:
+    checkpointer = tl.Checkpointer(root / "steps", process_group=False, engine=engine, staging_bytes=staging)
+    return checkpointer.save(1, tensors)
+
+
+def begin_file(name: str) -> Begin:
+    def begin(
+        tensors: dict[str, torch.Tensor], root: Path, engine: tl.Engine, staging: "str | None"
+    ) -> tl.SaveHandle:
+        return tl.save_async(tensors, root / name, engine=engine, staging_bytes=staging)
+
+    return begin
+
+
+def load(root: Path) -> dict[str, torch.Tensor]:
+    steps = root / "steps"
+    if steps.exists():
+        found: dict[str, torch.Tensor] = tl.Checkpointer(steps, process_group=False).load()
+        return found
+    (path,) = root.glob("file.*")
+    return dict(tl.load(path))
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
+    ids=["checkpoint", "pt", "safetensors"],
+)
+@pytest.mark.parametrize("backend_name", ["io_uring", "threads"])
+def test_what_is_saved_is_what_was_there(
+    tmp_path: Path, faults: tl.Faults, begin: Begin, backend_name: str
+) -> None:
+    try:
+        engine = tl.Engine(backend_name, faults=faults)
+    except tl.Unsupported as error:
+        pytest.skip(str(error))
+    with engine:
+        tensors = tensors_of(1)
+        faults.hold("write", 0, ALL)
+        handle = begin(tensors, tmp_path, engine, None)
+        handle.wait_staged(60)
+        overwrite(tensors)
+        assert not handle.done()  # nothing has been written yet
+        faults.release()
+        handle.wait(60)
+        assert_version(load(tmp_path), 1)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
+    ids=["checkpoint", "pt", "safetensors"],
+)
+def test_a_state_beyond_the_staging_memory_waits_for_the_disk(
+    tmp_path: Path, faults: tl.Faults, begin: Begin
+) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        tensors = tensors_of(2)
+        tensors["more"] = torch.zeros(40 << 20, dtype=torch.uint8)
+        faults.hold("write", 0, ALL)
+        handle = begin(tensors, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)
+        faults.release()
+        handle.wait_staged(60)
+        overwrite(tensors)
+        handle.wait(60)
+        found = load(tmp_path)
+        assert_version(found, 2)
+        assert not found["more"].any()
+
+
+def test_a_dropped_handle_saves_all_the_same(tmp_path: Path, faults: tl.Faults) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        tensors = tensors_of(3)
+        faults.hold("write", 0, ALL)
+        tl.save_async(tensors, tmp_path / "file.pt", engine=engine).wait_staged(60)
+        overwrite(tensors)
+        faults.release()
+        for thread in threading.enumerate():
+            if thread.name == "trunkline-save":
+                thread.join(60)
+        assert_version(load(tmp_path), 3)
+
+
+@pytest.mark.parametrize("drop", ["save_async", "checkpointer"])
+@pytest.mark.parametrize("then", ["save", "save_async", "checkpointer"])
+def test_an_error_nobody_waited_for_is_raised_by_the_next_save(
+    tmp_path: Path, faults: tl.Faults, drop: str, then: str
+) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+
+        def begin(way: str, number: int) -> None:
+            if way == "save":
+                tl.save({"x": torch.ones(3)}, tmp_path / f"{number}.pt", engine=engine)
+            elif way == "save_async":
+                tl.save_async({"x": torch.ones(3)}, tmp_path / f"{number}.pt", engine=engine)
+            else:
+                checkpointer = tl.Checkpointer(tmp_path / f"{number}", process_group=False, engine=engine)
+                checkpointer.save(number, {"x": torch.ones(3)})
+
+        faults.fail("sync", faults.commands("sync"), 5)
+        begin(drop, 1)
+        for thread in threading.enumerate():
+            if thread.name == "trunkline-save":
+                thread.join(60)
+        with pytest.raises(tl.Error, match="nobody waited") as caught:
+            begin(then, 2)
+        assert caught.value.errno == 5
+        begin(then, 3)  # said once
+        for thread in threading.enumerate():
+            if thread.name == "trunkline-save":
+                thread.join(60)
+
+
+def test_a_checkpointer_raises_the_error_of_its_own_last_save(tmp_path: Path, faults: tl.Faults) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpointer = tl.Checkpointer(tmp_path, process_group=False, engine=engine)
+        faults.fail("sync", faults.commands("sync"), 5)
+        checkpointer.save(1, {"x": torch.ones(3)})
+        with pytest.raises(tl.Error) as caught:
+            checkpointer.save(2, {"x": torch.ones(3)})
+        assert caught.value.errno == 5
+        assert checkpointer.steps() == []
+        checkpointer.save(2, {"x": torch.ones(3)}).wait()
+        assert checkpointer.steps() == [2]
+
+
+def test_a_save_that_was_cancelled_is_no_failure(tmp_path: Path, faults: tl.Faults) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpointer = tl.Checkpointer(tmp_path / "steps", process_group=False, engine=engine)
+        for cancelled in (
+            lambda: checkpointer.save(1, tensors_of(1)),
+            lambda: tl.save_async(tensors_of(1), tmp_path / "file.pt", engine=engine),
+        ):
+            faults.hold("write", faults.commands("write"), ALL)
+            handle = cancelled()
+            handle.wait_staged(60)
+            handle.cancel()
+            faults.release()
+            with pytest.raises(tl.Cancelled):
+                handle.wait(60)
+            assert checkpointer.steps() == []
+            assert {path.name for path in tmp_path.iterdir()} == {"steps"}
+        # Dropped on purpose: the next save has nothing to complain of.
+        faults.hold("write", faults.commands("write"), ALL)
+        dropped = checkpointer.save(2, tensors_of(2))
+        dropped.wait_staged(60)
+        dropped.cancel()
+        faults.release()
+        checkpointer.save(3, tensors_of(3)).wait(60)
+        assert checkpointer.steps() == [3]
+
+
+def test_a_save_under_way_at_the_exit_is_completed(run_script: RunScript, tmp_path: Path) -> None:
+    printed = run_script("""
+        import threading
+        import torch
+        import trunkline as tl
+        faults = tl.Faults()
+        engine = tl.Engine("threads", faults=faults)
+        faults.hold("write", 0, 1 << 40)
+        checkpointer = tl.Checkpointer("steps", process_group=False, engine=engine)
+        checkpointer.save(1, {"x": torch.ones(3_000_000)})
+        tl.save_async({"x": torch.ones(3_000_000)}, "file.pt", engine=engine)
+        def at_exit():
+            threading.main_thread().join()  # ends when the interpreter begins to exit
+            print("exiting", flush=True)
+            faults.release()
+        threading.Thread(target=at_exit, daemon=True).start()
+    """)
+    assert printed == "exiting\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"steps", "file.pt"}
+    assert torch.equal(tl.load(tmp_path / "file.pt")["x"], torch.ones(3_000_000))
+    found = tl.Checkpointer(tmp_path / "steps", process_group=False).load()
+    assert torch.equal(found["x"], torch.ones(3_000_000))
+
+
+def test_an_error_nobody_waited_for_is_printed_at_exit(run_script: RunScript) -> None:
+    printed = run_script("""
+        import sys
+        import torch
+        import trunkline as tl
+        sys.stderr = sys.stdout
+        faults = tl.Faults()
+        engine = tl.Engine("threads", faults=faults)
+        faults.fail("write", 0, 28, 1 << 40)
+        tl.save_async({"x": torch.ones(3)}, "file.pt", engine=engine)
+    """)
+    assert printed.startswith("trunkline: saving file.pt failed: ")
+    assert "ENOSPC" in printed

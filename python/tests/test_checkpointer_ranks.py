@@ -1,0 +1,491 @@
+"""trunkline.Checkpointer on many ranks: processes with a gloo group on the CPU, some of which die."""
+
+import errno
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from rank_processes import PHASES, Failed, RankProcesses, debris, make_state, same
+
+import trunkline as tl
+from trunkline import _core
+
+TIMEOUT = 1.5  # of a rank that is silent, in tests where one is
+LONG = 60.0  # where none may be
+MOMENTS = int(os.environ.get("TRUNKLINE_TEST_KILLS", "100"))
+BLOCK = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[RankProcesses]:
+    """Three ranks for tests in which nobody dies."""
+    with RankProcesses(3) as ranks:
+        yield ranks
+        ranks.finish()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def save_alone(directory: Path, step: int, seed: int, **options: Any) -> None:
+    """A checkpoint that is there before."""
+    tl.Checkpointer(directory, process_group=False, **options).save(step, make_state(seed), block=True)
+
+
+def assert_only(directory: Path, seeds: dict[int, int], volumes: Any = ()) -> None:
+    """These are the checkpoints, whole, and there is nothing else."""
+    assert debris(directory, volumes) == []
+    checkpointer = tl.Checkpointer(directory, process_group=False)
+    assert checkpointer.steps() == sorted(seeds)
+    for step, seed in seeds.items():
+        checkpointer.verify(step)
+        assert same(checkpointer.load(step), make_state(seed)), step
+
+
+def assert_named(failed: dict[int, Failed], rank: int, expected: int) -> None:
+    """All that were expected to fail did, with an error of ours that names the rank."""
+    assert len(failed) == expected
+    for error in failed.values():
+        assert error.is_ours, error
+        assert f"rank {rank}" in error.message, error
+
+
+def check_shards(directory: Path, step: int, state: dict[str, Any]) -> list[int]:
+    """Shards are stock files, with all tensors in them right; their sizes."""
+    store = _core.CheckpointStore(os.fspath(directory))
+    manifest = store.read_manifest(step)
+    paths = store.shard_paths(manifest)
+    whole = {}
+    for path in paths:
+        with safetensors.safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                if "[" not in name:
+                    assert name not in whole
+                    whole[name] = file.get_tensor(name)
+    assert whole
+    by_name = {**state["model"], "bias": state["bias"]}
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, by_name[name.rsplit(".")[-1]]), name
+    return [Path(path).stat().st_size for path in paths]
+
+
+@pytest.mark.parametrize("volumes", [0, 3])
+@pytest.mark.parametrize(
+    ("writers", "count"), [("rank", 3), ("node", 1), ([2], 1), ([2, 0], 2), ([1, 2, 0], 3)]
+)
+def test_replicated_state_is_written_once_in_equal_shares(
+    crew: RankProcesses, directory: Path, tmp_path: Path, writers: Any, count: int, volumes: int
+) -> None:
+    disks = [tmp_path / f"disk{i}" for i in range(volumes)]
+    for disk in disks:
+        disk.mkdir()
+    crew.all("open", str(directory), volumes=[str(disk) for disk in disks] or None, writers=writers)
+    state = {"seed": 5, "kilobytes": 3500}
+    crew.all("save", 7, state, block=True)
+    sizes = check_shards(directory, 7, make_state(**state))
+    total = sum(tensor.nbytes for tensor in make_state(**state)["model"].values())
+    assert total <= sum(sizes) <= total + 10 * 8 + len(sizes) * 16384
+    assert len(sizes) == count * max(1, volumes)
+    assert max(sizes) - min(sizes) <= BLOCK
+    # One shard of each rank is on each volume, and they come rank by rank.
+    each = max(1, volumes)
+    shares = [sum(sizes[at : at + each]) for at in range(0, len(sizes), each)]
+    assert max(shares) - min(shares) <= BLOCK
+    assert all(crew.all("loads", state))
+    assert same(tl.Checkpointer(directory, process_group=False).load(), make_state(**state))
+
+
+@pytest.mark.parametrize("saved_by", [1, 2, 3])
+def test_any_number_of_ranks_loads_what_another_has_saved(
+    crew: RankProcesses, directory: Path, saved_by: int
+) -> None:
+    state = {"seed": saved_by, "kilobytes": 2000}
+    for size in (saved_by, 1, 2, 3):
+        group = list(range(size))
+        # All take part in making groups, and those that are in it then open.
+        crew.all("make_group", group)
+        for rank in group:
+            crew.tell(rank, "open", str(directory), group=group, name=f"{size}")
+        for rank in group:
+            crew.reply(rank)
+        if not tl.Checkpointer(directory, process_group=False).steps():
+            crew.collect([])
+            for rank in group:
+                crew.tell(rank, "save", 1, state, block=True, name=f"{size}")
+            assert crew.collect(group) == {}
+            assert _core.CheckpointStore(str(directory)).read_manifest(1)["world_size"] == size
+        for rank in group:
+            crew.tell(rank, "loads", state, name=f"{size}")
+        assert [crew.reply(rank) for rank in group] == [True] * size
+
+
+def test_groups_of_other_ranks_number_them_anew(crew: RankProcesses, directory: Path) -> None:
+    group = [1, 2]
+    crew.all("make_group", group)
+    for rank in group:
+        crew.tell(rank, "open", str(directory), group=group)
+    assert crew.collect(group) == {}
+    for rank in group:
+        crew.tell(rank, "save", 3, {"seed": 1})
+    assert crew.collect(group) == {}
+    assert crew.failures("wait", ranks=group) == {}
+    assert_only(directory, {3: 1})
+    (failed,) = crew.failures("open", str(directory), group=group, ranks=[0]).values()
+    assert failed.kind == "ValueError"
+
+
+@pytest.mark.parametrize("state", [{}, {"a": 1}, [], {"empty": torch.empty(0, 3)}, {"one": torch.ones(1)}])
+def test_states_of_next_to_nothing(crew: RankProcesses, directory: Path, tmp_path: Path, state: Any) -> None:
+    """Most ranks have no shard."""
+    crew.all("open", str(directory), volumes=[str(tmp_path / "a"), str(tmp_path / "b")])
+    crew.all("save", 1, state, block=True)
+    assert same(tl.Checkpointer(directory, process_group=False).load(), state)
+    assert debris(directory) == []
+
+
+def test_one_tensor_cut_among_ranks_and_volumes(crew: RankProcesses, directory: Path, tmp_path: Path) -> None:
+    disks = [str(tmp_path / f"disk{i}") for i in range(3)]
+    crew.all("open", str(directory), volumes=disks)
+    state = {"one": torch.randint(0, 256, (11_000_003,), dtype=torch.uint8)}
+    crew.all("save", 1, state, block=True)
+    manifest = _core.CheckpointStore(str(directory)).read_manifest(1)
+    sizes = [shard["bytes"] for shard in manifest["shards"]]
+    assert len(sizes) == 9
+    assert max(sizes) - min(sizes) <= BLOCK
+    assert same(tl.Checkpointer(directory, process_group=False).load(), state)
+
+
+def test_writers_per_node(directory: Path) -> None:
+    with RankProcesses(3) as ranks:
+        for rank, node in enumerate(["0", "1", "1"]):
+            ranks.one(rank, "set_environment", GROUP_RANK=node)
+        ranks.all("open", str(directory), writers="node")
+        ranks.all("save", 1, {"seed": 1}, block=True)
+        assert len(check_shards(directory, 1, make_state(1))) == 2
+
+
+def test_every_step_in_the_background(crew: RankProcesses, directory: Path) -> None:
+    crew.all("open", str(directory), keep=2)
+    steps = list(range(30))
+    crew.all("save_many", steps, 300)
+    assert crew.all("latest_loaded") == [29] * 3
+    checkpointer = tl.Checkpointer(directory, process_group=False)
+    assert checkpointer.steps() == [28, 29]
+    for step in (28, 29):
+        assert same(checkpointer.load(step), make_state(step, 300))
+    assert debris(directory) == []
+
+
+def test_two_checkpointers_at_once(crew: RankProcesses, tmp_path: Path) -> None:
+    """In another order on each rank: they do not wait for one another."""
+    for name in ("a", "b"):
+        crew.all("open", str(tmp_path / name), name=name, timeout=LONG)
+    for rank in range(3):
+        for name in ("ab", "ba")[rank % 2]:
+            crew.one(rank, "save", 1, {"seed": ord(name)}, name=name)
+    for name in ("a", "b"):
+        crew.all("wait", name=name)
+        assert_only(tmp_path / name, {1: ord(name)})
+
+
+def test_collectives_go_on_meanwhile(crew: RankProcesses, directory: Path) -> None:
+    crew.all("open", str(directory))
+    for step in range(5):
+        crew.all("save", step, {"seed": step})
+        assert crew.all("collective") == [3, 3, 3]
+    crew.all("wait")
+    assert crew.all("latest_loaded") == [4] * 3
+
+
+def test_a_rank_that_is_slow_to_load_gets_what_was_decided(crew: RankProcesses, directory: Path) -> None:
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=TIMEOUT)
+    for _ in range(4):
+        assert crew.one(0, "latest_loaded") == 1
+    for rank in (1, 2):
+        for _ in range(4):
+            assert crew.one(rank, "latest_loaded") == 1
+
+
+def test_no_checkpoint_yet_on_all_ranks(crew: RankProcesses, directory: Path) -> None:
+    crew.all("open", str(directory))
+    failed = crew.failures("latest_loaded")
+    assert len(failed) == 3
+    assert all("no checkpoint yet" in error.message for error in failed.values())
+
+
+DIFFERENT = {
+    "another step": ((2, {"seed": 1}), (3, {"seed": 1})),
+    "another shape": ((2, {"seed": 1}), (2, {"seed": 1, "kilobytes": 2900})),
+    "more tensors": ((2, {"seed": 1}), (2, {"seed": 1, "tensors": 4})),
+    "fewer tensors": ((2, {"seed": 1}), (2, {"seed": 1, "tensors": 1})),
+    "another value": ((2, {"seed": 1}), (2, {"seed": 2})),
+    "next to nothing": ((2, {"seed": 1}), (2, {})),
+    "not nothing": ((2, {}), (2, {"seed": 1})),
+    "no step": ((2, {"seed": 1}), (-1, {"seed": 1})),
+}
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_ranks_that_differ(crew: RankProcesses, directory: Path, difference: str, odd: int) -> None:
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    usual, other = DIFFERENT[difference]
+    for rank in range(3):
+        crew.tell(rank, "save", *(other if rank == odd else usual), block=True)
+    failed = crew.collect(range(3))
+    assert len(failed) == 3
+    ours = {rank: error for rank, error in failed.items() if error.kind != "ValueError"}
+    for error in ours.values():
+        # With an odd rank 0 it is one of the others that differs from it.
+        assert f"rank {odd}" in error.message, error
+    crew.all("save", 4, {"seed": 4}, block=True)
+    assert_only(directory, {1: 1, 4: 4})
+
+
+def test_an_object_that_one_rank_cannot_save(crew: RankProcesses, directory: Path) -> None:
+    crew.all("open", str(directory), timeout=LONG)
+    for rank in range(3):
+        if rank == 1:
+            crew.tell(rank, "save_object", 1)
+        else:
+            crew.tell(rank, "save", 1, {"seed": 1}, block=True)
+    failed = crew.collect([0, 1, 2])
+    assert failed.pop(1).kind == "Unsupported"
+    assert_named(failed, 1, 2)
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {2: 2})
+
+
+@pytest.mark.parametrize("option", ["writers", "volumes"])
+def test_ranks_whose_options_differ(
+    crew: RankProcesses, directory: Path, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    values: dict[str, Any] = {"writers": [0], "volumes": [str(tmp_path / "disk")]}
+    for rank in range(3):
+        other = {option: values[option]} if rank == 2 else {}
+        crew.tell(rank, "open", str(directory), timeout=LONG, **other)
+    assert crew.collect(range(3)) == {}
+    failed = crew.failures("save", 1, {"seed": 1}, block=True)
+    assert_named(failed, 2, 3)
+    assert tl.Checkpointer(directory, process_group=False).steps() == []
+
+
+def test_an_error_that_one_rank_has_seen_and_the_others_not(crew: RankProcesses, directory: Path) -> None:
+    """They go on together: none waits for the next save alone."""
+    crew.all("open", str(directory), timeout=LONG)
+    for rank in range(3):
+        crew.tell(rank, "save", 1, {"seed": 1 if rank else 2})
+    assert crew.collect(range(3)) == {}
+    assert len(crew.failures("wait", ranks=[2])) == 1
+    assert len(crew.failures("save", 2, {"seed": 2}, block=True)) == 3
+    assert crew.failures("save", 3, {"seed": 3}, block=True) == {}
+    assert_only(directory, {3: 3})
+
+
+@pytest.fixture
+def fragile(directory: Path) -> Iterator[RankProcesses]:
+    """Three ranks that may die, with a checkpoint that is there before."""
+    save_alone(directory, 1, 1)
+    with RankProcesses(3) as ranks:
+        ranks.all("open", str(directory), timeout=LONG)
+        ranks.all("set_timeout", TIMEOUT)
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    ("rank", "phase"),
+    [(0, phase) for phase in PHASES if phase != "reported"]
+    + [(1, phase) for phase in PHASES if not phase.startswith("commit")],
+)
+def test_a_rank_that_dies(fragile: RankProcesses, directory: Path, phase: str, rank: int) -> None:
+    fragile.one(rank, "cut", phase, random.Random(phase).choice(["kill", "exit"]))
+    begun = time.monotonic()
+    fragile.tell(rank, "save", 2, {"seed": 2}, block=True)
+    others = [other for other in range(3) if other != rank]
+    failed = fragile.failures("save", 2, {"seed": 2}, block=True, ranks=others)
+    # A rank that has told that its share is durable is not needed any more.
+    assert_named(failed, rank, 0 if phase == "reported" else 2)
+    assert time.monotonic() - begun < LONG / 2
+    with pytest.raises(EOFError):
+        fragile.reply(rank)
+    assert_only(directory, {1: 1, 2: 2} if phase in ("committed", "reported") else {1: 1})
+
+
+@pytest.mark.parametrize(("rank", "phase"), [(0, "placed"), (0, "commit"), (1, "begin"), (1, "durable")])
+def test_a_rank_that_stops(fragile: RankProcesses, directory: Path, rank: int, phase: str) -> None:
+    """Also when it goes on after the others gave up."""
+    fragile.one(rank, "cut", phase, "stop")
+    fragile.tell(rank, "save", 2, {"seed": 2}, block=True)
+    others = [other for other in range(3) if other != rank]
+    assert_named(fragile.failures("save", 2, {"seed": 2}, block=True, ranks=others), rank, 2)
+    assert same(tl.Checkpointer(directory, process_group=False).load(), make_state(1))
+    os.kill(fragile.processes[rank].pid or 0, signal.SIGCONT)
+    failed = fragile.collect([rank])
+    assert all(error.is_ours for error in failed.values())
+    # Rank 0 had heard from all: the checkpoint is whole, though it came too late for the others.
+    assert len(failed) == (0 if phase == "commit" else 1)
+    assert_only(directory, {1: 1, 2: 2} if phase == "commit" else {1: 1})
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_never_saves(fragile: RankProcesses, directory: Path, rank: int) -> None:
+    others = [other for other in range(3) if other != rank]
+    assert_named(fragile.failures("save", 2, {"seed": 2}, block=True, ranks=others), rank, 2)
+    assert_only(directory, {1: 1})
+    # When it comes after all, it fails as well, and they are together again.
+    assert len(fragile.failures("save", 2, {"seed": 2}, block=True, ranks=[rank])) == 1
+    fragile.all("save", 3, {"seed": 3}, block=True)
+    assert_only(directory, {1: 1, 3: 3})
+
+
+@pytest.mark.parametrize(
+    ("rank", "phase"),
+    [(rank, phase) for rank in (0, 1) for phase in ("begin", "placed", "writing", "durable")]
+    + [(0, "commit")],
+)
+def test_a_rank_that_raises(directory: Path, phase: str, rank: int) -> None:
+    save_alone(directory, 1, 1)
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(directory), timeout=LONG)
+        ranks.one(rank, "cut", phase, "raise")
+        failed = ranks.failures("save", 2, {"seed": 2}, block=True)
+        assert len(failed) == 2
+        assert "injected failure" in failed[rank].message
+        assert_named({1 - rank: failed[1 - rank]}, rank, 1)
+        assert "injected failure" in failed[1 - rank].message
+    assert_only(directory, {1: 1})
+
+
+@pytest.mark.parametrize("what", ["fail_writes", "fail_syncs"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_whose_disk_fails(directory: Path, rank: int, what: str) -> None:
+    save_alone(directory, 1, 1)
+    with RankProcesses(3) as ranks:
+        ranks.all("open", str(directory), timeout=LONG)
+        ranks.one(rank, what, errno.ENOSPC)
+        failed = ranks.failures("save", 2, {"seed": 2}, block=True)
+        assert_named({other: failed[other] for other in failed if other != rank}, rank, 2)
+        assert "ENOSPC" in failed[rank].message or os.strerror(errno.ENOSPC) in failed[rank].message
+    assert_only(directory, {1: 1})
+
+
+def test_what_fails_after_the_commit_is_told_to_nobody(directory: Path) -> None:
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(directory), timeout=LONG, keep=1)
+        ranks.one(0, "fail_retention")
+        failed = ranks.failures("save", 1, {"seed": 1}, block=True)
+        assert list(failed) == [0]
+        assert "injected" in failed[0].message
+        assert_only(directory, {1: 1})
+
+
+def test_a_slow_disk_is_no_dead_rank(directory: Path) -> None:
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(directory), timeout=TIMEOUT)
+        for slow in (1, 0):
+            ranks.one(slow, "hold_writes")
+            ranks.all("save", 2 + slow, {"seed": 2})
+            begun = time.monotonic()
+            while time.monotonic() - begun < 1.5 * TIMEOUT:
+                assert not any(pipe.poll(TIMEOUT / 8) for pipe in ranks.pipes)
+                assert 2 + slow not in tl.Checkpointer(directory, process_group=False).steps()
+            ranks.one(slow, "release")
+            ranks.all("wait")
+    assert_only(directory, {2: 2, 3: 2})
+
+
+def test_a_slow_disk_and_the_next_save(directory: Path) -> None:
+    """Who waits in save() for the one before shows that it is alive."""
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(directory), timeout=TIMEOUT)
+        ranks.one(1, "hold_writes")
+        ranks.all("save", 1, {"seed": 1})
+        for rank in range(2):
+            ranks.tell(rank, "save", 2, {"seed": 2})
+        assert not ranks.pipes[0].poll(2 * TIMEOUT)
+        os.kill(ranks.processes[1].pid or 0, signal.SIGUSR1)
+        assert ranks.collect(range(2)) == {}
+        ranks.all("wait")
+    assert_only(directory, {1: 1, 2: 2})
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_rank_0_that_has_the_store(directory: Path, how: str) -> None:
+    save_alone(directory, 1, 1)
+    with RankProcesses(3, host="rank 0") as ranks:
+        ranks.all("open", str(directory), timeout=TIMEOUT)
+        ranks.one(0, "cut", "writing", how)
+        ranks.tell(0, "save", 2, {"seed": 2}, block=True)
+        assert_named(ranks.failures("save", 2, {"seed": 2}, block=True, ranks=[1, 2]), 0, 2)
+    assert_only(directory, {1: 1})
+
+
+def test_rank_0_leaves_first_and_takes_the_store_along(directory: Path) -> None:
+    """The others hear what became of their save for all that."""
+    for step in range(5):
+        with RankProcesses(3, host="rank 0") as ranks:
+            ranks.all("open", str(directory), timeout=LONG)
+            ranks.one(1, "slow_to_read", "committed", 0.3)
+            for rank in range(3):
+                ranks.tell(rank, "save_then_destroy_group", step, {"seed": step})
+            assert ranks.collect(range(3)) == {}
+            ranks.pipes[0].send(None)
+            assert ranks.failures("wait", ranks=[1, 2]) == {}
+            ranks.processes[0].join(LONG)
+            assert ranks.processes[0].exitcode == 0
+    assert_only(directory, {step: step for step in (2, 3, 4)})
+
+
+def kill_at_random(directory: Path, seed: int) -> str:
+    """One round: rank and moment are random; what is there afterwards is the old or the new checkpoint."""
+    moment = random.Random(seed)
+    save_alone(directory, 1, 1)
+    with RankProcesses(3) as ranks:
+        ranks.all("open", str(directory), timeout=LONG)
+        ranks.all("set_timeout", 0.8)
+        victim = moment.randrange(3)
+        for rank in range(3):
+            ranks.tell(rank, "save", 2, {"seed": 2, "kilobytes": 700}, block=True)
+        time.sleep(moment.uniform(0, 0.15) ** 1.3)
+        ranks.processes[victim].kill()
+        failed = ranks.collect([rank for rank in range(3) if rank != victim])
+        try:
+            ranks.reply(victim)
+            came = "after its end"
+        except (EOFError, Failed):
+            came = "during"
+    assert all(error.is_ours for error in failed.values()), failed
+    assert debris(directory) == []
+    checkpointer = tl.Checkpointer(directory, process_group=False)
+    steps = checkpointer.steps()
+    assert steps in ([1], [1, 2])
+    if len(failed) < 2:
+        assert steps == [1, 2], failed  # somebody was told that it is saved
+    assert same(checkpointer.load(1), make_state(1))
+    if 2 in steps:
+        assert same(checkpointer.load(2), make_state(2, 700))
+    checkpointer.verify()
+    return f"{came}, steps {steps}"
+
+
+def test_a_random_rank_is_killed_at_a_random_moment(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda seed: kill_at_random(tmp_path / f"run{seed}", seed), range(MOMENTS)))
+    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+    print(f"{len(outcomes)} kills: {counts}", file=sys.stderr)
+    if len(outcomes) >= 50:
+        assert counts.get("during, steps [1]", 0) > len(outcomes) / 10
