@@ -1,0 +1,230 @@
+"""trunkline.lightning.CheckpointIO in the real Lightning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline as tl
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its imports
+    lightning = pytest.importorskip("lightning", reason="needs Lightning")
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on numbers of workers and loggers
+
+STEPS = 12
+
+
+class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A model with buffers, a momentum and a schedule: what is not restored shows in the weights."""
+
+    def __init__(self, width: int = 8, note: Any = "plain") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1)
+        )
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss = self.body(batch[0]).square().mean()
+        self.losses.append(loss.item())
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def batches() -> Any:
+    """Three to an epoch: Lightning resumes at epochs."""
+    data = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4)
+
+
+def new_model(**arguments: Any) -> Model:
+    torch.manual_seed(0)
+    return Model(**arguments)
+
+
+def new_trainer(directory: Path, plugin: Any, *, steps: int = STEPS, **options: Any) -> Any:
+    saver = callbacks.ModelCheckpoint(
+        dirpath=directory, filename="{step}", every_n_train_steps=3, **({"save_top_k": -1} | options)
+    )
+    return lightning.Trainer(
+        accelerator="cpu",
+        plugins=[] if plugin is None else [plugin],
+        callbacks=[saver],
+        max_steps=steps,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=directory,
+    )
+
+
+def same_weights(one: Model, other: Model) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model trained with nothing of ours."""
+    model = new_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        new_trainer(tmp_path_factory.mktemp("reference"), None).fit(model, batches())
+    return model
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_resumed_run_ends_as_an_uninterrupted_one(background: bool, tmp_path: Path, reference: Model) -> None:
+    plugin = tl.lightning.CheckpointIO(background=background)
+    new_trainer(tmp_path, plugin, steps=6).fit(new_model(), batches())
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=3.ckpt", "step=6.ckpt"]
+
+    model = new_model()
+    new_trainer(tmp_path, plugin).fit(model, batches(), ckpt_path=tmp_path / "step=6.ckpt")
+    assert model.losses == reference.losses[6:]
+    assert same_weights(model, reference)
+
+
+def test_files_are_those_of_stock_lightning(tmp_path: Path, reference: Model) -> None:
+    new_trainer(tmp_path / "ours", tl.lightning.CheckpointIO(background=True), steps=6).fit(
+        new_model(), batches()
+    )
+    stock = torch.load(tmp_path / "ours" / "step=6.ckpt", weights_only=True)
+    assert stock["global_step"] == 6
+    loaded = Model.load_from_checkpoint(tmp_path / "ours" / "step=6.ckpt")
+    assert loaded.hparams.width == 8
+    model = new_model()
+    new_trainer(tmp_path / "ours", None).fit(model, batches(), ckpt_path=tmp_path / "ours" / "step=6.ckpt")
+    assert same_weights(model, reference)
+
+    new_trainer(tmp_path / "stock", None, steps=6).fit(new_model(), batches())
+    model = new_model()
+    new_trainer(tmp_path / "stock", tl.lightning.CheckpointIO()).fit(
+        model, batches(), ckpt_path=tmp_path / "stock" / "step=6.ckpt"
+    )
+    assert same_weights(model, reference)
+
+
+def test_background_copies_before_training_goes_on(tmp_path: Path) -> None:
+    plugin = tl.lightning.CheckpointIO(background=True)
+    weight = torch.ones(1 << 20)
+    plugin.save_checkpoint({"weight": weight}, tmp_path / "new" / "a.ckpt")
+    weight.zero_()
+    assert plugin.load_checkpoint(tmp_path / "new" / "a.ckpt")["weight"].eq(1).all()
+
+
+def test_only_the_last_one_stays(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path, tl.lightning.CheckpointIO(background=True), save_top_k=1, save_last=True)
+    trainer.fit(new_model(), batches())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", f"step={STEPS}.ckpt"]
+    assert torch.load(tmp_path / "last.ckpt")["global_step"] == STEPS
+
+
+@pytest.fixture
+def faults() -> Iterator[tl.Faults]:
+    made = tl.Faults()
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def plugin(faults: tl.Faults) -> Any:
+    """A plugin whose saves go on in the background, on an engine that takes faults."""
+    return tl.lightning.CheckpointIO(background=True, engine=tl.Engine(faults=faults))
+
+
+def test_the_last_whole_file_stays_until_the_next_is_durable(
+    tmp_path: Path, plugin: Any, faults: tl.Faults
+) -> None:
+    older, newer = tmp_path / "older.ckpt", tmp_path / "newer.ckpt"
+    plugin.save_checkpoint({"x": torch.ones(3)}, older)
+    plugin.teardown()
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({"x": torch.zeros(3)}, newer)
+    plugin.remove_checkpoint(older)
+    assert older.exists()
+    assert not newer.exists()
+    faults.release()
+    plugin.teardown()
+    assert newer.exists()
+    assert not older.exists()
+
+
+def save_next(plugin: Any, directory: Path) -> None:
+    plugin.save_checkpoint({}, directory / "next.ckpt")
+
+
+def tear_down(plugin: Any, directory: Path) -> None:
+    plugin.teardown()
+
+
+@pytest.mark.parametrize("act", [save_next, tear_down])
+def test_an_error_in_the_background_surfaces(
+    act: Callable[[Any, Path], None], tmp_path: Path, plugin: Any, faults: tl.Faults
+) -> None:
+    older = tmp_path / "older.ckpt"
+    plugin.save_checkpoint({"x": torch.ones(3)}, older)
+    plugin.teardown()
+    faults.fail("sync", faults.commands("sync"), 5)
+    plugin.save_checkpoint({"x": torch.zeros(3)}, tmp_path / "newer.ckpt")
+    plugin.remove_checkpoint(older)
+    with pytest.raises(tl.Error, match="EIO") as caught:
+        act(plugin, tmp_path)
+    assert caught.value.errno == 5
+    plugin.teardown()  # once is enough
+    assert [path.name for path in tmp_path.iterdir()] == ["older.ckpt"]
+
+
+def test_an_error_in_the_background_ends_the_run(tmp_path: Path, plugin: Any, faults: tl.Faults) -> None:
+    faults.fail("sync", 0, 5)
+    with pytest.raises(tl.Error, match="EIO"):
+        new_trainer(tmp_path, plugin).fit(new_model(), batches())
+
+
+def test_removes_files_folders_and_nothing(tmp_path: Path) -> None:
+    plugin = tl.lightning.CheckpointIO()
+    (tmp_path / "folder.ckpt").mkdir()
+    (tmp_path / "folder.ckpt" / "shard").touch()
+    (tmp_path / "file.ckpt").touch()
+    for name in ("folder.ckpt", "file.ckpt", "nothing.ckpt"):
+        plugin.remove_checkpoint(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_objects_need_consent(tmp_path: Path) -> None:
+    plugin = tl.lightning.CheckpointIO()
+    new_trainer(tmp_path, plugin, steps=3).fit(new_model(note=Path("of", "mine")), batches())
+    path = tmp_path / "step=3.ckpt"
+    with pytest.raises(tl.Unsupported, match=r"Path.*weights_only=False"):
+        new_trainer(tmp_path, plugin, steps=4).fit(new_model(), batches(), ckpt_path=path)
+    trainer = new_trainer(tmp_path, plugin, steps=4)
+    trainer.fit(new_model(), batches(), ckpt_path=path, weights_only=False)
+    assert trainer.global_step == 4
+
+
+def test_arguments_that_it_has_no_use_for(tmp_path: Path) -> None:
+    plugin = tl.lightning.CheckpointIO()
+    with pytest.raises(TypeError, match="storage_options"):
+        plugin.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
+    with pytest.raises(tl.Unsupported, match="s3://bucket/a.ckpt is no local path"):
+        plugin.save_checkpoint({}, "s3://bucket/a.ckpt")
+    with pytest.raises(FileNotFoundError):
+        plugin.load_checkpoint(tmp_path / "missing.ckpt")
+    plugin.save_checkpoint({"x": torch.ones(2)}, f"file://{tmp_path}/a.ckpt")
+    assert plugin.load_checkpoint(tmp_path / "a.ckpt", map_location="meta")["x"].is_meta
+    with pytest.raises(tl.Unsupported, match="map_location"):
+        plugin.load_checkpoint(tmp_path / "a.ckpt", map_location={})

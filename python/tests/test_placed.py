@@ -1,0 +1,35 @@
+"""States are moved to one device without losing what else they hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from trunkline.checkpoint._placed import placed  # noqa: E402
+
+
+def test_what_is_there_stays() -> None:
+    tensor = torch.ones(2)
+    state = {"a": [tensor, (tensor, 3)], "b": None}
+    moved = placed(state)
+    assert moved == state
+    assert moved["a"][0] is tensor
+    assert moved["a"][1][0] is tensor
+
+
+def test_what_is_elsewhere_is_moved_and_stays_tied() -> None:
+    weight, empty = torch.ones(4, 2), torch.ones(0)
+    model = OrderedDict([("head", weight), ("embedding", weight.detach()), ("turned", weight.t())])
+    model._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    moved = placed({"model": model, 7: [empty, "text", ({"step": torch.tensor(3)},)]}, "meta")
+    assert type(moved["model"]) is OrderedDict
+    assert moved["model"]._metadata == {"": {"version": 1}}
+    assert list(moved["model"]) == ["head", "embedding", "turned"]
+    assert moved["model"]["head"] is moved["model"]["embedding"]
+    assert moved["model"]["turned"].shape == (2, 4)
+    assert moved[7][1] == "text"
+    assert all(each.is_meta for each in (moved["model"]["turned"], moved[7][0], moved[7][2][0]["step"]))
+    assert not weight.is_meta

@@ -1,0 +1,248 @@
+"""trunkline.transformers in the real Trainer of Hugging Face, on a tiny model of random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline as tl
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its imports
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the Trainer's advice
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer.py"
+STEPS = 8
+EPOCH = 4
+
+
+def new_model() -> Any:
+    """GPT-2 with dropout: random numbers that are not restored show in the weights. Tied embeddings."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=16, vocab_size=64)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def new_trainer(kind: Any, directory: Path, **options: Any) -> Any:
+    tokens = torch.randint(64, (2 * EPOCH, 12), generator=torch.Generator().manual_seed(1))
+    arguments: dict[str, Any] = {
+        "max_steps": STEPS,
+        "save_steps": 3,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    own = {name: options.pop(name) for name in ("callbacks", "checkpointer") if name in options}
+    return kind(
+        model=new_model(),
+        args=transformers.TrainingArguments(str(directory), **(arguments | options)),
+        train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+        eval_dataset=[{"input_ids": row, "labels": row} for row in tokens[:2]],
+        **own,
+    )
+
+
+class Crash(transformers.TrainerCallback):  # type: ignore[misc]
+    """Ends the training in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise RuntimeError("crash")
+
+
+def crashed(directory: Path, step: int, **options: Any) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, directory, callbacks=[Crash(step)], **options)
+    with pytest.raises(RuntimeError, match="crash"):
+        trainer.train()
+    trainer.checkpointer.wait()  # this process lives on, and so does the save that was under way
+
+
+def assert_same_weights(one: Any, other: Any) -> None:
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def losses(trainer: Any) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Stock, and never interrupted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = new_trainer(transformers.Trainer, tmp_path_factory.mktemp("reference"), save_strategy="no")
+        trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [({"save_strategy": "epoch"}, 4), ({"save_steps": 1}, 6)],
+)
+def test_resumed_run_ends_as_an_uninterrupted_one(
+    options: dict[str, Any], last: int, tmp_path: Path, reference: Any
+) -> None:
+    crashed(tmp_path, 7, **options)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, **options)
+    assert trainer.checkpointer.latest() == last
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer, reference)
+    assert losses(trainer) == losses(reference)
+    assert trainer.state.global_step == STEPS
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_resumes_from_a_step(tmp_path: Path, reference: Any) -> None:
+    first = new_trainer(tl.transformers.Trainer, tmp_path, save_steps=2)
+    first.train()
+    assert_same_weights(first, reference)
+    assert first.checkpointer.steps() == [2, 4, 6, 8]
+    first.checkpointer.verify(2)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, save_steps=2)
+    trainer.train(resume_from_checkpoint=2)
+    assert_same_weights(trainer, reference)
+
+
+def test_resumes_from_a_stock_folder(tmp_path: Path, reference: Any) -> None:
+    new_trainer(transformers.Trainer, tmp_path).train()
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert_same_weights(trainer, reference)
+
+
+def test_evaluation_draws_random_numbers_too(tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 3}
+    stock = new_trainer(transformers.Trainer, tmp_path / "stock", **options)
+    stock.train()
+    crashed(tmp_path / "ours", 5, **options)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path / "ours", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer, stock)
+
+
+def test_the_limit_and_the_directory_are_those_of_the_arguments(tmp_path: Path) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, save_steps=1, save_total_limit=2)
+    trainer.train()
+    assert trainer.checkpointer.steps() == [STEPS - 1, STEPS]
+    assert trainer.checkpointer.directory == tmp_path / "checkpoints"
+    state = trainer.checkpointer.load()
+    assert sorted(state) == ["files", "model", "optimizer", "scheduler"]
+    assert json.loads(state["files"]["trainer_state.json"])["global_step"] == STEPS
+    trainer.save_model()  # as ever
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert torch.equal(again.lm_head.weight, trainer.model.lm_head.weight)
+
+
+def test_the_step_waits_for_the_copy(tmp_path: Path) -> None:
+    """Each save but the last, which no step follows, is waited for before the next step has been made."""
+    waited: list[int] = []
+
+    class Watch(tl.transformers.Trainer):  # type: ignore[misc, name-defined]
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            super()._save_checkpoint(model, trial)
+            handle, step = self._saving, self.state.global_step
+            original = handle.wait_staged
+
+            def wait_staged(timeout: float | None = None) -> None:
+                assert self.state.global_step == step
+                waited.append(step)
+                original(timeout)
+
+            handle.wait_staged = wait_staged
+
+    new_trainer(Watch, tmp_path, save_steps=1).train()
+    assert waited == list(range(1, STEPS))
+
+
+def test_errors_of_saving_end_the_training(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    faults.fail("sync", 0, 28)
+    checkpointer = tl.Checkpointer(tmp_path / "here", engine=tl.Engine(faults=faults))
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer)
+    with pytest.raises(tl.Error, match="ENOSPC"):
+        trainer.train()
+    assert checkpointer.latest() is None
+
+
+def test_an_error_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    faults.fail("sync", 0, 28, 100)
+    checkpointer = tl.Checkpointer(tmp_path / "here", engine=tl.Engine(faults=faults))
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer, save_steps=STEPS)
+    with pytest.raises(tl.Error, match="ENOSPC"):
+        trainer.train()
+
+
+def test_ranks_that_do_not_know_of_each_other_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer(
+        tl.transformers.Trainer, tmp_path
+    )  # before torchrun's variable: accelerate heeds it
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"2 ranks, but the Trainer knows of 1.*use_cpu=True"):
+        tl.transformers._refuse_what_cannot_be(trainer)
+
+
+def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tl.Unsupported, match="load_best_model_at_end"):
+        new_trainer(tl.transformers.Trainer, tmp_path, eval_strategy="steps", load_best_model_at_end=True)
+    with pytest.raises(tl.Unsupported, match="save_only_model"):
+        new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        new_trainer(tl.transformers.Trainer, tmp_path).train(resume_from_checkpoint=True)
+
+
+RUN_EXAMPLE = """
+import runpy, sys
+script, directory = sys.argv[1:]
+for name, *more in ["whole"], ["halves", "--stop-after", "3"], ["halves"]:
+    sys.argv = [script, "--directory", f"{directory}/{name}", "--steps", "6", "--hidden", "32", *more]
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+def test_example_under_torchrun(tmp_path: Path) -> None:
+    """Two ranks, stopped after some steps and started again, end as two ranks that were not stopped."""
+    script = tmp_path / "run_example.py"
+    script.write_text(RUN_EXAMPLE)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, script, EXAMPLE, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("resumed after step") == 1
+    assert "resumed after step 3" in done.stdout
+    whole, halves = (
+        tl.Checkpointer(tmp_path / name / "checkpoints", process_group=False) for name in ("whole", "halves")
+    )
+    assert whole.latest() == halves.latest() == 6
+    ours, theirs = halves.load(), whole.load()
+    assert {"rng_state_0.pth", "rng_state_1.pth"} < ours["files"].keys()
+    assert ours["files"]["rng_state_0.pth"] != ours["files"]["rng_state_1.pth"]
+    changed = [name for name in ours["model"] if not torch.equal(ours["model"][name], theirs["model"][name])]
+    assert changed == []

@@ -1,0 +1,168 @@
+"""Checkpoints of Lightning's Trainer: saved by trunkline.save, loaded by trunkline.load.
+
+    import lightning
+    import trunkline as tl
+
+    trainer = lightning.Trainer(plugins=[tl.lightning.CheckpointIO(background=True)])
+
+Needs the package lightning (or, without that one, pytorch-lightning).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+try:
+    from lightning.fabric.plugins import CheckpointIO as _Interface
+except ModuleNotFoundError as _error:
+    if _error.name != "lightning":
+        raise
+    from lightning_fabric.plugins import CheckpointIO as _Interface
+
+from trunkline._core import Engine
+from trunkline._errors import Unsupported
+from trunkline.checkpoint._load import load
+from trunkline.checkpoint._placed import placed
+from trunkline.checkpoint._save import SaveHandle, save, save_async
+
+__all__ = ["CheckpointIO"]
+
+
+class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy knows no types of it
+    """A plugin for lightning.Trainer and Fabric that reads and writes checkpoints at the speed of the device.
+
+    The files are those of stock Lightning: torch.load and Trainers without this plugin read them, and it
+    reads theirs. A file appears whole under its name, or not at all.
+
+    background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
+    trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised by
+    the next save, or at the end of the run. What Lightning removes meanwhile stays until the save before is
+    durable, so that there is a whole checkpoint at any moment.
+
+    durable: files survive a power failure once they are saved. To be used from one thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        background: bool = False,
+        durable: bool = True,
+        staging_bytes: "int | str | None" = None,
+        engine: Engine | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__()
+        self._background = background
+        self._durable = durable
+        self._staging_bytes = staging_bytes
+        self._engine = engine
+        self._saving: SaveHandle | None = None
+        self._to_remove: list[str] = []
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: "str | os.PathLike[str]", storage_options: Any = None
+    ) -> None:
+        """Write `checkpoint` to `path`, whose suffix must be one of trunkline.save (.ckpt, .pt and so on).
+
+        Tensors of GPUs are copied to main memory first. Raises the error of the save before, if that was made
+        in the background; Unsupported for URLs, TypeError for `storage_options`, errors of trunkline.save.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"storage_options: {type(self).__name__} has none; its options are arguments of the class"
+            )
+        name = _local(path)
+        self._settle()
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        state = placed(checkpoint)
+        if not self._background:
+            save(state, name, durable=self._durable, engine=self._engine)
+            return
+        self._saving = save_async(
+            state, name, durable=self._durable, staging_bytes=self._staging_bytes, engine=self._engine
+        )
+        self._saving.wait_staged()
+
+    def load_checkpoint(
+        self,
+        path: "str | os.PathLike[str]",
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a checkpoint of Lightning, verified by the checksums in it.
+
+        map_location: a device, where all tensors go (None: main memory). weights_only: False allows pickles
+        that run code, by torch.load, for a file that trunkline.load refuses for holding such.
+
+        Raises Unsupported, which names them, for objects other than tensors and plain values.
+        Waits for a save in the background, and raises its error.
+        """
+        name = _local(path)
+        self._settle()
+        device = _device(map_location, name)
+        try:
+            state = load(name, engine=self._engine)
+        except Unsupported as error:
+            if weights_only is not False:
+                raise Unsupported(
+                    error.errno,
+                    f"{error}; if you trust the file, pass weights_only=False to the Trainer's fit, "
+                    "validate, test or predict",
+                    name,
+                ) from error
+            return dict(torch.load(name, map_location=device, weights_only=False))
+        return dict(placed(state, device))
+
+    def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
+        """Remove the file, or folder, if it is there: once the save that is under way is durable."""
+        self._to_remove.append(_local(path))
+        if self._saving is None or self._saving.done():
+            self._settle()
+
+    def teardown(self) -> None:
+        """Wait for the save in the background, and raise its error; called at the end of a run."""
+        self._settle()
+
+    def _settle(self) -> None:
+        """End the save that is under way, and do what had to wait for it."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            try:
+                saving.wait()
+            except BaseException:
+                self._to_remove.clear()  # they are the newest ones that are whole
+                raise
+        while self._to_remove:
+            _remove(self._to_remove.pop(0))
+
+
+def _remove(name: str) -> None:
+    import shutil
+
+    if Path(name).is_dir() and not Path(name).is_symlink():
+        shutil.rmtree(name)
+    else:
+        Path(name).unlink(missing_ok=True)
+
+
+def _local(path: "str | os.PathLike[str]") -> str:
+    name = os.fspath(path)
+    if name.startswith("file://"):
+        return name.removeprefix("file://")
+    if "://" in name:
+        raise Unsupported(
+            None, f"{name} is no local path; leave out this plugin to have Lightning save it by fsspec", name
+        )
+    return name
+
+
+def _device(map_location: Any, name: str) -> torch.device:
+    if map_location is None:
+        return torch.device("cpu")
+    if isinstance(map_location, str | torch.device):
+        return torch.device(map_location)
+    raise Unsupported(
+        None, f"map_location: must be a device or None, not a {type(map_location).__name__}", name
+    )

@@ -1,0 +1,207 @@
+"""Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer.
+
+    import trunkline as tl
+
+    trainer = tl.transformers.Trainer(model=model, args=arguments, train_dataset=dataset)
+    trainer.train(resume_from_checkpoint=trainer.checkpointer.latest() is not None)
+
+Needs the package transformers, of version 5, and accelerate.
+"""
+
+import copy
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from trunkline._errors import Unsupported
+from trunkline.checkpoint._checkpointer import Checkpointer
+from trunkline.checkpoint._placed import placed
+from trunkline.checkpoint._save import SaveHandle
+
+__all__ = ["BackgroundCheckpoints", "Trainer"]
+
+
+class BackgroundCheckpoints:
+    """Makes a Trainer save through a Checkpointer: class Mine(BackgroundCheckpoints, SFTTrainer).
+
+    When to save is as ever (save_strategy, save_steps), and what is saved too: model, optimizer, schedule,
+    scaler, random numbers of all ranks, state of the Trainer. A checkpoint is a step of `checkpointer`; the
+    forward and backward pass of the next step run while the weights are copied, and later ones while they
+    are written. It is for one process, and for many by torchrun (DDP), each of which writes an equal share.
+
+    train(resume_from_checkpoint=...) takes True for the last checkpoint, an int for that of a step, or as
+    ever the path of a folder that a stock Trainer saved. When train() returns, the last one is durable.
+
+    A save that fails in the background raises its error at the next one, or from train() at the end.
+    """
+
+    def __init__(self, *args: Any, checkpointer: Checkpointer | None = None, **kwargs: Any) -> None:
+        """Take the arguments of the Trainer, and `checkpointer`.
+
+        checkpointer: None is one in the folder `checkpoints` of args.output_dir, which keeps
+        args.save_total_limit checkpoints (None: all).
+
+        Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
+        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed. Raises ValueError for ranks of torchrun that
+        do not know of each other.
+        """
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        _refuse_what_cannot_be(trainer)
+        self.checkpointer = checkpointer or Checkpointer(
+            Path(trainer.args.output_dir) / "checkpoints", keep=trainer.args.save_total_limit
+        )
+        self._saving: SaveHandle | None = None
+        self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
+        self._resumed: dict[str, Any] | None = None  # the state that the training starts from
+        trainer.add_callback(_StagedBeforeStep(self))
+
+    def train(
+        self, resume_from_checkpoint: "str | bool | int | None" = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train as the Trainer does; see the class for `resume_from_checkpoint`.
+
+        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one.
+        """
+        with self._resuming(resume_from_checkpoint) as folder:
+            result = super().train(folder, *args, **kwargs)  # type: ignore[misc]
+        self.checkpointer.wait()
+        return result
+
+    @contextmanager
+    def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
+        """Load the checkpoint, and lay its small files into a folder for the Trainer to read them."""
+        if checkpoint is None or checkpoint is False or not isinstance(checkpoint, int):
+            yield checkpoint
+            return
+        self._resumed = self.checkpointer.load(None if checkpoint is True else checkpoint)
+        with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
+            for name, contents in self._resumed["files"].items():
+                (Path(folder) / name).write_bytes(contents)
+            try:
+                yield folder
+            finally:
+                self._resumed = None
+
+    # What the Trainer calls. It makes a checkpoint as ever, of small files in a folder of this process; where
+    # it would write model, optimizer and schedule nothing happens: they go to the Checkpointer.
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if trial is not None:
+            raise Unsupported(None, "hyperparameter search needs the checkpoints of the stock Trainer")
+        trainer: Any = self
+        with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
+            self._saved_into = folder
+            try:
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            finally:
+                self._saved_into = None
+            files = {path.name: path.read_bytes() for path in Path(folder).glob("*/*")}
+        state = {
+            "model": _of_model(trainer.model),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "files": _of_all_ranks(files),
+        }
+        self._saving = self.checkpointer.save(trainer.state.global_step, placed(state))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self._saved_into is not None:
+            return self._saved_into
+        return str(super()._get_output_dir(trial))  # type: ignore[misc]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model for from_pretrained(), as ever."""
+        if self._saved_into is None:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        else:
+            os.makedirs(str(output_dir), exist_ok=True)  # noqa: PTH103 - a str of the Trainer's
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self._saved_into is None:
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self._resumed is None:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            return
+        trainer: Any = self
+        (trainer.model if model is None else model).load_state_dict(self._resumed.pop("model"))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self._resumed is None:
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        trainer: Any = self
+        optimizer = self._resumed["optimizer"]
+        if trainer.args.auto_find_batch_size:
+            optimizer = copy.deepcopy(optimizer)  # the Trainer may begin anew, with smaller batches
+        else:
+            del self._resumed["optimizer"]  # and its memory
+        trainer.optimizer.load_state_dict(optimizer)
+        trainer.lr_scheduler.load_state_dict(self._resumed["scheduler"])
+
+
+class Trainer(BackgroundCheckpoints, transformers.Trainer):  # type: ignore[misc] # without the library no type
+    """transformers.Trainer that saves its checkpoints in the background; see BackgroundCheckpoints."""
+
+
+class _StagedBeforeStep(transformers.TrainerCallback):  # type: ignore[misc]
+    """Holds the optimizer's step until the checkpoint has its copy of the weights."""
+
+    def __init__(self, trainer: BackgroundCheckpoints) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        if self._trainer._saving is not None:
+            self._trainer._saving.wait_staged()
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    """Return the state of a model: parameters, which only the optimizer's step changes; copies of buffers."""
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    state: dict[str, Any] = model.state_dict()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.data_ptr() not in parameters:
+            state[name] = value.clone()
+    return state
+
+
+def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of all ranks, on each: those that save together have the same state."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return files
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, files)
+    return {name: contents for each in every for name, contents in sorted(each.items())}
+
+
+def _refuse_what_cannot_be(trainer: Any) -> None:
+    args = trainer.args
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.world_size != ranks:
+        raise ValueError(
+            f"torchrun started {ranks} ranks, but the Trainer knows of {args.world_size}, so that each would "
+            "save checkpoints of its own to one place; without GPUs pass use_cpu=True to TrainingArguments"
+        )
+    refused = {
+        "load_best_model_at_end": args.load_best_model_at_end,
+        "push_to_hub with a hub_strategy that pushes checkpoints": args.push_to_hub
+        and args.hub_strategy != "end",
+        "FSDP": trainer.is_fsdp_enabled,
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "save_only_model": args.save_only_model,
+    }
+    for name, used in refused.items():
+        if used:
+            raise Unsupported(
+                None, f"{name} needs the checkpoints of transformers.Trainer; use that one, or leave it out"
+            )
