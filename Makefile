@@ -34,7 +34,7 @@ demo:  ## a Llama-shaped model through Trunkline, beside safetensors, plain Pyth
 bench:  ## the measurements of docs/performance.md, beside fio
 	@scripts/setup.sh bench
 	@scripts/install_package.sh
-	@.venv/bin/python benchmarks/engine.py $(ARGS)
+	@.venv/bin/python benchmarks/bench.py $(ARGS)
 
 lint:  ## formatting, static analysis, types and layers
 	@scripts/setup.sh lint

@@ -61,8 +61,9 @@ def progress(text: str) -> None:
 class Comparison:
     """One measured thing beside its peer, and the goal for it.
 
-    How they are compared: "ratio" is the median over rounds of ours / peer, "difference" that of ours - peer.
-    The goal is a bound for that number, from below or from above. A peer that did not run leaves `why_not`.
+    How they are compared: "ratio" is the median over rounds of ours / peer, "difference" that of ours - peer,
+    "ours" that of ours alone, whose goal is a number of its own. The goal is a bound for that, from below or
+    from above. A peer that did not run leaves `why_not`.
     """
 
     section: str
@@ -71,7 +72,7 @@ class Comparison:
     peer: str
     ours: list[float]
     theirs: list[float]
-    compared: Literal["ratio", "difference"] = "ratio"
+    compared: Literal["ratio", "difference", "ours"] = "ratio"
     at_least: float | None = None
     at_most: float | None = None
     why_not: str = ""
@@ -80,6 +81,8 @@ class Comparison:
     def value(self) -> float | None:
         if not self.ours or not self.theirs:
             return None
+        if self.compared == "ours":
+            return median(self.ours)
         pairs = zip(self.ours, self.theirs, strict=True)
         if self.compared == "ratio":
             return median(ours / theirs for ours, theirs in pairs)

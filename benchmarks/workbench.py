@@ -1,4 +1,4 @@
-"""What the sections of benchmarks/engine.py share: disks, data, checks, and one-call transfers with their
+"""What the sections of benchmarks/bench.py share: disks, data, checks, and one-call transfers with their
 peer.
 """
 
@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import fio_peer
+import model_state
 import torch
 from measurement import spent
 
@@ -35,21 +37,42 @@ class Disks(Protocol):
 
 @dataclass
 class Workbench:
-    """Disks, and memory of one size: random bytes that files hold and results are checked against, and two
-    targets.
+    """Disks, and memory of one size, made when a section first asks for it: random bytes that files hold and
+    results are checked against, two targets, and a model's state.
     """
 
     disks: Disks
     limit_mb_s: int
     rounds: int
     fio_engine: str
-    source: torch.Tensor  # the expected bytes
-    pinned: torch.Tensor  # page-aligned
-    ordinary: torch.Tensor  # as torch allocates it: 64 bytes into a page
+    bytes: int
 
-    @property
-    def bytes(self) -> int:
-        return self.source.numel()
+    @cached_property
+    def source(self) -> torch.Tensor:
+        """The expected bytes."""
+        memory = tl.torch.empty_pinned((self.bytes,), torch.uint8)
+        memory.view(torch.int64).random_(generator=torch.Generator().manual_seed(1))
+        return memory
+
+    @cached_property
+    def pinned(self) -> torch.Tensor:
+        """Page-aligned."""
+        return tl.torch.empty_pinned((self.bytes,), torch.uint8)
+
+    @cached_property
+    def ordinary(self) -> torch.Tensor:
+        """As torch allocates it: 64 bytes into a page."""
+        return torch.zeros(self.bytes, dtype=torch.uint8)
+
+    @cached_property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The weights of a model, bf16, about as many bytes, as torch allocates them."""
+        return model_state.make(self.bytes)
+
+    def free_transfer_memory(self) -> None:
+        """For sections that use the state alone."""
+        for name in ("source", "pinned", "ordinary"):
+            self.__dict__.pop(name, None)
 
     @property
     def first(self) -> Path:
@@ -57,12 +80,14 @@ class Workbench:
 
     @contextmanager
     def without_limit(self) -> Iterator[None]:
-        """For what is not measured: filling files and checking them."""
+        """For what is not measured, filling files and checking them; and for what is measured without."""
+        limit, self.limit_mb_s = self.limit_mb_s, 0
         self.disks.limit(0)
         try:
             yield
         finally:
-            self.disks.limit(self.limit_mb_s)
+            self.limit_mb_s = limit
+            self.disks.limit(limit)
 
     def fill(self, open_file: Open) -> None:
         with self.without_limit(), open_file("w") as file:
@@ -71,7 +96,7 @@ class Workbench:
 
     def check(self, got: torch.Tensor, what: str) -> None:
         if not torch.equal(got, self.source):
-            raise SystemExit(f"engine: {what} differs from what was written")
+            raise SystemExit(f"bench: {what} differs from what was written")
 
     def read(self, open_file: Open, target: torch.Tensor, passes: int = 1) -> tuple[float, float]:
         """GB/s and CPU s/GB of one blocking read a pass into all of `target`; checked."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The main job, on real input: a Llama-shaped model is loaded into torch tensors and saved again, through
-Trunkline and through what people use otherwise, each result checked bit for bit, each timed beside fio on the
-same disk.
+"""The main job, on real input: a Llama-shaped model is loaded into torch tensors and saved again, as
+safetensors and as torch.save does, through Trunkline and through what people use otherwise, each result
+checked bit for bit, each timed beside fio on the same disk.
 
     make demo                                    about 1 GB in ./demo-output, less where there is little room
     make demo ARGS="--size 4GB --dir /mnt/nvme"  another size, another disk
@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import demo_report  # noqa: E402
 import fio_peer  # noqa: E402
 import llama_shaped  # noqa: E402
-import ways_to_load as ways  # noqa: E402
+import ways  # noqa: E402
 from demo_report import Measured  # noqa: E402
 
 BLOCK_BYTES = 1 << 20
@@ -72,11 +72,11 @@ class Progress:
 
 
 def room_for(directory: Path) -> int:
-    """1 GB, or what leaves disk and memory with room for it: the model lies on disk up to three times at
+    """1 GB, or what leaves disk and memory with room for it: the model lies on disk up to four times at
     once.
     """
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(10**9, shutil.disk_usage(directory).free // 5, pages // 5)
+    return min(10**9, shutil.disk_usage(directory).free // 6, pages // 6)
 
 
 def forget(files: list[Path]) -> None:
@@ -102,6 +102,12 @@ def check_equal(tensors: ways.Tensors, files: list[Path]) -> None:
                 raise SystemExit(f"demo: {name} of {path} differs from what the safetensors library reads")
     if names:
         raise SystemExit(f"demo: tensors that no file has: {', '.join(sorted(names))}")
+
+
+def check_same(got: ways.Tensors, expected: ways.Tensors, path: Path) -> None:
+    for name, tensor in expected.items():
+        if not torch.equal(got[name].view(torch.uint8), tensor.view(torch.uint8)):
+            raise SystemExit(f"demo: {name} of {path} differs from what was saved")
 
 
 @contextmanager
@@ -145,29 +151,41 @@ class Demo:
             self.fio_engine = None
             print(f"demo: {error}; going on without it", file=sys.stderr)
         self.images = ways.load_images(self.files)
-        self.loaders: list[tuple[Measured, Callable[[], ways.Tensors]]] = [
+        self.folder = directory / "model"
+        self.pt = directory / "model.pt"
+        progress.show("writing the model with torch.save")
+        ways.save_torch(ways.load_safetensors(self.files), self.pt)
+        self.checkpointer = tl.Checkpointer(directory / "steps", keep=1)
+        shards, pt = self.files, [self.pt]
+        self.loaders: list[tuple[Measured, list[Path], Callable[[], ways.Tensors]]] = [
             (
-                Measured("load", "Trunkline, tensors loaded again in place", "trunkline"),
-                lambda: ways.reload(self.images, self.files),
-            ),
-            (
-                Measured("load", "Trunkline, new page-aligned tensors", "trunkline"),
-                lambda: ways.load_pinned(self.files),
-            ),
-            (
-                Measured("load", "Trunkline, new ordinary torch tensors", "trunkline"),
-                lambda: ways.load_ordinary(self.files),
+                Measured("load", "Trunkline: tl.load of the safetensors", "trunkline"),
+                *(shards, lambda: ways.load_folder(self.folder)),
             ),
             (
                 Measured("load", "safetensors.torch.load_file", "other"),
-                lambda: ways.load_safetensors(self.files),
+                *(shards, lambda: ways.load_safetensors(self.files)),
             ),
-            (Measured("load", "plain Python: readinto", "other"), lambda: ways.load_python(self.files)),
+            (
+                Measured("load", "Trunkline: tl.load of the .pt, verified", "trunkline"),
+                *(pt, lambda: ways.load_pt(self.pt)),
+            ),
+            (Measured("load", "torch.load", "other"), pt, lambda: ways.load_torch(self.pt)),
+            (
+                Measured("load", "Trunkline: safetensors read again in place", "trunkline"),
+                *(shards, lambda: ways.reload(self.images, self.files)),
+            ),
+            (
+                Measured("load", "plain Python: readinto", "other"),
+                *(shards, lambda: ways.load_python(self.files)),
+            ),
         ]
         self.saves = [
-            Measured("save", "Trunkline, from page-aligned tensors", "trunkline"),
-            Measured("save", "Trunkline, from ordinary torch tensors", "trunkline"),
+            Measured("save", "Trunkline: tl.save to .safetensors", "trunkline"),
             Measured("save", "safetensors.torch.save_file + fsync", "other"),
+            Measured("save", "Trunkline: tl.save to .pt", "trunkline"),
+            Measured("save", "torch.save + fsync", "other"),
+            Measured("save", "Trunkline: Checkpointer.save", "trunkline"),
             Measured("save", "plain Python: write + fsync", "other"),
         ]
         settings = f"1 MiB blocks, depth {DEPTH}, direct"
@@ -175,23 +193,25 @@ class Demo:
         self.fio_save = Measured("save", f"fio write: {settings}, fsync", "fio")
 
     def rows(self) -> list[Measured]:
-        return [*(row for row, _ in self.loaders), self.fio_load, *self.saves, self.fio_save]
+        return [*(row for row, _, _ in self.loaders), self.fio_load, *self.saves, self.fio_save]
 
     def load_round(self, number: int) -> None:
         if number == 1:  # the round whose results are checked: loading again must have something to show
             for image in self.images:
                 image.memory.zero_()
         ways_to_load: list[Step] = [
-            (row.name, partial(self.load_once, row, load, number)) for row, load in self.loaders
+            (row.name, partial(self.load_once, row, files, load, number)) for row, files, load in self.loaders
         ]
         if self.fio_engine:
             ways_to_load.append(("fio", partial(self.add_fio, self.fio_load, self.files, "read", None)))
         for name, once in rotated(ways_to_load, number):
             self.progress.show(f"round {number}: load, {name}")
-            forget(self.files)
             once()
 
-    def load_once(self, row: Measured, load: Callable[[], ways.Tensors], number: int) -> None:
+    def load_once(
+        self, row: Measured, files: list[Path], load: Callable[[], ways.Tensors], number: int
+    ) -> None:
+        forget(files)
         with timed(row, self.bytes):
             tensors = load()
             touch(tensors)
@@ -200,21 +220,24 @@ class Demo:
 
     def save_round(self, number: int) -> None:
         images = self.images  # as the last reload left them
-        ordinary = {entry.name: ways.view(i.memory, entry).clone() for i in images for entry in i.entries}
+        tensors = {entry.name: ways.view(i.memory, entry).clone() for i in images for entry in i.entries}
+        pt, safetensors = self.output / "saved.pt", self.output / "saved.safetensors"
         savers: list[Callable[[], None]] = [
-            lambda: ways.save_pinned(images, self.output),
-            lambda: ways.save_ordinary(images, ordinary, self.output),
-            lambda: ways.save_safetensors(images, self.output),
+            lambda: ways.save(tensors, safetensors),
+            lambda: ways.save_safetensors(tensors, safetensors),
+            lambda: ways.save(tensors, pt),
+            lambda: ways.save_torch(tensors, pt),
+            lambda: ways.save_checkpoint(tensors, self.checkpointer, number),
             lambda: ways.save_python(images, self.output),
         ]
-        written = [self.output / path.name for path in self.files]
 
         def save_once(row: Measured, save: Callable[[], None]) -> None:
             with timed(row, self.bytes):
                 save()
             if number == 1:
-                check_equal(ordinary, written)
+                self.check_saved(tensors)
 
+        written = [self.output / path.name for path in self.files]
         each = max(self.bytes // len(self.files) // BLOCK_BYTES, 1) * BLOCK_BYTES
         ways_to_save: list[Step] = [
             (row.name, partial(save_once, row, save)) for row, save in zip(self.saves, savers, strict=True)
@@ -226,6 +249,15 @@ class Demo:
             self.clear_output()
             once()
         self.clear_output()
+
+    def check_saved(self, tensors: ways.Tensors) -> None:
+        """What lies there now, read by the stock libraries; the checkpoint by its own reader."""
+        for path in self.output.iterdir():
+            got = ways.load_torch(path) if path.suffix == ".pt" else load_file(path)
+            check_same(got, {name: tensors[name] for name in got}, path)
+        saved = [path for path in self.output.iterdir() if path.suffix in (".pt", ".safetensors")]
+        if not saved:
+            check_same(self.checkpointer.load(), tensors, self.checkpointer.directory)
 
     def add_fio(self, row: Measured, files: list[Path], rw: str, file_bytes: int | None) -> None:
         assert self.fio_engine
@@ -327,7 +359,7 @@ def main() -> int:
             )
             return 0
         print(f"\n{demo.about}\n{facts['Disk']}; {facts['Trunkline']}\n\n{demo_report.table(demo.rows())}\n")
-        print("checked: all tensors bit for bit against the safetensors library, both ways")
+        print("checked: all tensors bit for bit against the safetensors library and torch, both ways")
         print("loads are cold (page cache dropped for the files), saves are durable (fsync)")
         print(f"report: {report}\n\n{NEXT.format(directory=options.dir)}")
         return 0

@@ -115,8 +115,8 @@ PAGE = """<!doctype html>
  dt {{ font-weight: 600 }}
 </style></head><body>
 <h1>Trunkline demo</h1>
-<p>{model}. Every load was checked bit for bit against the safetensors library, and that library read every
-file that Trunkline saved.</p>
+<p>{model}. Every load was checked bit for bit against the safetensors library, and that library and torch
+read every file that Trunkline saved.</p>
 <h2>Loading</h2>{load}
 <h2>Saving</h2>{save}
 <table><tr><th>way</th><th>GB/s</th><th>of fio</th><th>CPU s/GB</th></tr>

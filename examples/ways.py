@@ -1,5 +1,5 @@
-"""The ways to load and save safetensors files that the demo compares. Each loads every tensor of `files` and
-returns them by name, or writes `tensors` to new, durable files of the same layout.
+"""The ways to load and save a model that the demo compares. Each loads every tensor and returns them by name,
+or writes them to new, durable files.
 """
 
 from __future__ import annotations
@@ -63,41 +63,15 @@ def view(memory: torch.Tensor, entry: Entry) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------------- Trunkline
 
 
-def load_pinned(files: Sequence[Path]) -> Tensors:
-    """One read a file into page-aligned memory. A file lies in memory as it lies on disk, head included, so
-    address and offset are aligned alike and the device writes straight into the tensors.
-    """
-    engine = tl.default_engine()
-    tensors: Tensors = {}
-    futures = []
-    with ExitStack() as opened:
-        for path in files:
-            file = opened.enter_context(tl.open(path))
-            _, entries = parse_header(file)
-            memory = tl.torch.empty_pinned((file.size,), torch.uint8)
-            # Submitted at once: while these bytes arrive, the next file's memory is made.
-            futures += engine.submit([tl.Read(file, memory, 0)])
-            tensors |= {entry.name: view(memory, entry) for entry in entries}
-        tl.wait_all(futures)
+def load_folder(folder: Path) -> Tensors:
+    """All shards at once; large tensors land in pages of their own without a copy."""
+    tensors: Tensors = tl.load(folder)
     return tensors
 
 
-def load_ordinary(files: Sequence[Path]) -> Tensors:
-    """One read a tensor, all of a file in one batch, into memory that torch allocated: any address, any
-    offset.
-    """
-    engine = tl.default_engine()
-    tensors: Tensors = {}
-    futures = []
-    with ExitStack() as opened:
-        for path in files:
-            file = opened.enter_context(tl.open(path))
-            reads = []
-            for entry in parse_header(file)[1]:
-                tensors[entry.name] = torch.empty(entry.shape, dtype=entry.dtype)
-                reads.append(tl.Read(file, tensors[entry.name], entry.begin))
-            futures += engine.submit(reads)
-        tl.wait_all(futures)
+def load_pt(path: Path) -> Tensors:
+    """Every byte is compared with the CRC-32 that stands in the file."""
+    tensors: Tensors = tl.load(path)
     return tensors
 
 
@@ -124,7 +98,9 @@ def load_images(files: Sequence[Path]) -> list[Image]:
 
 
 def reload(images: Sequence[Image], files: Sequence[Path]) -> Tensors:
-    """As load_pinned, into the memory of `images`: what a server does that changes weights in place."""
+    """One read a file into the memory of `images`: what a server does that changes weights in place. A file
+    lies in memory as it lies on disk, head included, so that the device writes straight into the tensors.
+    """
     with ExitStack() as opened:
         reads = []
         for image, path in zip(images, files, strict=True):
@@ -135,27 +111,14 @@ def reload(images: Sequence[Image], files: Sequence[Path]) -> Tensors:
     return {entry.name: view(image.memory, entry) for image in images for entry in image.entries}
 
 
-def save_pinned(images: Sequence[Image], directory: Path) -> None:
-    """One write a file, all under way together, then one sync a file."""
-    with ExitStack() as opened:
-        targets = [opened.enter_context(tl.open(directory / image.name, "w")) for image in images]
-        writes = [tl.Write(target, image.memory, 0) for target, image in zip(targets, images, strict=True)]
-        tl.wait_all(tl.default_engine().submit(writes))
-        for target in targets:
-            target.sync()
+def save(tensors: Tensors, path: Path) -> None:
+    """To the format that the suffix names, with checksums; durable when it returns."""
+    tl.save(tensors, path)
 
 
-def save_ordinary(images: Sequence[Image], tensors: Tensors, directory: Path) -> None:
-    """One write a tensor from wherever it is, all in one batch."""
-    with ExitStack() as opened:
-        targets = [opened.enter_context(tl.open(directory / image.name, "w")) for image in images]
-        writes = []
-        for target, image in zip(targets, images, strict=True):
-            writes.append(tl.Write(target, image.head, 0))
-            writes += [tl.Write(target, tensors[entry.name], entry.begin) for entry in image.entries]
-        tl.wait_all(tl.default_engine().submit(writes))
-        for target in targets:
-            target.sync()
+def save_checkpoint(tensors: Tensors, checkpointer: tl.Checkpointer, step: int) -> None:
+    """As one step of a directory of checkpoints."""
+    checkpointer.save(step, tensors, block=True)
 
 
 # ----------------------------------------------------------------------------------------------------- others
@@ -168,13 +131,21 @@ def load_safetensors(files: Sequence[Path]) -> Tensors:
     return tensors
 
 
-def save_safetensors(images: Sequence[Image], directory: Path) -> None:
-    for image in images:
-        path = directory / image.name
-        named = {entry.name: view(image.memory, entry) for entry in image.entries}
-        safetensors.torch.save_file(named, path, {"format": "pt"})
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+def load_torch(path: Path) -> Tensors:
+    tensors: Tensors = torch.load(path, weights_only=True)
+    return tensors
+
+
+def save_safetensors(tensors: Tensors, path: Path) -> None:
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def save_torch(tensors: Tensors, path: Path) -> None:
+    torch.save(tensors, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def load_python(files: Sequence[Path]) -> Tensors:

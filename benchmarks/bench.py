@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The engine's speed and cost, each number beside its peer in the same run, medians. What moved is checked:
-all of it where files move as a whole, the last batches of random reads, the last of the small reads.
+"""Speed and cost of the engine and of checkpoints, each number beside its peer in the same run, medians. What
+moved is checked: all of it where files move as a whole, the last batches of random reads, the last of the
+small reads.
 
     make bench                                          on disks with a known limit (root)
     make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"       on the disks of these directories
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
-Sections: sequential, cpu, unthrottled, random, latency; what each measures stands at the head of its file.
-The numbers are also written to build/bench/engine.json. Memory needed: three times --size, and for disks with
-a known limit room for five times --size in /dev/shm.
+Sections: sequential, cpu, unthrottled, random, latency (the engine); saving, loading, overlap (checkpoints).
+What each measures stands at the head of its file.
+The numbers are also written to build/bench/bench.json. Memory needed: three times --size, and for disks with
+a known limit room for seven times --size in /dev/shm.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from pathlib import Path
 import cpu_cost
 import fio_peer
 import latency
+import loading
+import overlap
 import random_reads
+import saving
 import sequential
-import torch
 import unthrottled
 from measurement import Comparison, Results, progress
 from paced_disks import PacedDisks, PacedDisksError
 from workbench import MIB, Disks, Workbench
-
-import trunkline as tl
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
@@ -44,6 +46,9 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "unthrottled": unthrottled.measure,
     "random": random_reads.measure,
     "latency": latency.measure,
+    "saving": saving.measure,
+    "loading": loading.measure,
+    "overlap": overlap.measure,
 }
 
 
@@ -73,9 +78,9 @@ def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
             for directory in plain.directories:
                 shutil.rmtree(directory, ignore_errors=True)
         return
-    # On one disk: our file, fio's and DeepSpeed's, on the others their shares of a volume.
+    # On one disk: a file of each format and fio's, on the others their shares of a volume, new and old.
     share = -(-options.size // options.disks)
-    sizes = [int(3.2 * options.size), *[int(2.2 * share)] * (options.disks - 1)]
+    sizes = [int(4.4 * options.size), *[int(3.3 * share)] * (options.disks - 1)]
     with PacedDisks([size + 128 * MIB for size in sizes], options.limit_mb_s) as disks:
         yield (
             disks,
@@ -83,14 +88,8 @@ def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
         )
 
 
-def random_bytes(count: int) -> torch.Tensor:
-    memory = tl.torch.empty_pinned((count,), torch.uint8)
-    memory.view(torch.int64).random_(generator=torch.Generator().manual_seed(1))
-    return memory
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The engine's speed and cost, beside fio and others.")
+    parser = argparse.ArgumentParser(description="Speed and cost, beside fio and others.")
     parser.add_argument(
         "--only", default=",".join(SECTIONS), help="sections, separated by commas (default: all)"
     )
@@ -129,22 +128,20 @@ def main() -> int:
                 limit_mb_s=0 if options.dir else options.limit_mb_s,
                 rounds=options.rounds,
                 fio_engine=fio_peer.best_engine(),
-                source=random_bytes(size),
-                pinned=tl.torch.empty_pinned((size,), torch.uint8),
-                ordinary=torch.zeros(size, dtype=torch.uint8),
+                bytes=size,
             )
             results = Results(about, shlex.join(["make", "bench", f"ARGS={shlex.join(sys.argv[1:])}"]))
             for name in options.only:
                 disks.limit(bench.limit_mb_s)
                 results.comparisons += SECTIONS[name](bench)
     except (PacedDisksError, fio_peer.FioError) as error:
-        print(f"\nengine: {error}; --dir DIRECTORY measures on a disk as it is", file=sys.stderr)
+        print(f"\nbench: {error}; --dir DIRECTORY measures on a disk as it is", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nengine: interrupted; disks and files are removed", file=sys.stderr)
+        print("\nbench: interrupted; disks and files are removed", file=sys.stderr)
         return 130
     progress("")
-    written = ROOT / "build/bench/engine.json"
+    written = ROOT / "build/bench/bench.json"
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(json.dumps(results.as_json(), indent=1) + "\n")
     if options.json:
