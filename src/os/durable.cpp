@@ -106,6 +106,14 @@ Status fsync_directory(const std::string& path) {
   if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
   if (::fsync(fd.get()) != 0)
     return std::unexpected(system_error(errno, "fsync of the directory " + path, path));
+  // XFS that has shut itself down after an I/O error drops what it had not written, and then finds nothing
+  // left to write: fsync of a directory succeeds (fsync of a file does not). Looking up a name that is not
+  // cached fails there.
+  const std::string name = std::filesystem::path(temporary_name(path)).filename().string();
+  struct stat ignored{};
+  if (::fstatat(fd.get(), name.c_str(), &ignored, AT_SYMLINK_NOFOLLOW) != 0 && errno != ENOENT)
+    return std::unexpected(
+        system_error(errno, "looking into the directory " + path + " after its fsync", path));
   return {};
 }
 
