@@ -55,6 +55,8 @@ class TemporaryFile {
   }
 
   Status rename_to(const std::string& path, IfPresent if_present) {
+    // Closed, so that the directory can be opened for its fsync also when no other descriptor is left.
+    fd_.reset();
     const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), flags) == 0) {
       path_.clear();

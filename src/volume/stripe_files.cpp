@@ -151,10 +151,12 @@ Status StripeFiles::write_descriptors(std::uint64_t stripe_bytes, os::IfPresent 
                                 stripe_bytes};
     auto written = os::write_file_durably(descriptors_[i], format_descriptor(descriptor), if_present);
     if (written) continue;
+    if (if_present == os::IfPresent::replace) return written;
     // The first descriptor decides between two that create the same file at once; what was written since is
-    // ours.
-    for (std::size_t made = 0; if_present == os::IfPresent::fail && made < i; ++made)
-      ::unlink(descriptors_[made].c_str());
+    // ours. The last one may have got its name, when only the name could not be made durable.
+    for (std::size_t made = 0; made < i; ++made) ::unlink(descriptors_[made].c_str());
+    const auto last = read_descriptor(descriptors_[i]);
+    if (last && last->id == id) ::unlink(descriptors_[i].c_str());
     return written;
   }
   return {};

@@ -1,13 +1,11 @@
 #include "trunkline/volume.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <random>
 
+#include "support/few_descriptors.h"
 #include "support/test_memory.h"
 #include "volume/volume_fixture.h"
 
@@ -193,23 +191,23 @@ TEST_F(VolumeTest, ACreationThatFailsAmongTheDescriptorsLeavesNoTrace) {
   }
 }
 
-TEST_F(VolumeTest, ACreationThatFailsAmongTheMembersLeavesNoTrace) {
+TEST_F(VolumeTest, ACreationThatRunsOutOfDescriptorsLeavesNoTrace) {
   const Volume volume = make(5);
   for (const Mode mode : {Mode::create, Mode::write}) {
-    // Enough open files for one descriptor at a time, not for five members.
-    struct rlimit before{};
-    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-    const int next = ::dup(0);
-    ASSERT_GE(next, 0);
-    ::close(next);
-    const struct rlimit small{static_cast<rlim_t>(next) + 3, before.rlim_max};
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
-    const auto file = open(volume, "f", mode);
-    ::setrlimit(RLIMIT_NOFILE, &before);
-    ASSERT_FALSE(file);
-    EXPECT_EQ(file.error().code, EMFILE) << file.error().message;
-    EXPECT_NE(file.error().message.find("f."), std::string::npos) << file.error().message;
-    EXPECT_TRUE(all_files().empty());
+    // None suffices for nothing, one for all but the members, and each member holds up to two.
+    std::size_t left = 0;
+    for (bool done = false; !done; ++left) {
+      auto file = [&] {
+        const test::FewDescriptors few(left);
+        return open(volume, "f", mode);
+      }();
+      done = file.has_value();
+      if (done) continue;
+      EXPECT_EQ(file.error().code, EMFILE) << file.error().message;
+      EXPECT_TRUE(all_files().empty()) << left << " descriptors: " << file.error().message;
+    }
+    EXPECT_GT(left, 5U);
+    ASSERT_TRUE(volume.remove("f"));
   }
 }
 
