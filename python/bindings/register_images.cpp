@@ -15,6 +15,7 @@
 #include "engine_object.h"
 #include "errors.h"
 #include "file_image_object.h"
+#include "os/durable.h"
 #include "os/fork_generation.h"
 #include "trunkline/checksum.h"
 
@@ -244,6 +245,15 @@ std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
   return crc32c({view.memory().data, view.memory().bytes}, static_cast<std::uint32_t>(start));
 }
 
+void fsync_directory(nb::handle path_value) {
+  const std::string path = path_argument(path_value, "path");
+  Status status = [&] {
+    const GilReleased unlocked;
+    return os::fsync_directory(path);
+  }();
+  unwrap(std::move(status));
+}
+
 void register_file_image(nb::module_& module) {
   nb::class_<FileImageObject>(
       module, "FileImage",
@@ -325,6 +335,9 @@ void register_images(nb::module_& module) {
       .def("cancel", &ImageReadObject::cancel, "Makes run() raise Cancelled soon.")
       .def("progress", &ImageReadObject::progress, "(bytes read, bytes to read).")
       .def("sums", &ImageReadObject::sums, "image"_a, "Values of the checksums of one image (list of int).");
+  module.def("fsync_directory", &fsync_directory, "path"_a.none(),
+             nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
+             "Makes names that were created, renamed or removed in a directory durable.");
   module.def("crc32c", &crc32c_of, "buffer"_a.none(), "seed"_a = 0,
              nb::sig("def crc32c(buffer: trunkline._types.ReadableBuffer, seed: int = 0) -> int"),
              "CRC-32C of the bytes; `seed` is that of the bytes before them.");

@@ -1,9 +1,11 @@
 """Power failures during saves: what was reported is there, whole, and saving goes on."""
 
+import errno
 import functools
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,33 @@ def test_every_reported_save_survives_a_power_failure(scenario: str, kinds: list
     # Some came while something was saved: else this shows nothing.
     assert counts["while_saving"] > 0
     assert counts["reported"] > 0
+
+
+def test_a_directory_of_a_filesystem_that_is_down_is_not_durable() -> None:
+    """XFS that has shut itself down finds nothing left to write, and fsync(2) of a directory succeeds."""
+    if reason := why_not("xfs"):
+        pytest.skip(reason)
+    code = """
+        from support_loop import FLUSH_NOTHING, LoopFilesystem
+        from trunkline import Error, _core
+
+        with LoopFilesystem("xfs") as filesystem:
+            (filesystem.path / "old").write_text("1")
+            _core.fsync_directory(filesystem.path)
+            (filesystem.path / "new").write_text("2")
+            (filesystem.path / "new").rename(filesystem.path / "old")
+            filesystem.shut_down(FLUSH_NOTHING)
+            try:
+                _core.fsync_directory(filesystem.path)
+            except Error as error:
+                print(error.errno, error.filename == str(filesystem.path))
+    """
+    result = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stdout == f"{errno.EIO} True\n", result.stderr

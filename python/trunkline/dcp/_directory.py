@@ -7,16 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from trunkline._core import fsync_directory
 from trunkline.dcp._stored import is_data_file_name, leftovers
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_directory(path: Path, *, durable: bool) -> None:
@@ -29,7 +21,7 @@ def make_directory(path: Path, *, durable: bool) -> None:
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         if durable:
-            sync_directory(directory.parent)
+            fsync_directory(directory.parent)
 
 
 def place_in_volume(directory: Path, volume: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from trunkline._core import Engine, FileImage, Volume
+from trunkline._core import Engine, FileImage, Volume, fsync_directory
 from trunkline._errors import Error, Unsupported, exception_of
 from trunkline.checkpoint._transfer import write_images
 from trunkline.dcp import _directory
@@ -188,7 +188,7 @@ class StorageWriter(TorchStorageWriter):
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
                 images.append(_image_of(str(path), nbytes, share, offsets))
             if self._durable and self._volumes:
-                _directory.sync_directory(self._directory)  # the links, before what they lead to
+                fsync_directory(self._directory)  # the links, before what they lead to
             written = [image for image in images if image.nbytes > 0]
             sums = iter(write_images(written, engine=self._engine, durable=self._durable, replace=False))
         except BaseException:
