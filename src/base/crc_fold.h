@@ -1,4 +1,4 @@
-// Folding long messages for checksums of 32 bits, 256 bits at a time.
+// Folding long messages for checksums of 32 bits, 256 bits at a time, and copying them on the way.
 #pragma once
 
 #include <array>
@@ -31,5 +31,12 @@ constexpr FoldConstants fold_constants(std::uint32_t polynomial) {
 // they are few, or the processor has no VPCLMULQDQ.
 std::size_t fold(std::span<const std::byte> bytes, std::uint32_t state, const FoldConstants& constants,
                  std::array<std::byte, kFoldedBytes>& folded);
+
+inline constexpr std::size_t kFoldedCopyAlignment = 32;
+
+// Also copies what it replaces to `target`, a multiple of kFoldedCopyAlignment, with non-temporal stores.
+std::size_t fold_and_copy(std::span<const std::byte> bytes, std::uint32_t state,
+                          const FoldConstants& constants, std::array<std::byte, kFoldedBytes>& folded,
+                          std::byte* target);
 
 }  // namespace trunkline

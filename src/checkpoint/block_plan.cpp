@@ -92,14 +92,14 @@ std::vector<Block> cut_into_blocks(const Image& image, const BlockRules& rules) 
   return Cutter(image, rules).cut();
 }
 
-void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end, std::uint64_t most_bytes,
+void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit) {
   auto extent = std::partition_point(image.extents.begin(), image.extents.end(),
                                      [&](const Extent& each) { return each.end() <= begin; });
   auto sum = std::partition_point(image.sums.begin(), image.sums.end(),
                                   [&](const Sum& each) { return each.end <= begin; });
   while (begin < end) {
-    std::uint64_t stop = std::min(end, begin + most_bytes);
+    std::uint64_t stop = end;
     Segment segment{.offset = begin};
     while (extent != image.extents.end() && extent->end() <= begin) ++extent;
     while (sum != image.sums.end() && sum->end <= begin) ++sum;

@@ -44,9 +44,8 @@ struct Segment {
   const Sum* sum = nullptr;
 };
 
-// Calls `visit` for [begin, end) cut at the borders of extents and sums and into at most `most_bytes`, in
-// order.
-void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end, std::uint64_t most_bytes,
+// Calls `visit` for [begin, end) cut at the borders of extents and sums, in order.
+void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit);
 
 }  // namespace trunkline::checkpoint

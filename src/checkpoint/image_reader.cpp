@@ -12,13 +12,11 @@
 #include "checkpoint/file_rules.h"
 #include "io/engine_core.h"
 #include "mem/fresh_pages.h"
-#include "mem/streaming_copy.h"
 
 namespace trunkline::checkpoint {
 namespace {
 
 constexpr std::size_t kMostDirect = 16;  // blocks on their way: enough for every lane to be busy
-constexpr std::uint64_t kCacheBytes = 256ULL << 10;
 
 }  // namespace
 
@@ -184,14 +182,13 @@ std::vector<PartialSum> ImageReader::unpack(const Arrived& arrived) const {
   const Image& image = targets_[arrived.place.image].image;
   const Block& block = blocks_[arrived.place.image][arrived.place.block];
   BlockSums sums(image);
-  for_each_segment(image, block.offset, block.end(), kCacheBytes, [&](const Segment& segment) {
+  for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
     std::byte* memory = nullptr;
     if (segment.extent != nullptr)
       memory = segment.extent->memory.data + (segment.offset - segment.extent->offset);
     const std::byte* source =
         arrived.slot ? ring_->block(*arrived.slot) + (segment.offset - block.offset) : memory;
-    if (segment.sum != nullptr) sums.add(*segment.sum, {source, segment.bytes});
-    if (arrived.slot && memory != nullptr) streaming_copy(memory, source, segment.bytes);
+    sums.add(segment.sum, {source, segment.bytes}, source == memory ? nullptr : memory);
   });
   return sums.take();
 }

@@ -12,7 +12,6 @@
 #include "checkpoint/file_rules.h"
 #include "io/engine_core.h"
 #include "io/file_core.h"
-#include "mem/streaming_copy.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -20,8 +19,6 @@ namespace {
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
 // Direct blocks under way at once: enough for every lane to be busy, few enough for a cancel to be quick.
 constexpr std::size_t kMostDirect = 16;
-// Summed, and then copied while still in the cache.
-constexpr std::uint64_t kCacheBytes = 256ULL << 10;
 
 std::string encoded(const Patch& patch, std::uint32_t value) {
   if (patch.encoding == PatchEncoding::hex) return fmt::format("{:08x}", value);
@@ -190,7 +187,7 @@ void ImageWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
 
 std::vector<PartialSum> ImageWriter::fill(const Image& image, const Block& block, std::byte* slot) const {
   BlockSums sums(image);
-  for_each_segment(image, block.offset, block.end(), kCacheBytes, [&](const Segment& segment) {
+  for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
     const std::byte* source = nullptr;
     std::byte* target = slot == nullptr ? nullptr : slot + (segment.offset - block.offset);
     if (segment.extent != nullptr) {
@@ -199,8 +196,7 @@ std::vector<PartialSum> ImageWriter::fill(const Image& image, const Block& block
       std::memset(target, 0, segment.bytes);
       source = target;
     }
-    if (segment.sum != nullptr) sums.add(*segment.sum, {source, segment.bytes});
-    if (target != nullptr && source != target) streaming_copy(target, source, segment.bytes);
+    sums.add(segment.sum, {source, segment.bytes}, source == target ? nullptr : target);
   });
   return sums.take();
 }

@@ -2,15 +2,27 @@
 
 #include <utility>
 
+#include "mem/streaming_copy.h"
+#include "mem/summed_copy.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::checkpoint {
 
-void BlockSums::add(const Sum& sum, std::span<const std::byte> bytes) {
-  const auto index = static_cast<std::uint32_t>(&sum - image_.sums.data());
+void BlockSums::add(const Sum* sum, std::span<const std::byte> bytes, std::byte* copy_to) {
+  if (sum == nullptr) {
+    if (copy_to != nullptr) streaming_copy(copy_to, bytes.data(), bytes.size());
+    return;
+  }
+  const auto index = static_cast<std::uint32_t>(sum - image_.sums.data());
   if (parts_.empty() || parts_.back().sum != index) parts_.push_back({.sum = index});
   PartialSum& part = parts_.back();
-  part.value = sum.kind == SumKind::crc32 ? crc32(bytes, part.value) : crc32c(bytes, part.value);
+  const bool zip = sum->kind == SumKind::crc32;
+  if (copy_to == nullptr) {
+    part.value = zip ? crc32(bytes, part.value) : crc32c(bytes, part.value);
+  } else {
+    part.value =
+        zip ? copy_with_crc32(copy_to, bytes, part.value) : copy_with_crc32c(copy_to, bytes, part.value);
+  }
   part.bytes += bytes.size();
 }
 

@@ -20,7 +20,9 @@ struct PartialSum {
 class BlockSums {
  public:
   explicit BlockSums(const Image& image) : image_(image) {}
-  void add(const Sum& sum, std::span<const std::byte> bytes);
+  // The next bytes, which `sum` covers (nullptr: none does); they are copied to `copy_to` as well (nullptr:
+  // nowhere), in the same pass.
+  void add(const Sum* sum, std::span<const std::byte> bytes, std::byte* copy_to);
   std::vector<PartialSum> take() { return std::move(parts_); }
 
  private:
