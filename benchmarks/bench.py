@@ -35,6 +35,7 @@ import random_reads
 import saving
 import sequential
 import unthrottled
+from guest_memory import free_memory_kept
 from measurement import Comparison, Results, progress
 from paced_disks import PacedDisks, PacedDisksError
 from workbench import MIB, Disks, Workbench
@@ -119,7 +120,7 @@ def main() -> int:
     options = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that disks and files are removed
     try:
-        with open_disks(options) as (disks, about):
+        with open_disks(options) as (disks, about), free_memory_kept(6 * options.size) as memory:
             count = len(disks.directories)
             # Whole blocks on each disk, so that fio moves the same number of bytes.
             size = -(-options.size // (MIB * count)) * MIB * count
@@ -130,7 +131,8 @@ def main() -> int:
                 fio_engine=fio_peer.best_engine(),
                 bytes=size,
             )
-            results = Results(about, shlex.join(["make", "bench", f"ARGS={shlex.join(sys.argv[1:])}"]))
+            where = "; ".join(filter(None, (about, memory)))
+            results = Results(where, shlex.join(["make", "bench", f"ARGS={shlex.join(sys.argv[1:])}"]))
             for name in options.only:
                 disks.limit(bench.limit_mb_s)
                 results.comparisons += SECTIONS[name](bench)

@@ -2,29 +2,33 @@
 beside fio's read of as many bytes, and beside torch.load (with and without mmap, every page touched) and
 safetensors. What was loaded is compared each time.
 
-A virtual machine whose hypervisor takes free memory back pays up to 2.5 s/GB for memory that it uses again,
-and when that happens is chance. So before each measurement as much as a load needs is touched and given back,
-for all ways alike.
+Before each load as much new memory as it needs is touched and given back, for all ways alike (see
+guest_memory). How much processor time that takes is shown as well: all loads need it but those into=...
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import model_state
 import safetensors.torch
 import torch
+from guest_memory import touch_new_memory
 from measurement import Comparison, interleave, spent
-from workbench import Workbench, rates
+from timed import Timed
+from workbench import Workbench
 
 import trunkline as tl
 
-Load = Callable[[], dict[str, torch.Tensor]]
+Load: TypeAlias = Callable[[], dict[str, torch.Tensor]]
+LoadInto: TypeAlias = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 MOST_CPU = 0.15  # seconds per GB, verification included
+INTO = "Checkpointer, into=..."
+OURS = (".pt", ".safetensors", "Checkpointer", INTO)
 
 
 def measure(bench: Workbench) -> list[Comparison]:
@@ -35,7 +39,7 @@ def measure(bench: Workbench) -> list[Comparison]:
     return rows
 
 
-def forget(files: list[Path]) -> None:
+def make_cold(files: list[Path]) -> None:
     """Drop the files from the page cache."""
     for path in files:
         fd = os.open(path, os.O_RDONLY)
@@ -45,37 +49,40 @@ def forget(files: list[Path]) -> None:
             os.close(fd)
 
 
-def warm_memory(nbytes: int) -> None:
-    with mmap.mmap(-1, nbytes) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(23)  # MADV_POPULATE_WRITE
-
-
-class Timed:
-    """Ways to load, each timed for speed (its result) and processor time (cpu, by name), and checked."""
+class Loads:
+    """Makes the measurements of loads."""
 
     def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
-        self.bytes = model_state.total_bytes(bench.state)
-        self.cpu: dict[str, list[float]] = {}
+        self.timed = Timed(bench)
+        self._state = bench.state
+        self._bytes = model_state.total_bytes(bench.state)
 
     def __call__(self, name: str, load: Load, files: list[Path]) -> Callable[[], float]:
-        def run() -> float:
-            forget(files)
-            self.bench.disks.rest()
-            warm_memory(self.bytes * 5 // 4)
-            with spent() as time:
-                loaded = load()
-            gb_s, cpu = rates(self.bytes, time.seconds, time.cpu_seconds)
-            self.cpu.setdefault(name, []).append(cpu)
-            if not model_state.same(loaded, self.bench.state):
+        def before() -> None:
+            make_cold(files)
+            touch_new_memory(self._bytes)
+
+        def check(loaded: dict[str, torch.Tensor]) -> None:
+            if not model_state.same(loaded, self._state):
                 raise SystemExit(f"bench: what {name} loaded differs from the state")
-            return gb_s
 
-        return run
+        return self.timed(name, load, before=before, after=check)
 
-    def cpu_of(self, name: str) -> list[float]:
-        return self.cpu[name][1:]  # the first was the warming up
+    def into(self, name: str, load: LoadInto, files: list[Path]) -> Callable[[], float]:
+        """A load into tensors that are there already, as of a model that was just made."""
+        target = {key: torch.empty_like(tensor) for key, tensor in self._state.items()}
+
+        def zeroed_target() -> None:
+            for tensor in target.values():
+                tensor.zero_()
+
+        run = self(name, lambda: load(target), files)
+
+        def cleared_and_run() -> float:
+            zeroed_target()
+            return run()
+
+        return cleared_and_run
 
 
 def touched(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -86,7 +93,7 @@ def touched(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def one_disk(bench: Workbench) -> list[Comparison]:
-    directory, timed = bench.first, Timed(bench)
+    directory, loads = bench.first, Loads(bench)
     pt, st = directory / "m.pt", directory / "m.safetensors"
     checkpointer = tl.Checkpointer(directory / "steps", keep=1)
     with bench.without_limit():
@@ -94,52 +101,62 @@ def one_disk(bench: Workbench) -> list[Comparison]:
         tl.save(bench.state, st)
         checkpointer.save(1, bench.state, block=True)
     shards = list((directory / "steps").rglob("*.safetensors"))
+    new_memory: list[float] = []
 
-    def fio() -> float:
-        return bench.fio([directory / "fio"], "read")[0]
+    def touch() -> float:
+        with spent() as time:
+            touch_new_memory(bench.bytes)
+        new_memory.append(time.cpu_seconds / bench.bytes * 1e9)
+        return bench.bytes / time.seconds / 1e9
 
     ways = {
-        ".pt": timed(".pt", lambda: tl.load(pt), [pt]),
-        "torch.load": timed("torch.load", lambda: torch.load(pt, weights_only=True), [pt]),
-        "torch.load, mmap": timed(
+        ".pt": loads(".pt", lambda: tl.load(pt), [pt]),
+        "torch.load": loads("torch.load", lambda: torch.load(pt, weights_only=True), [pt]),
+        "torch.load, mmap": loads(
             "torch.load, mmap", lambda: touched(torch.load(pt, weights_only=True, mmap=True)), [pt]
         ),
-        ".safetensors": timed(".safetensors", lambda: tl.load(st), [st]),
-        "safetensors": timed("safetensors", lambda: touched(safetensors.torch.load_file(st)), [st]),
-        "Checkpointer": timed("Checkpointer", checkpointer.load, shards),
-        "fio": fio,
+        ".safetensors": loads(".safetensors", lambda: tl.load(st), [st]),
+        "safetensors": loads("safetensors", lambda: touched(safetensors.torch.load_file(st)), [st]),
+        "Checkpointer": loads("Checkpointer", checkpointer.load, shards),
+        INTO: loads.into(INTO, lambda target: checkpointer.load(into=target), shards),
+        "new memory": touch,
+        "fio": lambda: bench.fio([directory / "fio"], "read")[0],
     }
     got = interleave(bench.rounds, ways, "loading, one disk")
     for path in (pt, st, directory / "fio"):
         path.unlink()
     shutil.rmtree(directory / "steps")
-    pairs = {
-        ".pt": ("fio", "torch.load", "torch.load, mmap"),
-        ".safetensors": ("fio", "safetensors"),
-        "Checkpointer": ("fio",),
-    }
+    stock = {".pt": ["torch.load", "torch.load, mmap"], ".safetensors": ["safetensors"]}
     rows = [
         Comparison(
             *("loading", f"one disk, {ours}", "GB/s", peer, got[ours], got[peer]),
             at_least=0.97 if peer == "fio" else None,
         )
-        for ours, peers in pairs.items()
-        for peer in peers
+        for ours in OURS
+        for peer in ("fio", *stock.get(ours, ()))
     ]
     rows += [
         Comparison(
-            *("loading: processor time", f"one disk, {ours}", "CPU s/GB", peers[1]),
-            *(timed.cpu_of(ours), timed.cpu_of(peers[1])),
+            *("loading: processor time", f"one disk, {ours}", "CPU s/GB", peer),
+            *(loads.timed.cpu_of(ours), loads.timed.cpu_of(peer)),
             compared="ours",
             at_most=MOST_CPU,
         )
-        for ours, peers in {**pairs, "Checkpointer": ("fio", "torch.load")}.items()
+        for ours in OURS
+        for peer in [stock.get(ours, ["torch.load"])[0]]
     ]
+    rows.append(
+        Comparison(
+            *("loading: processor time", "as much new memory, touched", "CPU s/GB", "torch.load"),
+            *(new_memory[1:], loads.timed.cpu_of("torch.load")),
+            compared="ours",
+        )
+    )
     return rows
 
 
 def several_disks(bench: Workbench) -> list[Comparison]:
-    directories, timed = bench.disks.directories, Timed(bench)
+    directories, loads = bench.disks.directories, Loads(bench)
     volumes = [directory / "steps" for directory in directories]
     for volume in volumes:
         volume.mkdir()
@@ -149,16 +166,18 @@ def several_disks(bench: Workbench) -> list[Comparison]:
     shards = [shard for volume in volumes for shard in volume.rglob("*.safetensors")]
     files = [directory / "fio" for directory in directories]
     ways = {
-        "Checkpointer": timed("Checkpointer", checkpointer.load, shards),
+        "Checkpointer": loads("Checkpointer", checkpointer.load, shards),
+        INTO: loads.into(INTO, lambda target: checkpointer.load(into=target), shards),
         "fio": lambda: bench.fio(files, "read")[0],
     }
     got = interleave(bench.rounds, ways, f"loading, {len(files)} disks")
     for path in (*files, directories[0] / "run", *volumes):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    peer = f"fio on {len(files)} files"
+    peers = {f"fio on {len(files)} files": got["fio"]}
+    if bench.limit_mb_s:
+        peers["the limit"] = [bench.limit_mb_s * len(files) / 1e3] * bench.rounds
     return [
-        Comparison(
-            *("loading", f"{len(files)} disks, Checkpointer", "GB/s", peer, got["Checkpointer"], got["fio"]),
-            at_least=0.95,
-        )
+        Comparison("loading", f"{len(files)} disks, {ours}", "GB/s", peer, got[ours], theirs, at_least=0.95)
+        for ours in ("Checkpointer", INTO)
+        for peer, theirs in peers.items()
     ]

@@ -13,10 +13,11 @@ from pathlib import Path
 import model_state
 import safetensors.torch
 import torch
-from measurement import Comparison, interleave, spent
+from measurement import Comparison, interleave
+from timed import Timed
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
-from workbench import Workbench, rates
+from workbench import Workbench
 
 import trunkline as tl
 
@@ -42,36 +43,6 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-class Timed:
-    """Ways to save, each timed for speed (its result) and processor time (cpu, by name)."""
-
-    def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
-        self.bytes = model_state.total_bytes(bench.state)
-        self.cpu: dict[str, list[float]] = {}
-
-    def __call__(self, name: str, save: Way, remove: Way) -> Callable[[], float]:
-        def run() -> float:
-            self.bench.disks.rest()
-            with spent() as time:
-                save()
-            gb_s, cpu = rates(self.bytes, time.seconds, time.cpu_seconds)
-            self.cpu.setdefault(name, []).append(cpu)
-            remove()
-            return gb_s
-
-        return run
-
-    def cpu_of(self, name: str) -> list[float]:
-        return self.cpu[name][1:]  # the first was the warming up
-
-    def fio(self, files: list[Path], rw: str) -> Callable[[], float]:
-        def run() -> float:
-            return self.bench.fio(files, rw)[0]
-
-        return run
-
-
 def one_disk(bench: Workbench, place: str, limited: bool) -> list[Comparison]:
     state, directory = bench.state, bench.first
     timed = Timed(bench)
@@ -91,7 +62,7 @@ def one_disk(bench: Workbench, place: str, limited: bool) -> list[Comparison]:
 
         return run
 
-    def remove_stock() -> None:
+    def remove_stock(_: None) -> None:
         if stock.is_dir():
             shutil.rmtree(stock)
         else:
@@ -100,19 +71,19 @@ def one_disk(bench: Workbench, place: str, limited: bool) -> list[Comparison]:
     def to_dcp() -> None:
         save_by_dcp(state, storage_writer=FileSystemWriter(stock, sync_files=True), no_dist=True)
 
-    def nothing() -> None:
-        pass
-
     ways = {
-        ".pt": timed(".pt", lambda: tl.save(state, pt), pt.unlink),
-        "torch.save": timed("torch.save", save_stock(lambda path: torch.save(state, path)), remove_stock),
-        ".safetensors": timed(".safetensors", lambda: tl.save(state, st), st.unlink),
-        "safetensors": timed(
-            *("safetensors", save_stock(lambda path: safetensors.torch.save_file(state, path))), remove_stock
+        ".pt": timed(".pt", lambda: tl.save(state, pt), after=lambda _: pt.unlink()),
+        "torch.save": timed(
+            *("torch.save", save_stock(lambda path: torch.save(state, path))), after=remove_stock
         ),
-        "Checkpointer": timed("Checkpointer", checkpoint, nothing),
-        "DCP": timed("DCP", to_dcp, remove_stock),
-        "fio": timed.fio([directory / "fio"], "write"),
+        ".safetensors": timed(".safetensors", lambda: tl.save(state, st), after=lambda _: st.unlink()),
+        "safetensors": timed(
+            *("safetensors", save_stock(lambda path: safetensors.torch.save_file(state, path))),
+            after=remove_stock,
+        ),
+        "Checkpointer": timed("Checkpointer", checkpoint),
+        "DCP": timed("DCP", to_dcp, after=remove_stock),
+        "fio": lambda: bench.fio([directory / "fio"], "write")[0],
     }
     check_saved(bench, pt, st, checkpoint, checkpointer)
     got = interleave(bench.rounds, ways, f"saving, {place}")
@@ -175,8 +146,8 @@ def several_disks(bench: Workbench) -> list[Comparison]:
 
     files = [directory / "fio" for directory in directories]
     ways = {
-        "Checkpointer": timed("Checkpointer", checkpoint, lambda: None),
-        "fio": timed.fio(files, "write"),
+        "Checkpointer": timed("Checkpointer", checkpoint),
+        "fio": lambda: bench.fio(files, "write")[0],
     }
     got = interleave(bench.rounds, ways, f"saving, {len(files)} disks")
     if not model_state.same(checkpointer.load(), bench.state):
