@@ -1,6 +1,5 @@
 """The command line, run as users run it: the program of the package, or the one that TRUNKLINE_CLI names."""
 
-import importlib.util
 import json
 import os
 import pty
@@ -15,22 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_program import PROGRAM
 
 CASES = ["read", "write fresh", "write preallocated", "write overwrite"]
 SMALL = ["--size", "8MiB", "--block", "64KiB", "--queue-depth", "8", "--repeat", "1"]
-
-
-def _program() -> Path:
-    named = os.environ.get("TRUNKLINE_CLI")
-    if named:
-        return Path(named)
-    found = importlib.util.find_spec("trunkline")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "bin" / "trunkline"
-
-
-PROGRAM = _program()
 
 
 def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,5 @@
 """`trunkline checkpoint`, run as users run it: the package's program, or the one that TRUNKLINE_CLI names."""
 
-import importlib.util
 import json
 import os
 import pty
@@ -13,24 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support_program import PROGRAM
 
 from trunkline._core import CheckpointStore
 
 if TYPE_CHECKING:
     from conftest import CheckpointWriter
-
-
-def _program() -> Path:
-    named = os.environ.get("TRUNKLINE_CLI")
-    if named:
-        return Path(named)
-    found = importlib.util.find_spec("trunkline")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "bin" / "trunkline"
-
-
-PROGRAM = _program()
 
 
 def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:

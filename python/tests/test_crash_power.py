@@ -2,13 +2,13 @@
 
 import errno
 import functools
-import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from support_counts import counts_of
 
 TESTS = Path(__file__).parent
 # Chosen anew by hand: python/tests/crash_rounds.py. Here the same in each run, but for what timing brings.
@@ -41,18 +41,9 @@ def test_every_reported_save_survives_a_power_failure(scenario: str, kinds: list
     for kind in kinds:
         if reason := why_not(kind):
             pytest.skip(reason)
-    result = subprocess.run(
-        [
-            *("unshare", "--mount", sys.executable, TESTS / "crash_rounds.py", scenario),
-            *("--rounds", str(rounds), "--seed", str(SEED)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    counts = counts_of(
+        *(TESTS / "crash_rounds.py", scenario, "--rounds", str(rounds), "--seed", str(SEED)), own_mounts=True
     )
-    assert result.returncode == 0, result.stderr
-    counts = json.loads(result.stdout)
     cuts = sum(counts.get(how, 0) for how in ("flush_all", "flush_log", "flush_nothing"))
     assert cuts == rounds
     # Some came while something was saved: else this shows nothing.
