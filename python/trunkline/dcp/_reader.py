@@ -13,21 +13,20 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from trunkline._core import Engine, FileImage
-from trunkline._errors import Corrupt, Unsupported, exception_of
+from trunkline._errors import Corrupt, exception_of
 from trunkline.checkpoint._transfer import read_images
+from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import parse_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
 from trunkline.dcp._stored import (
     CHUNK_BYTES,
     DataFile,
     StoredItem,
-    directory_argument,
-    is_possible_checkpoint_id,
     manifest_name,
 )
 
 
-class StorageReader(TorchStorageReader):
+class StorageReader(Endpoint, TorchStorageReader):
     """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
 
     `path`: the directory; checkpoint_id of a load takes its place. Each rank reads the bytes that it needs,
@@ -47,27 +46,14 @@ class StorageReader(TorchStorageReader):
         self, path: "str | os.PathLike[str]", *, verify: bool = True, engine: Engine | None = None
     ) -> None:
         """Make a reader; touches nothing. Raises TypeError or ValueError for what names no directory."""
-        super().__init__()
-        self._directory = Path(directory_argument(path, "path"))
+        super().__init__(path, engine)
         self._verify = verify
-        self._engine = engine
         self._load_id = str(uuid.uuid4())
         self._stored: dict[MetadataIndex, StoredItem] = {}
 
-    @property
-    def checkpoint_id(self) -> str:
-        """The directory that is read."""
-        return str(self._directory)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Whether it is the path of a directory that is there or could be made, not a URL."""
-        return is_possible_checkpoint_id(checkpoint_id)
-
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
-        if checkpoint_id is not None:
-            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+        self._move_to(checkpoint_id)
         self._load_id = str(uuid.uuid4())
         self._stored = {}
 
@@ -197,13 +183,3 @@ class StorageReader(TorchStorageReader):
         if (directory / ".metadata").exists():
             return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
         return f"{directory}: it holds no complete checkpoint ({path.name} is not there)"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process."""
-        if self._engine is not None:
-            raise Unsupported(
-                None,
-                "engine: an engine does not go to another process; with engine=None each uses its own",
-                None,
-            )
-        return self.__dict__.copy()

@@ -20,6 +20,7 @@ from trunkline._core import Engine, FileImage, Volume, fsync_directory
 from trunkline._errors import Error, Unsupported, exception_of
 from trunkline.checkpoint._transfer import write_images
 from trunkline.dcp import _directory
+from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import format_manifest
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -28,7 +29,6 @@ from trunkline.dcp._stored import (
     DataFile,
     StoredItem,
     directory_argument,
-    is_possible_checkpoint_id,
     is_rank_manifest_name,
     manifest_name,
     new_data_file_name,
@@ -39,7 +39,7 @@ from trunkline.dcp._stored import (
 MOST_COPIED_BYTES = 1 << 30
 
 
-class StorageWriter(TorchStorageWriter):
+class StorageWriter(Endpoint, TorchStorageWriter):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
 
     `path`: the directory, made where missing; checkpoint_id of a save takes its place. All ranks must see it
@@ -72,27 +72,15 @@ class StorageWriter(TorchStorageWriter):
         engine: Engine | None = None,
     ) -> None:
         """Make a writer; touches nothing. Raises TypeError or ValueError for what names no directory."""
-        super().__init__()
-        self._directory = Path(directory_argument(path, "path"))
+        super().__init__(path, engine)
         self._volumes = _volume_directories(volumes)
         self._durable = durable
         self._overwrite = overwrite
-        self._engine = engine
         self._save_id = str(uuid.uuid4())
         self._rank = 0
         self._is_coordinator = False
         self._use_collectives = True
         self._leftovers: list[str] = []  # of other saves, when this one began
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The directory that is written to."""
-        return str(self._directory)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Whether it is the path of a directory that is there or could be made, not a URL."""
-        return is_possible_checkpoint_id(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what identifies this save in its metadata."""
@@ -100,8 +88,7 @@ class StorageWriter(TorchStorageWriter):
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
-        if checkpoint_id is not None:
-            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+        self._move_to(checkpoint_id)
         self._save_id = str(uuid.uuid4())
         self._leftovers = []
 
@@ -216,16 +203,6 @@ class StorageWriter(TorchStorageWriter):
                     "ended meanwhile, or not all ranks see the same directory",
                     str(path),
                 )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process."""
-        if self._engine is not None:
-            raise Unsupported(
-                None,
-                "engine: an engine does not go to another process; with engine=None each uses its own",
-                None,
-            )
-        return self.__dict__.copy()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,43 @@
+"""What StorageWriter and StorageReader have in common: a directory, and an engine."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trunkline._core import Engine
+from trunkline._errors import Unsupported
+from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
+
+
+class Endpoint:
+    """The directory of a writer or reader, and what is asked of both about it."""
+
+    def __init__(self, path: "str | os.PathLike[str]", engine: Engine | None) -> None:
+        """Raise TypeError or ValueError for what names no directory; touches nothing."""
+        super().__init__()
+        self._directory = Path(directory_argument(path, "path"))
+        self._engine = engine
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory."""
+        return str(self._directory)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Whether it is the path of a directory that is there or could be made, not a URL."""
+        return is_possible_checkpoint_id(checkpoint_id)
+
+    def _move_to(self, checkpoint_id: "str | os.PathLike[str] | None") -> None:
+        if checkpoint_id is not None:
+            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process."""
+        if self._engine is not None:
+            raise Unsupported(
+                None,
+                "engine: an engine does not go to another process; with engine=None each uses its own",
+                None,
+            )
+        return self.__dict__.copy()
