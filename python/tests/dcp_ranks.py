@@ -23,9 +23,9 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType, fully_shard
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 import trunkline as tl
 from trunkline.dcp import _writer
@@ -68,11 +68,36 @@ class Model(torch.nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def trained(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = Model()
+def one_mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def two_meshes() -> DeviceMesh:
+    """Two by as many as there are."""
+    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+
+
+def by_fsdp2(model: Model, mesh: DeviceMesh) -> torch.nn.Module:
     fully_shard(model.second, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return model
+
+
+def by_fsdp1(model: Model, mesh: DeviceMesh) -> torch.nn.Module:
+    strategy = ShardingStrategy.FULL_SHARD if mesh.ndim == 1 else ShardingStrategy.HYBRID_SHARD
+    wrapped = FullyShardedDataParallel(
+        model, device_mesh=mesh, sharding_strategy=strategy, device_id=torch.device("cpu")
+    )
+    FullyShardedDataParallel.set_state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT)
+    return wrapped
+
+
+def trained(
+    steps: int,
+    wrap: Callable[[Model, DeviceMesh], torch.nn.Module] = by_fsdp2,
+    mesh: Callable[[], DeviceMesh] = one_mesh,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = wrap(Model(), mesh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(steps):
         model(numbers(4, 5, seed=step)).square().sum().backward()
@@ -83,7 +108,7 @@ def trained(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def sharded(fill: bool) -> dict[str, torch.Tensor]:
     """DTensors of odd shapes, sharded along each dimension, and replicated."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = one_mesh()
     state = {}
     for seed, shape in enumerate(shapes()):
         full = numbers(*shape, seed=seed)
@@ -148,6 +173,43 @@ def read_and_write_again(rank: int, path: Path, argument: str) -> None:
     save({**state, "model": weights, "optimizer": moments}, path / "ckpt")
 
 
+def wrapped_models(rank: int, path: Path, argument: str) -> None:
+    """FSDP2, FSDP1, and each with replicas (HSDP), every one to every other, with their optimizers."""
+    ways = [(wrap, mesh) for wrap in (by_fsdp2, by_fsdp1) for mesh in (one_mesh, two_meshes)]
+    for saved_by in ways:
+        model, optimizer = trained(2, *saved_by)
+        weights, moments = get_state_dict(model, optimizer)
+        expected = full({"model": weights, "optimizer": moments})
+        save({"model": weights, "optimizer": moments}, path / "ckpt")
+        for loaded_by in ways:
+            model, optimizer = trained(0, *loaded_by)
+            weights, moments = get_state_dict(model, optimizer)
+            state = {"model": weights, "optimizer": moments}
+            load(state, path / "ckpt")
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+            weights, moments = get_state_dict(model, optimizer)
+            assert_full(weights, expected["model"])
+            assert_full(moments, expected["optimizer"])
+            dist.barrier()
+
+
+def placements(rank: int, path: Path, argument: str) -> None:
+    """DTensors on two dimensions of ranks and on one, every placement to every other."""
+    whole = numbers(13, 7, seed=4)
+    each: list[Placement] = [Shard(0), Shard(1), Replicate()]
+    placed = [(two_meshes(), [first, second]) for first in each for second in each]
+    placed += [(one_mesh(), [only]) for only in each]
+    for number, (mesh, where) in enumerate(placed):
+        save({"t": distribute_tensor(whole, mesh, where)}, path / f"placed{number}")
+        into = {
+            str(other): distribute_tensor(torch.zeros(13, 7), mesh, where)
+            for other, (mesh, where) in enumerate(placed)
+        }
+        for tensor in into.values():
+            load({"t": tensor}, path / f"placed{number}")
+            assert torch.equal(tensor.full_tensor(), whole), (where, tensor.placements)
+
+
 def specs(length: int, rest: list[int]) -> list[Any]:
     """Ways to cut a tensor along its first dimension over two ranks."""
 
@@ -202,7 +264,7 @@ def sharded_tensors(rank: int, path: Path, argument: str) -> None:
 
 def saving(rank: int, path: Path, argument: str) -> None:
     """Asynchronously in a thread and in a process; without collectives."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = one_mesh()
     for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
         for step in range(2):
             tensor = numbers(301, 40, seed=step)
@@ -302,6 +364,8 @@ def dying(rank: int, path: Path, argument: str) -> None:
 PROGRAMS: list[Callable[[int, Path, str], None]] = [
     write_first,
     read_and_write_again,
+    wrapped_models,
+    placements,
     sharded_tensors,
     saving,
     failing,

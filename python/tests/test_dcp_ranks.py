@@ -70,6 +70,10 @@ def test_four_ranks_then_two_then_three(tmp_path: Path) -> None:
     assert len(list((tmp_path / "ckpt").iterdir())) == 4
 
 
+def test_every_way_of_sharding_to_every_other(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "wrapped_models/4", "placements/4")
+
+
 def test_sharded_tensors_and_ways_of_saving(tmp_path: Path) -> None:
     run_ranks(tmp_path, "sharded_tensors/2", "saving/2")
 
