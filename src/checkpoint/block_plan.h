@@ -2,6 +2,7 @@
 // of one extent, or through a staging block in which pieces of several extents meet. Pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -29,6 +30,8 @@ struct BlockRules {
 
 // Direct blocks begin and end at multiples of this in the file, so that no page is shared by two ways.
 inline constexpr std::uint64_t kDirectGranularity = 4096;
+// Direct blocks under way at once: enough for every lane to be busy, few enough for a cancel to be quick.
+inline constexpr std::size_t kMostDirect = 16;
 // An extent with less than this that could move directly joins its neighbours in a staged block instead.
 inline constexpr std::uint64_t kLeastDirectBytes = 1ULL << 20;
 

@@ -4,21 +4,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "checkpoint/file_rules.h"
+#include "checkpoint/threads.h"
 #include "io/engine_core.h"
 #include "mem/fresh_pages.h"
 
 namespace trunkline::checkpoint {
-namespace {
-
-constexpr std::size_t kMostDirect = 16;  // blocks on their way: enough for every lane to be busy
-
-}  // namespace
+namespace {}  // namespace
 
 ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)) {
@@ -80,17 +75,7 @@ Status ImageReader::read() {
 
 Status ImageReader::read_all() {
   if (auto sizes = check_sizes(); !sizes) return sizes;
-  std::vector<std::jthread> others;
-  const std::size_t useful = std::min<std::size_t>(options_.workers, order_.size());
-  for (std::size_t i = 1; i < useful; ++i) {
-    try {
-      others.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
-      break;  // fewer do it too
-    }
-  }
-  work();
-  others.clear();
+  side_by_side(std::min<std::size_t>(options_.workers, order_.size()), [this] { work(); });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return reading_ == 0; });
   if (error_) return std::unexpected(*error_);
@@ -152,17 +137,10 @@ void ImageReader::send(std::unique_lock<std::mutex>& lock) {
 }
 
 void ImageReader::grow_ring(std::unique_lock<std::mutex>& lock) {
-  ring_->reserve();
   ++working_;  // the ring is in use meanwhile
-  lock.unlock();
-  auto block = ring_->allocate();
-  lock.lock();
+  const auto grown = ring_->grow(lock, 1);
   --working_;
-  if (block) {
-    ring_->adopt(std::move(*block));
-  } else if (!ring_->settle(1)) {
-    fail(block.error());
-  }
+  if (!grown) fail(grown.error());
   changed_.notify_all();
 }
 

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "checkpoint/file_rules.h"
+#include "checkpoint/threads.h"
 #include "io/engine_core.h"
 #include "io/file_core.h"
 
@@ -17,8 +16,6 @@ namespace trunkline::checkpoint {
 namespace {
 
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
-// Direct blocks under way at once: enough for every lane to be busy, few enough for a cancel to be quick.
-constexpr std::size_t kMostDirect = 16;
 
 std::string encoded(const Patch& patch, std::uint32_t value) {
   if (patch.encoding == PatchEncoding::hex) return fmt::format("{:08x}", value);
@@ -93,17 +90,7 @@ Status ImageWriter::stage() {
       return outcome();
     }
   }
-  std::vector<std::jthread> others;
-  const std::size_t useful = std::min<std::size_t>(options_.copiers, order_.size());
-  for (std::size_t i = 1; i < useful; ++i) {
-    try {
-      others.emplace_back([this] { copy_blocks(); });
-    } catch (const std::system_error&) {
-      break;  // fewer do it too
-    }
-  }
-  copy_blocks();
-  others.clear();
+  side_by_side(std::min<std::size_t>(options_.copiers, order_.size()), [this] { copy_blocks(); });
   std::unique_lock lock(mutex_);
   if (!error_) write_deferred(lock);
   return outcome();
@@ -171,17 +158,10 @@ bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Ready& claimed) {
 }
 
 void ImageWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
-  ring_->reserve();
   ++filling_;  // the ring is in use meanwhile
-  lock.unlock();
-  auto block = ring_->allocate();
-  lock.lock();
+  const auto grown = ring_->grow(lock, least_slots_);
   --filling_;
-  if (block) {
-    ring_->adopt(std::move(*block));
-  } else if (!ring_->settle(least_slots_)) {
-    fail(block.error());
-  }
+  if (!grown) fail(grown.error());
   changed_.notify_all();
 }
 

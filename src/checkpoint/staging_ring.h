@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -34,20 +35,23 @@ class StagingRing {
   bool has_free() const { return !free_.empty(); }
   void give_back(Index index) { free_.push_back(index); }
 
-  // Growing takes long, so the owner's lock is not held for it: 1 reserve, 2 unlocked: allocate, 3 adopt.
+  // Growing takes long, so the owner's lock is not held meanwhile. Where no memory is to be had, what is
+  // there must do; it is an error when that is less than `least` blocks.
   bool may_grow() const { return blocks_.size() + growing_ < most_; }
-  void reserve() { ++growing_; }
-  Result<Buffer> allocate() const { return pool_->take(); }
-  void adopt(Buffer block) {
+  Status grow(std::unique_lock<std::mutex>& lock, std::size_t least) {
+    ++growing_;
+    lock.unlock();
+    auto block = pool_->take();
+    lock.lock();
     --growing_;
-    blocks_.push_back(std::move(block));
+    if (!block) {
+      most_ = blocks_.size() + growing_;
+      if (most_ < least) return std::unexpected(block.error());
+      return {};
+    }
+    blocks_.push_back(std::move(*block));
     free_.push_back(blocks_.size() - 1);
-  }
-  // Nothing was to be had: what is there must do. False when nothing is there, or nothing will come back.
-  bool settle(std::size_t least) {
-    --growing_;
-    most_ = blocks_.size() + growing_;
-    return most_ >= least;
+    return {};
   }
 
   std::byte* block(Index index) const { return blocks_[index].data(); }

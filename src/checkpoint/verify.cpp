@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -16,6 +17,7 @@
 
 #include "checkpoint/listing.h"
 #include "checkpoint/tensor_places.h"
+#include "checkpoint/threads.h"
 #include "trunkline/checksum.h"
 #include "trunkline/file.h"
 
@@ -293,9 +295,10 @@ Result<VerifyReport> Verification::run() {
   queues_.resize(manifest_.volumes.size());
   for (std::uint64_t i = 0; i < manifest_.shards.size(); ++i)
     queues_[manifest_.shards[i].volume].shards.push_back(i);
-  std::vector<std::jthread> threads;
-  const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1U, kThreads);
-  for (unsigned i = 0; i < count; ++i) threads.emplace_back([this] { sum_until_stopped(); });
+  auto threads = start_threads(std::clamp(std::thread::hardware_concurrency(), 1U, kThreads),
+                               [this] { sum_until_stopped(); });
+  if (threads.empty())
+    return std::unexpected(system_error(EAGAIN, "starting a thread that computes checksums", directory_));
   const Status fed = feed();
   {
     const std::scoped_lock lock(mutex_);
