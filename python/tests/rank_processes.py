@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import trunkline as tl
-from trunkline.checkpoint import _checkpointer
 from trunkline.checkpoint._ranks import Exchange
+from trunkline.checkpoint._step_save import StepSave
 
 REPLY_SECONDS = 60.0
 
@@ -128,7 +128,7 @@ class Rank:
     def fail_retention(self) -> None:
         """The next removal of old checkpoints fails."""
         for made in self.checkpointers.values():
-            made._store = _Failing(made._store, "retain")
+            made._place.store = _Failing(made._place.store, "retain")
 
     def slow_to_read(self, topic: str, seconds: float) -> None:
         """Look for a message only after a while."""
@@ -181,7 +181,7 @@ def _raise() -> None:
 
 
 def _cut_at(phase: str, action: Any) -> None:
-    save = _checkpointer._Save
+    save = StepSave
     begin, commit, post = save.begin, save._commit, Exchange.post
 
     def cut_begin(self: Any) -> Any:

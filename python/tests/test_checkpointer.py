@@ -209,6 +209,16 @@ def test_debris_is_collected_but_not_of_a_save_under_way(tmp_path: Path) -> None
     assert checkpointer.steps() == [1, 2]
 
 
+def test_what_cannot_be_cleaned_up_is_told(checkpointer: tl.Checkpointer) -> None:
+    checkpointer.save(1, make_state(1), block=True)
+    next(checkpointer.directory.glob("step-00000001/manifest-*")).write_text("{")
+    with pytest.warns(RuntimeWarning, match=r"step-00000001.*manifest"):
+        checkpointer.save(2, make_state(2), block=True)
+    assert_is(checkpointer.load(), 2)
+    with pytest.warns(RuntimeWarning, match=r"step-00000001.*manifest"):
+        tl.Checkpointer(checkpointer.directory)
+
+
 def test_states_without_tensors_and_without_anything(checkpointer: tl.Checkpointer) -> None:
     for step, state in enumerate([{"a": [1, 2]}, {}, None, {"e": torch.empty(0, 3)}]):
         checkpointer.save(step, state, block=True)

@@ -1,0 +1,58 @@
+"""How ranks that save together tell each other what came of it, so that an error of one is heard by all."""
+
+from collections.abc import Callable
+from typing import Any
+
+from trunkline._errors import Error
+from trunkline.checkpoint._ranks import Exchange, RankError, rank_error
+
+
+def told(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
+    """Make something, and tell the others what came of it."""
+    try:
+        value = make()
+    except BaseException as error:
+        exchange.post(topic, _failure(exchange, error))
+        raise
+    exchange.post(topic, {"value": value if isinstance(value, dict) else None})
+    return value
+
+
+def _failure(exchange: Exchange, error: BaseException) -> dict[str, Any]:
+    about = str(error) or type(error).__name__
+    return {"error": about, "rank": getattr(error, "rank", None) or exchange.rank}
+
+
+def cause(exchange: Exchange, error: BaseException) -> BaseException:
+    """What made this rank fail: files that rank 0 removed from under it failed because it gave up before."""
+    if exchange.rank == 0 or isinstance(error, RankError):
+        return error
+    try:
+        outcome = exchange.look("committed", 0)
+    except Error:
+        return error
+    return error if outcome is None or "error" not in outcome else _failed_elsewhere(outcome)
+
+
+def give_up(exchange: Exchange, error: BaseException) -> None:
+    """Tell the others that this rank failed, and end the exchange."""
+    try:
+        for topic in ("placed", "committed") if exchange.rank == 0 else ("written",):
+            exchange.post(topic, _failure(exchange, error))
+    except Error:
+        pass  # the connection is lost: the others find that out for themselves
+    finally:
+        exchange.__exit__(None, None, None)
+
+
+def heard(exchange: Exchange, topic: str) -> Any:
+    """Wait for what came of it at rank 0."""
+    outcome = exchange.read(topic, 0)
+    if "error" in outcome:
+        raise _failed_elsewhere(outcome)
+    return outcome["value"]
+
+
+def _failed_elsewhere(outcome: dict[str, Any]) -> Error:
+    rank = outcome["rank"]
+    return rank_error(rank, f"the checkpoint was not saved: rank {rank}: {outcome['error']}")

@@ -1,0 +1,231 @@
+"""One save of one rank into a directory of checkpoints."""
+
+import errno
+import hashlib
+import json
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._core import Engine, FileSet
+from trunkline._errors import Error
+from trunkline.checkpoint import _shards
+from trunkline.checkpoint._outcomes import cause, give_up, heard, told
+from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
+from trunkline.checkpoint._shares import divide, spread
+from trunkline.checkpoint._state import flatten
+
+# How long a save waits for another process that has the directory locked: for one that collects debris, not
+# for one that saves.
+_PATIENCE_SECONDS = 3.0
+_POLL_SECONDS = 0.01
+
+
+@dataclass
+class Place:
+    """Where a Checkpointer saves, and who with: the same for all of its saves."""
+
+    store: _core.CheckpointStore
+    ranks: Ranks
+    writers: list[int]  # ranks
+    keep: int | None
+    staging_bytes: "int | str | None"
+    engine: Engine | None
+
+
+def warn_of(sweep: dict[str, Any]) -> None:
+    """Warn of what could not be removed, and of checkpoints that cannot be read."""
+    for problem in sweep["problems"]:
+        warnings.warn(f"looking for checkpoints that can go: {problem}", RuntimeWarning, stacklevel=3)
+
+
+class StepSave:
+    """One save of one rank.
+
+    With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
+    a. rank 0 locks the directory, makes that of the step, and tells all where their shards go;
+    b. each writer writes its shards and makes them durable, then tells what it wrote (1 to 3);
+    c. rank 0 waits for all (4), commits the manifest, tells the others, and removes what is too old.
+    """
+
+    def __init__(
+        self, step: int, state: Any, place: Place, stage_all: bool, exchange: Exchange | None
+    ) -> None:
+        """`exchange`: begun; ended by commit() or abandon()."""
+        self._step = step
+        self._stage_all = stage_all
+        self._place = place
+        self._skeleton, tensors = flatten(state)
+        self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
+        self._tensors: list[torch.Tensor] = list(tensors.values())
+        sizes = [about.nbytes for about in self._described]
+        self._layout = spread(sum(sizes), len(place.writers), max(1, len(place.store.volumes)))
+        self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if sum(sizes) else []
+        self._exchange = exchange
+        self._placement: dict[str, Any] = {}
+        self._mine: list[int] = []
+        self._placed: dict[int, list[_shards.Placed]] = {}
+        self._bytes: dict[int, int] = {}
+        self._files: FileSet | None = None
+
+    def begin(self) -> FileSet:
+        """Step a, and the files of this rank."""
+        if self._exchange is None:
+            self._placement = self._begin()
+        elif self._exchange.rank == 0:
+            self._placement = told(self._exchange, "placed", self._begin)
+        else:
+            self._placement = heard(self._exchange, "placed")
+            self._compare(self._exchange.rank)
+        rank = self._place.ranks.rank
+        volumes = self._layout.volumes
+        if rank in self._place.writers[: self._layout.writers]:
+            writer = self._place.writers.index(rank)
+            self._mine = [i for i in range(writer * volumes, (writer + 1) * volumes) if i < len(self._parts)]
+        images = []
+        for index in self._mine:
+            image, self._placed[index] = _shards.lay_out(
+                self._placement["paths"][index], self._tensors, self._described, self._parts[index]
+            )
+            self._bytes[index] = image.nbytes
+            images.append(image)
+        self._tensors = []
+        place = self._place
+        self._files = FileSet(
+            images,
+            engine=place.engine,
+            replace=False,
+            stage_all=self._stage_all,
+            staging_bytes=place.staging_bytes if self._stage_all else None,
+        )
+        return self._files
+
+    def commit(self) -> None:
+        """Steps b and c, once the files of this rank are durable."""
+        written = [self._written(number, index) for number, index in enumerate(self._mine)]
+        exchange = self._exchange
+        if exchange is None:
+            self._commit(written)
+        elif exchange.rank == 0:
+            told(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
+        else:
+            exchange.post("written", {"shards": written})
+            heard(exchange, "committed")
+        if exchange is not None:
+            self._exchange = None  # what fails from now on is not for the others
+            exchange.__exit__(None, None, None)
+        if self._place.ranks.rank == 0:
+            warn_of(self._place.store.retain(self._place.keep))
+            self._place.store.release()
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Tell the others that this rank failed, and remove what was written."""
+        try:
+            if self._exchange is not None:
+                error = cause(self._exchange, error)
+                give_up(self._exchange, error)
+            return error
+        finally:
+            if self._place.ranks.rank == 0:
+                self._place.store.abandon()
+
+    def _begin(self) -> Any:
+        volumes = self._layout.volumes
+        counts = [self._layout.writers] * volumes if self._parts else [0] * volumes
+        counts += [0] * (max(1, len(self._place.store.volumes)) - volumes)
+        placement = self._lock(counts)
+        # The shard of writer w on volume v is number w * volumes + v here.
+        by_volume: dict[int, list[int]] = {}
+        for index, shard in enumerate(placement["shards"]):
+            by_volume.setdefault(shard["volume"], []).append(index)
+        order = [
+            by_volume[volume][writer]
+            for writer in range(self._layout.writers)
+            for volume in sorted(by_volume)
+        ]
+        return {
+            "volumes": placement["volumes"],
+            "shards": [
+                {key: placement["shards"][index][key] for key in ("volume", "file")} for index in order
+            ],
+            "paths": [placement["shards"][index]["path"] for index in order],
+            "digest": {} if self._exchange is None else self._digest(),
+        }
+
+    def _lock(self, counts: list[int]) -> Any:
+        """Begin in the store. Who opens the directory, maybe to read, has it locked while it collects."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self._place.store.begin(self._step, counts)
+            except Error as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
+
+    def _written(self, number: int, index: int) -> dict[str, Any]:
+        assert self._files is not None
+        return {
+            "index": index,
+            "bytes": self._bytes[index],
+            "crc32c": _shards.format_crc32c(self._files.sums(number)),
+            "pieces": [[*placed.piece, placed.offset] for placed in self._placed[index]],
+        }
+
+    def _digest(self) -> dict[str, str]:
+        about = [[each.name, each.dtype, each.shape] for each in self._described]
+        same = {
+            "step": self._step,
+            "writers or volumes": [self._place.writers, self._place.store.volumes],
+            "state of other names, shapes or values": [self._skeleton, about],
+        }
+        return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
+
+    def _compare(self, rank: int) -> None:
+        """What must be the same on all ranks: nobody writes, and rank 0 hears of it, unless it is."""
+        own = self._digest()
+        other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
+        if other:
+            raise rank_error(
+                rank,
+                f"rank {rank} has another {other[0]} than rank 0; ranks that save together must have the "
+                "same (keep what differs out of the state)",
+            )
+
+    def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        shards = list(written)
+        for rank in range(1, exchange.size):
+            report = exchange.read("written", rank)
+            if "error" in report:
+                raise rank_error(rank, f"rank {rank} failed to save its share: {report['error']}")
+            shards += report["shards"]
+        return sorted(shards, key=lambda shard: int(shard["index"]))
+
+    def _commit(self, written: list[dict[str, Any]]) -> None:
+        tensors: list[dict[str, Any]] = [
+            {"name": about.name, "dtype": about.dtype, "shape": list(about.shape), "pieces": []}
+            for about in self._described
+        ]
+        shards = []
+        for shard in written:  # in order, and so the pieces of each tensor
+            index = shard["index"]
+            shards.append(
+                {**self._placement["shards"][index], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
+            )
+            for tensor, begin, end, offset in shard["pieces"]:
+                tensors[tensor]["pieces"].append([index, offset, end - begin])
+        self._place.store.commit(
+            {
+                "step": self._step,
+                "chunk_bytes": _shards.CHUNK_BYTES,
+                "world_size": self._place.ranks.size,
+                "volumes": self._placement["volumes"],
+                "shards": shards,
+                "tensors": tensors,
+                "state": self._skeleton,
+            }
+        )
