@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -169,7 +170,8 @@ def _kill() -> None:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: one to the process may be taken by another thread, and this one goes on for a moment.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _exit() -> None:
@@ -338,10 +340,10 @@ def debris(directory: Path, volumes: Iterable[Path] = ()) -> list[str]:
     """Files and directories that belong to no checkpoint, once a new Checkpointer was made."""
     checkpointer = tl.Checkpointer(directory, process_group=False)
     known = {directory / "lock", directory / "trunkline-checkpoints.json"}
-    known |= {Path(volume) for volume in checkpointer._store.volumes}
+    known |= {Path(volume) for volume in checkpointer._place.store.volumes}
     for step in checkpointer.steps():
-        manifest = checkpointer._store.read_manifest(step)
-        for path in map(Path, checkpointer._store.shard_paths(manifest)):
+        manifest = checkpointer._place.store.read_manifest(step)
+        for path in map(Path, checkpointer._place.store.shard_paths(manifest)):
             known |= {path, path.parent}
         name = f"step-{step:08}"
         known |= {directory / name, directory / name / f"manifest-{manifest['commit']:010}"}
