@@ -4,11 +4,14 @@ import collections
 import gc
 import io
 import itertools
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 import zipfile
 from collections.abc import Callable
@@ -510,6 +513,52 @@ def test_settings_of_torch_are_kept(tmp_path: Path) -> None:
     assert b"128" in stock.getvalue()
     for path in paths:
         check_stock(path, torch.arange(2000))
+
+
+def test_an_interrupt_leaves_no_setting_of_torch_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With skip_data left on, whatever torch.save wrote later would be zeros."""
+    skip_data = torch.serialization.skip_data
+    restore = skip_data.__exit__
+
+    def interrupted(self: Any, *about: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.05)  # the handler runs in the main thread, and raises here if that is this one
+        restore(self, *about)
+
+    def on_signal(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(skip_data, "__exit__", interrupted)
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _pt.lay_out(torch.arange(3), str(tmp_path / "x.pt"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    stock = io.BytesIO()
+    torch.save(torch.arange(1, 4), stock)
+    stock.seek(0)
+    assert torch.load(stock).tolist() == [1, 2, 3]
+    assert config.save.storage_alignment == 64
+
+
+class SavesAnother:
+    """Is pickled as the path of a file that it saves."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        save(torch.arange(5), self.path)
+        return str, (str(self.path),)
+
+
+def test_an_object_that_saves_another_while_it_is_pickled(tmp_path: Path) -> None:
+    save([SavesAnother(tmp_path / "inner.pt")], tmp_path / "outer.pt")
+    check_stock(tmp_path / "inner.pt", torch.arange(5))
+    assert torch.load(tmp_path / "outer.pt", weights_only=False) == [str(tmp_path / "inner.pt")]
 
 
 def test_no_reference_to_storages_remains(tmp_path: Path) -> None:

@@ -173,7 +173,6 @@ def test_a_corrupt_tensor_is_named(tmp_path: Path) -> None:
             assert torch.equal(_pt.load(path, verify=False)["model"][name][:500], state["model"][name][:500])
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # torch's remark on what it then refuses
 @pytest.mark.parametrize("flip", [0x01, 0xFF])
 def test_every_flipped_byte(tmp_path: Path, flip: int) -> None:
     path = tmp_path / "state.pt"

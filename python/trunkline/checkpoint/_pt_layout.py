@@ -12,7 +12,6 @@ import pickle
 import threading
 from bisect import bisect_right
 from collections import ChainMap
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +21,14 @@ from torch.utils.serialization import config
 from trunkline import _core
 from trunkline._errors import Error, Unsupported
 from trunkline.checkpoint import _pt_zip
+from trunkline.checkpoint._own_thread import run_in_own_thread
 
 # Blocks of direct I/O: with payloads at multiples of it, every storage moves without a copy on either way.
 STORAGE_ALIGNMENT = 4096
 
 # Held while torch's settings are other than the user's: in older versions of torch they are the process's.
 _settings = threading.RLock()
+_this_thread = threading.local()
 
 
 class Capture:
@@ -85,8 +86,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
         return tensor.__reduce_ex__(2)  # type: ignore[no-untyped-call]
     # Under skip_data, which is a thread's own, torch refuses quantised tensors and warns of meta tensors,
     # though their pickles are the same: another thread makes them without.
-    with ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(tensor.__reduce_ex__, 2).result()
+    return run_in_own_thread(lambda: tensor.__reduce_ex__(2))  # type: ignore[no-untyped-call]
 
 
 # Only what has no __reduce_ex__ of its own.
@@ -133,6 +133,21 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
+def _capture(obj: object, path: str) -> tuple[Capture, dict[str, torch.UntypedStorage]]:
+    """What torch.save writes without the data, and the storages by their keys."""
+    capture = Capture()
+    noted: dict[str, torch.UntypedStorage] = {}
+    settings = {"save.storage_alignment": STORAGE_ALIGNMENT, "save.compute_crc32": True}
+    _this_thread.lays_out = True
+    try:
+        with _settings, config.patch(settings), torch.serialization.skip_data():  # type: ignore[attr-defined]
+            torch.save(obj, capture, pickle_module=_noting_pickler(noted, path))  # type: ignore[arg-type]
+        return capture, dict(noted)
+    finally:
+        # Torch's pickler class refers to it until the garbage collector runs: it must not hold storages.
+        noted.clear()
+
+
 def lay_out(obj: object, path: str) -> "_core.FileImage":
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
@@ -142,17 +157,11 @@ def lay_out(obj: object, path: str) -> "_core.FileImage":
     torch.save raises for what cannot be pickled, Unsupported for a storage that is not in the CPU's memory.
     Thread-safe.
     """
-    capture = Capture()
-    noted: dict[str, torch.UntypedStorage] = {}
-    settings = {"save.storage_alignment": STORAGE_ALIGNMENT, "save.compute_crc32": True}
-    try:
-        with _settings, config.patch(settings), torch.serialization.skip_data():  # type: ignore[attr-defined]
-            torch.save(obj, capture, pickle_module=_noting_pickler(noted, path))  # type: ignore[arg-type]
-        storages = dict(noted)
-    finally:
-        # Torch's pickler class refers to it until the garbage collector runs: it must not hold storages.
-        noted.clear()
-
+    # In a thread of its own: skip_data that stayed after an interrupt would have torch.save write no data.
+    if getattr(_this_thread, "lays_out", False):  # for an object that is pickled by saving another
+        capture, storages = _capture(obj, path)
+    else:
+        capture, storages = run_in_own_thread(lambda: _capture(obj, path))
     size = capture.tell()
     image = _core.FileImage(path, size)
     for offset, piece in capture.pieces():
