@@ -83,8 +83,10 @@ class Checkpointer:
 
         `state` is any nesting of dicts, lists, tuples, numbers, strings, None, CPU tensors and numpy arrays,
         state_dict() of modules and optimizers among them; nothing is pickled. The tensors are copied in the
-        background: they may change once handle.wait_staged() returned. The checkpoint exists, for good, once
-        handle.wait() returned. A step that is there already is replaced in one step.
+        background: they may change once handle.wait_staged() returned (buffers of BatchNorm change in the
+        next forward pass). The checkpoint exists, for good, once handle.wait() returned. A step that is there
+        already is replaced in one step. A RuntimeWarning tells of older ones that should go and cannot be
+        removed, or cannot be read.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
 
