@@ -29,9 +29,11 @@ struct EngineOptions {
   // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation
   // fails. memory: files live in this process (an anonymous file per path), for tests.
   BackendKind backend = BackendKind::automatic;
-  std::optional<unsigned> lanes = {};             // I/O threads, 1 .. 64
-  std::optional<unsigned> queue_depth = {};       // transfers in flight per lane, 1 .. 4096
-  std::optional<std::uint64_t> block_bytes = {};  // largest transfer; a multiple of 4096, 4 KiB .. 1 GiB
+  std::optional<unsigned> lanes = {};        // I/O threads, 1 .. 64
+  std::optional<unsigned> queue_depth = {};  // transfers in flight per lane, 1 .. 4096
+  // Largest transfer; a multiple of 4096, 4 KiB .. 1 GiB; default 4 MiB. What is copied on its way (through
+  // the page cache or a bounce buffer) goes in pieces of 1 MiB at most.
+  std::optional<std::uint64_t> block_bytes = {};
   std::optional<std::uint64_t> pinned_budget_bytes =
       {};                               // hard bound on buffers of this engine; default 1/4 of memory
   std::shared_ptr<Faults> faults = {};  // injected at completions when given
@@ -43,6 +45,8 @@ struct EngineConfig {
   unsigned lanes;
   unsigned queue_depth;
   std::uint64_t block_bytes;
+  std::uint64_t slot_bytes;  // largest transfer that is copied on its way; a blocking operation of no more
+                             // runs on the caller's thread when nothing is queued
   std::uint64_t pinned_budget_bytes;
   std::vector<std::string> features;  // of the backend: "defer_taskrun", "registered_buffers", ...
 };

@@ -14,15 +14,15 @@ namespace nb = nanobind;
 
 namespace {
 
-std::uint64_t block_bytes_of(const std::optional<Engine>& engine) {
-  if (engine) return engine->config().block_bytes;
-  return unwrap(Engine::default_engine()).config().block_bytes;
+std::uint64_t inline_bytes_of(const std::optional<Engine>& engine) {
+  if (engine) return engine->config().slot_bytes;
+  return unwrap(Engine::default_engine()).config().slot_bytes;
 }
 
 }  // namespace
 
 FileObject::FileObject(const std::optional<Engine>& engine, Result<File> opened)
-    : file_(unwrap(std::move(opened))), block_bytes_(block_bytes_of(engine)) {}
+    : file_(unwrap(std::move(opened))), inline_bytes_(inline_bytes_of(engine)) {}
 
 std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
@@ -31,7 +31,7 @@ std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value) cons
   Future future;
   {
     const GilReleased unlocked;
-    if (view.memory().bytes <= block_bytes_) {
+    if (view.memory().bytes <= inline_bytes_) {
       result = file_.pread(view.memory(), offset);
     } else {
       future = file_.async_pread(view.memory(), offset);
@@ -47,7 +47,7 @@ std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value) con
   Future future;
   {
     const GilReleased unlocked;
-    if (view.memory().bytes <= block_bytes_) {
+    if (view.memory().bytes <= inline_bytes_) {
       result = file_.pwrite(view.memory(), offset);
     } else {
       future = file_.async_pwrite(view.memory(), offset);

@@ -67,14 +67,13 @@ void register_file(nb::module_& module) {
            "Fills all of `buffer` from `offset` and returns its size in bytes.\n\n"
            "Raises EndOfFile when the file ends before, another trunkline.Error when the reading fails. "
            "Other threads run\n"
-           "meanwhile; Ctrl-C cancels a read of more than one block (Engine.block_bytes).")
+           "meanwhile; Ctrl-C cancels a read of more than 1 MiB.")
       .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0,
            nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> int"),
            "Writes all of `buffer` at `offset` and returns its size in bytes.\n\n"
            "Not durable before sync(). Raises trunkline.Error when the writing fails; the bytes of its range "
            "are then\n"
-           "unspecified. Other threads run meanwhile; Ctrl-C cancels a write of more than one block "
-           "(Engine.block_bytes).")
+           "unspecified. Other threads run meanwhile; Ctrl-C cancels a write of more than 1 MiB.")
       .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0,
            nb::sig(
                "def async_pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> Future"),

@@ -17,9 +17,10 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
   const Run run = file->layout.locate(offset + issued, memory.bytes - issued);
   Member& member = file->members[run.member];
   const os::DirectLimits& limits = member.pair.limits;
-  // A slot holds one block: unless that is a multiple of the alignment, what is rounded out to it may not
-  // fit.
-  const bool fits = block_bytes % limits.offset_alignment == 0;
+  // Unless a slot is a multiple of the alignment, what is rounded out to it may not fit; nor may a block's
+  // end be one.
+  const bool fits =
+      slot_bytes(block_bytes) % limits.offset_alignment == 0 && block_bytes % limits.offset_alignment == 0;
   const PlanLimits plan{
       .direct = limits.usable && fits && !member.direct_refused.load(std::memory_order_relaxed),
       .memory_alignment = limits.memory_alignment,

@@ -82,7 +82,7 @@ Status EngineCore::start_lanes(BackendKind kind) {
     const io::LaneOptions lane{.backend = kind,
                                .index = index,
                                .depth = config_.queue_depth,
-                               .slot_bytes = config_.block_bytes,
+                               .slot_bytes = config_.slot_bytes,
                                .slots = bounce_slots(std::min(kMaxLaneSlots, config_.queue_depth)),
                                .budget = budget_,
                                .faults = faults_};
@@ -100,7 +100,7 @@ Status EngineCore::start_lanes(BackendKind kind) {
 // Slots of one pool. Half of the budget at most is for bouncing, shared by the lanes and inline work; the
 // rest is the user's.
 unsigned EngineCore::bounce_slots(unsigned most) const {
-  const std::uint64_t room = config_.pinned_budget_bytes / 2 / config_.block_bytes / (config_.lanes + 1);
+  const std::uint64_t room = config_.pinned_budget_bytes / 2 / config_.slot_bytes / (config_.lanes + 1);
   return static_cast<unsigned>(std::min<std::uint64_t>(room, most));
 }
 
@@ -137,7 +137,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
     return std::unexpected(begun.error());
   Status ready;
   if (request.op == Op::write && memory.bytes > 0)
-    ready = file->extend(request.offset, memory.bytes, config_.block_bytes);
+    ready = file->extend(request.offset, memory.bytes, config_.slot_bytes);
   if (memory.bytes == 0 || !ready) {
     file->end(request.op, write_epoch);
     if (!ready) return std::unexpected(ready.error());
@@ -191,7 +191,7 @@ void EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations)
 
 Result<std::uint64_t> EngineCore::run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
                                       std::uint64_t offset) {
-  if (memory.bytes <= config_.block_bytes && queue_.empty()) return run_inline(*file, op, memory, offset);
+  if (memory.bytes <= config_.slot_bytes && queue_.empty()) return run_inline(*file, op, memory, offset);
   const File handle(file);
   const Request request{.op = op, .file = &handle, .memory = memory, .offset = offset};
   return submit({&request, 1}).front().result();
@@ -222,8 +222,7 @@ Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const Memory
   if (status) {
     status = file.begin(op, offset, memory.bytes, write_epoch);
     if (status) {
-      if (op == Op::write && memory.bytes > 0)
-        status = file.extend(offset, memory.bytes, config_.block_bytes);
+      if (op == Op::write && memory.bytes > 0) status = file.extend(offset, memory.bytes, config_.slot_bytes);
       if (status) status = move_all_inline({.op = op, .file = &file, .memory = memory, .offset = offset});
       file.end(op, write_epoch);
     }
@@ -245,7 +244,7 @@ Status EngineCore::move_all_inline(io::Cursor cursor) {
 SlotPool& EngineCore::inline_slots() {
   const std::scoped_lock lock(inline_mutex_);
   if (inline_slots_ == nullptr)
-    inline_slots_ = SlotPool::allocate(config_.block_bytes, bounce_slots(kInlineSlots), budget_);
+    inline_slots_ = SlotPool::allocate(config_.slot_bytes, bounce_slots(kInlineSlots), budget_);
   return *inline_slots_;
 }
 

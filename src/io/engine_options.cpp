@@ -65,7 +65,8 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
   EngineConfig config{.backend = options.backend,
                       .lanes = options.lanes.value_or(std::clamp(cores / 2, 1U, 4U)),
                       .queue_depth = options.queue_depth.value_or(32),
-                      .block_bytes = options.block_bytes.value_or(kMiB),
+                      .block_bytes = options.block_bytes.value_or(4 * kMiB),
+                      .slot_bytes = 0,
                       .pinned_budget_bytes = options.pinned_budget_bytes.value_or(memory_bytes() / 4),
                       .features = {}};
   if (config.lanes < 1 || config.lanes > 64)
@@ -75,6 +76,7 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
   if (config.block_bytes < 4096 || config.block_bytes > kGiB || config.block_bytes % 4096 != 0)
     return std::unexpected(
         out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));
+  config.slot_bytes = slot_bytes(config.block_bytes);
   return config;
 }
 

@@ -58,7 +58,7 @@ void probe_registration(const EngineConfig& config, const Buffer& memory, std::v
 // With as much memory as a lane would bounce through, of what the budget has left.
 void probe_memory(const EngineCore& core, std::vector<Refusal>& refused) {
   constexpr std::uint64_t kMost = 64ULL << 20;
-  const std::uint64_t bytes = core.config().block_bytes * core.config().queue_depth;
+  const std::uint64_t bytes = core.config().slot_bytes * core.config().queue_depth;
   const auto memory = Buffer::allocate(std::min(bytes, kMost), core.budget());
   if (!memory) return;
   probe_memory_lock(*memory, refused);

@@ -12,9 +12,13 @@ Piece exact(Way way, std::uint64_t offset, std::uint64_t end) {
   return {way, offset, end - offset, offset, end - offset};
 }
 
-// Pieces end at multiples of the block in the file, so that all but the first start at one.
-std::uint64_t block_end(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
-  return std::min(end, round_down(offset, limits.block_bytes) + limits.block_bytes);
+// Pieces end at multiples of their unit in the file, so that all but the first start at one.
+std::uint64_t unit_end(std::uint64_t unit, std::uint64_t offset, std::uint64_t end) {
+  return std::min(end, round_down(offset, unit) + unit);
+}
+
+std::uint64_t slot_end(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
+  return unit_end(slot_bytes(limits.block_bytes), offset, end);
 }
 
 Piece bounced_read(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
@@ -30,9 +34,9 @@ Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t 
   const bool aligned = first == offset && last == end;
   const bool small = end - offset <= kWholeBounceBytes;
   if (!lands || first >= last || (small && !aligned))
-    return bounced_read(limits, offset, block_end(limits, offset, end));
+    return bounced_read(limits, offset, slot_end(limits, offset, end));
   if (first != offset) return bounced_read(limits, offset, first);
-  return exact(Way::direct, offset, block_end(limits, offset, last));
+  return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
 Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
@@ -43,7 +47,8 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
     return exact(Way::buffered, offset, end);  // less than one unit, or an edge on either side
   if (first != offset) return exact(Way::buffered, offset, first);
   const bool lands = address % limits.memory_alignment == 0;
-  return exact(lands ? Way::direct : Way::bounced, offset, block_end(limits, offset, last));
+  if (!lands) return exact(Way::bounced, offset, slot_end(limits, offset, last));
+  return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
 }  // namespace
@@ -51,7 +56,7 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                  std::uint64_t length) {
   const std::uint64_t end = offset + length;
-  if (!limits.direct) return exact(Way::buffered, offset, block_end(limits, offset, end));
+  if (!limits.direct) return exact(Way::buffered, offset, slot_end(limits, offset, end));
   return op == Op::read ? next_read(limits, address, offset, end) : next_write(limits, address, offset, end);
 }
 

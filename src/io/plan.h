@@ -18,9 +18,17 @@ struct PlanLimits {
   bool direct = false;                 // the file takes direct I/O
   std::uint64_t memory_alignment = 1;  // bytes
   std::uint64_t offset_alignment = 1;  // bytes; divides block_bytes
-  std::uint64_t block_bytes =
-      1ULL << 20;  // a piece's span is at most this, but for small buffered edges of writes
+  // A direct piece is at most this, any other at most slot_bytes() of it, but for small buffered edges of
+  // writes.
+  std::uint64_t block_bytes = 4ULL << 20;
 };
+
+// A piece whose bytes are copied on the way. Large pieces spare commands and wake-ups where the device moves
+// the bytes; a copy should stay in the caches, overlap the next one, and not need much memory.
+inline constexpr std::uint64_t kMostSlotBytes = 1ULL << 20;
+constexpr std::uint64_t slot_bytes(std::uint64_t block_bytes) {
+  return block_bytes < kMostSlotBytes ? block_bytes : kMostSlotBytes;
+}
 
 struct Piece {
   Way way = Way::buffered;

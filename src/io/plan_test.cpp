@@ -109,6 +109,25 @@ TEST(Plan, BufferedFilesAreCutIntoBlocksAlone) {
   EXPECT_EQ(pieces[1].length, 4096U);
 }
 
+TEST(Plan, OnlyDirectPiecesAreLargerThanASlot) {
+  const PlanLimits limits{
+      .direct = true, .memory_alignment = 512, .offset_alignment = 512, .block_bytes = 4 * kMiB};
+  const auto lengths = [&](Op op, std::uintptr_t address) {
+    std::vector<std::uint64_t> found;
+    for (const Piece& piece : cut(op, limits, address, 3 * kMiB, 6 * kMiB)) found.push_back(piece.length);
+    return found;
+  };
+  const std::vector<std::uint64_t> blocks = {kMiB, 4 * kMiB, kMiB};
+  const std::vector<std::uint64_t> slots(6, kMiB);
+  EXPECT_EQ(lengths(Op::read, 4096), blocks);
+  EXPECT_EQ(lengths(Op::write, 4096), blocks);
+  EXPECT_EQ(lengths(Op::read, 4100), slots);
+  EXPECT_EQ(lengths(Op::write, 4100), slots);
+  PlanLimits buffered = limits;
+  buffered.direct = false;
+  for (const Piece& piece : cut(Op::write, buffered, 4096, 3 * kMiB, 6 * kMiB)) EXPECT_EQ(piece.length, kMiB);
+}
+
 // Whatever is asked: the pieces tile the request in order, and what goes past the cache is aligned and fits a
 // block.
 TEST(Plan, EveryCutIsSound) {
@@ -118,7 +137,7 @@ TEST(Plan, EveryCutIsSound) {
     PlanLimits limits{.direct = true,
                       .memory_alignment = alignments[random() % 4],
                       .offset_alignment = alignments[1 + random() % 3],
-                      .block_bytes = std::uint64_t{4096} << (random() % 9)};
+                      .block_bytes = std::uint64_t{4096} << (random() % 11)};
     const Op op = random() % 2 == 0 ? Op::read : Op::write;
     std::uintptr_t address = 1 << 20;
     if (random() % 2 == 0) address += random() % 5000;
@@ -135,7 +154,8 @@ TEST(Plan, EveryCutIsSound) {
       if (piece.way != Way::buffered) {
         const std::uint64_t unit =
             op == Op::write ? std::max(limits.offset_alignment, kWriteGranularity) : limits.offset_alignment;
-        ASSERT_LE(piece.span_length, limits.block_bytes);
+        ASSERT_LE(piece.span_length,
+                  piece.way == Way::direct ? limits.block_bytes : slot_bytes(limits.block_bytes));
         ASSERT_EQ(piece.span_offset % unit, 0U);
         ASSERT_EQ(piece.span_length % unit, 0U);
       }

@@ -17,6 +17,7 @@ Findings healthy() {
                                  .lanes = 1,
                                  .queue_depth = 32,
                                  .block_bytes = 1 << 20,
+                                 .slot_bytes = 1 << 20,
                                  .pinned_budget_bytes = 1 << 30,
                                  .features = {}};
   PathFinding path{
