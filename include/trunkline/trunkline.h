@@ -10,5 +10,6 @@
 #include "trunkline/future.h"
 #include "trunkline/memory.h"
 #include "trunkline/stats.h"
+#include "trunkline/stream.h"
 #include "trunkline/units.h"
 #include "trunkline/volume.h"

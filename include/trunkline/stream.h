@@ -1,0 +1,113 @@
+// Weights larger than memory: read in the order in which a model uses them, over and over, ahead of their
+// use.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trunkline/engine.h"
+#include "trunkline/file.h"
+
+namespace trunkline {
+
+// Some bytes of a unit: where they are stored, and where in the unit's memory they belong. They arrive
+// without a copy where `offset` and `at` have the same remainder by the device's alignment.
+struct StreamPart {
+  std::size_t file = 0;      // index among the stream's files
+  std::uint64_t offset = 0;  // bytes from the file's start
+  std::uint64_t bytes = 0;
+  std::uint64_t at = 0;                        // bytes from the start of the unit's memory
+  std::optional<std::uint32_t> checksum = {};  // CRC-32C
+};
+
+// What is read, used and released as a whole: a decoder layer, or a piece of one.
+struct StreamUnit {
+  std::string name;         // for errors
+  std::uint64_t bytes = 0;  // of memory; all parts lie in it, and do not overlap
+  std::vector<StreamPart> parts;
+};
+
+// Which units stay in memory, and what the others pass through.
+struct StreamPlacement {
+  std::vector<bool> resident;      // by unit
+  std::size_t slots = 0;           // none when all units stay
+  std::uint64_t slot_bytes = 0;    // of the largest unit that does not stay, rounded up to pages
+  std::uint64_t memory_bytes = 0;  // of resident units and slots together
+};
+
+// Places units of these sizes in at most `memory_bytes`. The scan over them is cyclic, so a fixed set stays,
+// never the most recently used ones; it is spread evenly over the cycle, so that the disk is asked for the
+// rest at an even rate. out_of_budget, naming the least that would do, when two slots do not fit.
+Result<StreamPlacement> place_units(std::span<const std::uint64_t> unit_bytes, std::uint64_t memory_bytes,
+                                    std::size_t slots = 2);
+
+enum class StreamVerify {
+  never,
+  once,    // each unit when it is read for the first time, and again whenever its files were modified
+  always,  // each time
+};
+
+struct StreamOptions {
+  std::uint64_t memory_bytes = std::numeric_limits<std::uint64_t>::max();  // resident units and slots
+  std::size_t slots = 2;  // at least; one is used while the others are read
+  StreamVerify verify = StreamVerify::once;
+};
+
+struct StreamStats {
+  std::uint64_t units_read = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t acquired = 0;   // units handed out
+  std::uint64_t waited = 0;     // of these, those that were not there yet
+  std::uint64_t wait_ns = 0;    // time spent waiting for storage
+  std::uint64_t verify_ns = 0;  // time spent on checksums
+  std::uint64_t unused = 0;     // units read, or begun, that were given up for others
+  std::uint64_t failed = 0;     // units whose reading failed
+};
+
+class StreamCore;  // src/stream/stream_core.h
+
+// Units are acquired in their order, cyclically; the next ones are read meanwhile, also over the end of the
+// cycle. Another order works too, at the cost of waiting for the disk. Every member function is thread-safe.
+// Movable, not copyable; destruction cancels what is under way and waits for it.
+class WeightStream {
+ public:
+  // Starts reading. invalid_argument for units that make no sense, out_of_budget when their slots do not fit
+  // in memory_bytes or the engine's budget.
+  static Result<WeightStream> open(const Engine& engine, std::vector<File> files,
+                                   std::vector<StreamUnit> units, const StreamOptions& options = {});
+
+  WeightStream(WeightStream&&) noexcept;
+  WeightStream& operator=(WeightStream&&) noexcept;
+  ~WeightStream();
+
+  // The unit's memory, to be read until its release. Waits for this unit only. A failed read is reported
+  // here, once: acquiring again reads again. corrupt when bytes differ from their checksum; timed_out when
+  // they did not come in time (they still come); invalid_argument when all slots hold acquired units. A unit
+  // acquired several times must be released as often.
+  Result<MemoryView> acquire(std::size_t unit,
+                             std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
+
+  // The unit's memory is used for the next one. invalid_argument when it is not acquired.
+  Status release(std::size_t unit);
+
+  // The order in which units will be acquired from now on: each of them once.
+  Status set_order(std::vector<std::size_t> order);
+
+  const std::vector<StreamUnit>& units() const;
+  const StreamPlacement& placement() const;
+  StreamStats stats() const;
+
+ private:
+  explicit WeightStream(std::unique_ptr<StreamCore> core);
+
+  std::unique_ptr<StreamCore> core_;
+};
+
+}  // namespace trunkline

@@ -1,0 +1,28 @@
+// Whether files were modified since they were looked at last.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "trunkline/file.h"
+
+namespace trunkline {
+
+// Thread-safe.
+class FileStamps {
+ public:
+  explicit FileStamps(std::vector<File> files);
+
+  // Looks at the file. The number grows whenever any of the files was found to be modified.
+  Result<std::uint64_t> look(std::size_t file);
+
+ private:
+  const std::vector<File> files_;
+  std::mutex mutex_;
+  std::vector<std::string> stamps_;  // sizes and times of the members; empty before the first look
+  std::uint64_t modifications_ = 0;
+};
+
+}  // namespace trunkline

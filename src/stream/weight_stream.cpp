@@ -1,0 +1,70 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "stream/stream_core.h"
+#include "trunkline/stream.h"
+
+namespace trunkline {
+namespace {
+
+Status check_units(const std::vector<File>& files, const std::vector<StreamUnit>& units) {
+  const auto wrong = [](const StreamUnit& unit, std::string_view what) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, fmt::format("units: {} {}", unit.name, what)));
+  };
+  if (units.empty()) return std::unexpected(make_error(ErrorKind::invalid_argument, "units: there are none"));
+  for (const File& file : files) {
+    if (!file.valid())
+      return std::unexpected(make_error(ErrorKind::invalid_argument, "files: one is not open"));
+  }
+  for (const StreamUnit& unit : units) {
+    if (unit.bytes == 0) return wrong(unit, "is empty");
+    std::uint64_t total = 0;
+    for (const StreamPart& part : unit.parts) {
+      if (part.file >= files.size()) return wrong(unit, "has a part in a file that is not there");
+      if (part.at > unit.bytes || part.bytes > unit.bytes - part.at)
+        return wrong(unit, "has a part that reaches past its end");
+      if (part.offset + part.bytes < part.offset) return wrong(unit, "has a part past the end of any file");
+      total += part.bytes;
+      if (total > unit.bytes) return wrong(unit, "has parts that overlap");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<WeightStream> WeightStream::open(const Engine& engine, std::vector<File> files,
+                                        std::vector<StreamUnit> units, const StreamOptions& options) {
+  if (auto sound = check_units(files, units); !sound) return std::unexpected(sound.error());
+  std::vector<std::uint64_t> bytes;
+  for (const StreamUnit& unit : units) bytes.push_back(unit.bytes);
+  auto placement = place_units(bytes, options.memory_bytes, options.slots);
+  if (!placement) return std::unexpected(placement.error());
+  auto core = std::make_unique<StreamCore>(engine, std::move(files), std::move(units), std::move(*placement),
+                                           options.verify);
+  if (auto started = core->start(); !started) return std::unexpected(started.error());
+  return WeightStream(std::move(core));
+}
+
+WeightStream::WeightStream(std::unique_ptr<StreamCore> core) : core_(std::move(core)) {}
+WeightStream::WeightStream(WeightStream&&) noexcept = default;
+WeightStream& WeightStream::operator=(WeightStream&&) noexcept = default;
+WeightStream::~WeightStream() = default;
+
+Result<MemoryView> WeightStream::acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout) {
+  return core_->acquire(unit, timeout);
+}
+
+Status WeightStream::release(std::size_t unit) { return core_->release(unit); }
+
+Status WeightStream::set_order(std::vector<std::size_t> order) { return core_->set_order(std::move(order)); }
+
+const std::vector<StreamUnit>& WeightStream::units() const { return core_->units(); }
+
+const StreamPlacement& WeightStream::placement() const { return core_->placement(); }
+
+StreamStats WeightStream::stats() const { return core_->stats(); }
+
+}  // namespace trunkline
