@@ -490,3 +490,17 @@ def test_skip_data_is_refused(tmp_path: Path) -> None:
     torch.save(STATE, path)
     with torch.serialization.skip_data(), pytest.raises(tl.Format, match="skip_data"):
         _pt.load(path)
+
+
+def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.touch()
+    with pytest.raises(tl.CutOff, match="is empty"):
+        tl.load(path)
+    tl.save({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").rename(path)
+    with pytest.raises(tl.Format, match="looks like a safetensors file"):
+        tl.load(path)
+    torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(tl.Format, match=r"read by torch\.load"):
+        tl.load(path)

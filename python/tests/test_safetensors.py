@@ -301,9 +301,15 @@ def test_what_was_renamed_or_cut(tmp_path: Path, engine: tl.Engine) -> None:
     with pytest.raises(tl.Corrupt, match="header is not the one"):
         load(path, engine=engine)
     assert "skalar" in load(path, engine=engine, verify=False)
-    path.write_bytes(data[:-1])
-    with pytest.raises(tl.Format, match="cut off"):
+    for end in (-1, len(data) // 2, 100, 5, 0):
+        path.write_bytes(data[:end])
+        for kind in (tl.Corrupt, tl.Format):  # whichever a program looks for
+            with pytest.raises(kind, match="cut off|it has [05] bytes"):
+                load(path, engine=engine)
+    path.write_bytes(data + b"x")
+    with pytest.raises(tl.Format, match="the last 1 belong to nothing") as caught:
         load(path, engine=engine)
+    assert not isinstance(caught.value, tl.Corrupt)
 
 
 def test_a_file_without_checksums(tmp_path: Path, engine: tl.Engine) -> None:
@@ -563,8 +569,13 @@ def test_a_flip_in_one_of_several_files(
 
 
 def test_a_folder_with_one_file(tmp_path: Path, engine: tl.Engine) -> None:
-    with pytest.raises(FileNotFoundError, match="no safetensors"):
+    with pytest.raises(FileNotFoundError, match="without safetensors files; give the path"):
         load_folder(tmp_path, engine=engine)
+    for other, reader in (("trunkline-checkpoints.json", "Checkpointer"), (".metadata", "StorageReader")):
+        (tmp_path / other).touch()
+        with pytest.raises(FileNotFoundError, match=reader):
+            load_folder(tmp_path, engine=engine)
+        (tmp_path / other).unlink()
     tensors = several()
     save(tensors, tmp_path / "any.safetensors", engine)
     assert_same(load_folder(tmp_path, engine=engine, verify=True), tensors)

@@ -29,6 +29,7 @@ from trunkline._core import version as __version__
 from trunkline._errors import (
     Cancelled,
     Corrupt,
+    CutOff,
     EndOfFile,
     Error,
     Format,
@@ -51,6 +52,7 @@ __all__ = [
     "Cancelled",
     "Checkpointer",
     "Corrupt",
+    "CutOff",
     "EndOfFile",
     "Engine",
     "Error",
@@ -96,3 +98,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name all that is public, also what was not imported yet."""
+    return sorted({*__all__, *_LAZY_MODULES})

@@ -53,6 +53,10 @@ class Format(Error):
     """A file is not of the format that it should be, or of a newer version."""
 
 
+class CutOff(Corrupt, Format):
+    """A file is shorter than it says of itself: not as it was written, and no valid file of its format."""
+
+
 class EndOfFile(Error):
     """A read reaches past the end of the file."""
 
@@ -106,5 +110,5 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
 
 
 # Users know them by the package's name, in tracebacks and in pickles.
-for _public in (Error, Corrupt, Unsupported, Cancelled, Timeout, OutOfBudget, Format, EndOfFile):
+for _public in (Error, Corrupt, CutOff, Unsupported, Cancelled, Timeout, OutOfBudget, Format, EndOfFile):
     _public.__module__ = "trunkline"

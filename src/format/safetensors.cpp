@@ -55,6 +55,13 @@ std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
       make_error(ErrorKind::format, fmt::format("{} is not a valid safetensors file: {}", path, why), path));
 }
 
+std::unexpected<Error> cut_off(const std::string& path, std::string_view why) {
+  return std::unexpected(make_error(
+      ErrorKind::corrupt,
+      fmt::format("{} is not a whole safetensors file: {}; it was cut off: copy or save it again", path, why),
+      path));
+}
+
 std::unexpected<Error> refuse_tensor(const std::string& path, std::string_view name, std::string_view why) {
   return refuse(path, fmt::format("tensor \"{}\": {}", name, why));
 }
@@ -129,10 +136,14 @@ Status check_places(const std::vector<StoredTensor>& tensors, std::uint64_t data
     }
     covered = tensor.end;
   }
-  if (covered != data_bytes) {
-    return refuse(path, fmt::format("its tensors take {} bytes and {} follow the header; it was cut off or "
-                                    "is not whole",
-                                    covered, data_bytes));
+  if (covered > data_bytes) {
+    return cut_off(path,
+                   fmt::format("its tensors take {} bytes and {} follow the header", covered, data_bytes));
+  }
+  if (covered < data_bytes) {
+    return refuse(path, fmt::format("its tensors take {} bytes and {} follow the header; the last {} belong "
+                                    "to nothing",
+                                    covered, data_bytes, data_bytes - covered));
   }
   return {};
 }
@@ -211,8 +222,7 @@ Result<std::uint64_t> parse_safetensors_length(std::span<const std::byte, kLengt
                                     kMaxHeaderBytes));
   }
   if (file_bytes < kLengthBytes || length > file_bytes - kLengthBytes) {
-    return refuse(path, fmt::format("its header has {} bytes, and the whole file {}; it was cut off", length,
-                                    file_bytes));
+    return cut_off(path, fmt::format("its header has {} bytes, and the whole file {}", length, file_bytes));
   }
   return length;
 }

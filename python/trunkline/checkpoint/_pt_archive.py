@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Literal
 
 from trunkline import _core
-from trunkline._errors import Corrupt, Format
+from trunkline._errors import Corrupt, CutOff, Format
 from trunkline.checkpoint import _pt_pickle, _pt_zip
 from trunkline.checkpoint._pt_zip import Record
 
@@ -187,14 +187,20 @@ class Archive:
 
 
 def _check_start(source: Source) -> None:
-    if source.read(0, min(4, source.size)) != b"PK\3\4":
-        what = "is empty" if source.size == 0 else "is not a zip archive as torch.save writes it"
-        raise Format(
-            None,
-            f"{source.path} {what}; a file of torch < 1.6 or of _use_new_zipfile_serialization=False is "
-            "read by torch.load(path, weights_only=True), and torch.save then converts it",
-            source.path,
+    head = source.read(0, min(9, source.size))
+    if head.startswith(b"PK\3\4"):
+        return
+    if source.size == 0:
+        raise CutOff(None, f"{source.path} is empty; copy or save it again", source.path)
+    what = "is not a zip archive as torch.save writes it"
+    if head[8:] == b"{":
+        what += "; it looks like a safetensors file: give it a name that ends in .safetensors"
+    else:
+        what += (
+            "; a file of torch < 1.6 or of _use_new_zipfile_serialization=False is read by "
+            "torch.load(path, weights_only=True), and torch.save then converts it"
         )
+    raise Format(None, f"{source.path} {what}", source.path)
 
 
 def _read_headers(source: Source, directory: _pt_zip.Directory) -> list[bytes]:

@@ -69,7 +69,21 @@ def _find(path: str) -> str:
             )
         if candidates:
             return os.path.join(path, candidates[0])  # noqa: PTH118
-    raise exception_of("system", errno.ENOENT, f"{path} has no safetensors file", path)
+    raise exception_of(
+        "system", errno.ENOENT, f"{path} is a directory without safetensors files{_hint(names)}", path
+    )
+
+
+def _hint(names: list[str]) -> str:
+    """What else the directory is, by the names in it, and what reads that."""
+    if "trunkline-checkpoints.json" in names:
+        return ", one of checkpoints; read it with trunkline.Checkpointer(path).load()"
+    if ".metadata" in names or any(name.startswith("dcp") and name.endswith(".manifest") for name in names):
+        return (
+            ", one of torch.distributed.checkpoint; read it with dcp.load and trunkline.dcp.StorageReader or "
+            "the stock reader"
+        )
+    return "; give the path of the file to load"
 
 
 def _read_index(path: str, engine: Engine | None) -> dict[str, str]:

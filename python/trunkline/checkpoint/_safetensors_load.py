@@ -10,7 +10,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import Engine, FileImage
-from trunkline._errors import Corrupt, Format, Unsupported
+from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums, _transfer
 from trunkline.checkpoint._memory import empty_bytes, is_fresh
@@ -97,10 +97,13 @@ def _header_of(file: "_core.File", path: Path) -> Header:
     head = bytearray(min(_LENGTH_BYTES, file_bytes))
     file.pread(head)
     if len(head) < _LENGTH_BYTES:
-        raise Format(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
-    json = bytearray(_core.parse_safetensors_length(head, file_bytes, path))
-    file.pread(json, _LENGTH_BYTES)
-    metadata, tensors = _core.parse_safetensors(json, file_bytes, path)
+        raise CutOff(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
+    try:
+        json = bytearray(_core.parse_safetensors_length(head, file_bytes, path))
+        file.pread(json, _LENGTH_BYTES)
+        metadata, tensors = _core.parse_safetensors(json, file_bytes, path)
+    except Corrupt as error:
+        raise CutOff(None, error.strerror, name) from None
     stored = [StoredTensor(*fields) for fields in tensors]
     return Header(name, file_bytes, bytes(head + json), metadata, stored)
 

@@ -45,18 +45,19 @@ Verdict verdict_of(std::uint64_t step, const Error& error) {
 
 Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double seconds) {
   const bool ok = report.mismatches.empty();
-  Verdict verdict{
-      .ok = ok,
-      .json = {{"step", manifest.step},
-               {"commit", manifest.commit},
-               {"ok", ok},
-               {"bytes", report.bytes},
-               {"seconds", seconds},
-               {"mismatches", Json::array()}},
-      .text = fmt::format("step {}: {}, {} in {} shards, {}\n", manifest.step,
-                          ok ? "whole" : fmt::format("damaged, {} findings", report.mismatches.size()),
-                          format_bytes(report.bytes), manifest.shards.size(),
-                          format_rate(static_cast<double>(report.bytes) / seconds))};
+  Verdict verdict{.ok = ok,
+                  .json = {{"step", manifest.step},
+                           {"commit", manifest.commit},
+                           {"ok", ok},
+                           {"bytes", report.bytes},
+                           {"seconds", seconds},
+                           {"mismatches", Json::array()}},
+                  .text = fmt::format("step {}: {}, {} in {} shards, {}\n", manifest.step,
+                                      ok ? "whole"
+                                         : fmt::format("damaged, {} finding{}", report.mismatches.size(),
+                                                       report.mismatches.size() == 1 ? "" : "s"),
+                                      format_bytes(report.bytes), manifest.shards.size(),
+                                      format_rate(static_cast<double>(report.bytes) / seconds))};
   for (const Mismatch& each : report.mismatches) {
     verdict.json["mismatches"].push_back(to_json(each));
     verdict.text += fmt::format("  {}\n", printable(each.message));
