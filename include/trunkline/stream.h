@@ -100,6 +100,9 @@ class WeightStream {
   // The order in which units will be acquired from now on: each of them once.
   Status set_order(std::vector<std::size_t> order);
 
+  // What units are handed out from: the slots, and the resident units; either may be empty.
+  std::span<const MemoryView> memory() const;
+
   const std::vector<StreamUnit>& units() const;
   const StreamPlacement& placement() const;
   StreamStats stats() const;

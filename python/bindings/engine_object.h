@@ -25,4 +25,7 @@ struct EngineObject {
 // None is nullopt: the process's default engine, whichever that is at the time of use.
 std::optional<Engine> engine_argument(nanobind::handle value);
 
+// The default engine as it is now for None.
+Engine engine_or_default(nanobind::handle value);
+
 }  // namespace trunkline::python

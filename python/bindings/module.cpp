@@ -19,5 +19,6 @@ NB_MODULE(_core, module) {
   tlp::register_safetensors(module);
   tlp::register_images(module);
   tlp::register_checkpoint_store(module);
+  tlp::register_stream(module);
   tlp::register_shutdown();
 }

@@ -136,6 +136,18 @@ std::optional<Engine> engine_argument(nb::handle value) {
   return nb::cast<EngineObject&>(value).engine;
 }
 
+Engine engine_or_default(nb::handle value) {
+  std::optional<Engine> engine = engine_argument(value);
+  if (engine) return *engine;
+  const GilReleased unlocked;
+  Result<Engine> process_engine = Engine::default_engine();
+  if (!process_engine) {
+    nb::gil_scoped_acquire locked;
+    raise(process_engine.error());
+  }
+  return *process_engine;
+}
+
 void register_engine(nb::module_& module) {
   nb::class_<EngineObject>(
       module, "Engine", nb::is_weak_referenceable(),

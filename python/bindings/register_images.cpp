@@ -84,18 +84,6 @@ unsigned copiers(unsigned share) {
   return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMostCopiers);
 }
 
-Engine engine_or_default(nb::handle value) {
-  std::optional<Engine> engine = engine_argument(value);
-  if (engine) return *engine;
-  const GilReleased unlocked;
-  Result<Engine> process_engine = Engine::default_engine();
-  if (!process_engine) {
-    nb::gil_scoped_acquire locked;
-    raise(process_engine.error());
-  }
-  return *process_engine;
-}
-
 std::vector<checkpoint::Image> arranged(const std::vector<nb::object>& objects) {
   std::vector<checkpoint::Image> images;
   for (const nb::object& object : objects) {

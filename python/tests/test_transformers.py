@@ -199,8 +199,10 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(
         tl.transformers.Trainer, tmp_path
     )  # before torchrun's variable: accelerate heeds it
     monkeypatch.setenv("WORLD_SIZE", "2")
+    from trunkline.transformers._trainer import _refuse_what_cannot_be
+
     with pytest.raises(ValueError, match=r"2 ranks, but the Trainer knows of 1.*use_cpu=True"):
-        tl.transformers._refuse_what_cannot_be(trainer)
+        _refuse_what_cannot_be(trainer)
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from trunkline._errors import (
 if TYPE_CHECKING:
     from trunkline import dcp as dcp
     from trunkline import lightning as lightning
+    from trunkline import stream as stream
     from trunkline import torch as torch
     from trunkline import transformers as transformers
     from trunkline.checkpoint._checkpointer import Checkpointer
@@ -79,7 +80,7 @@ __all__ = [
 
 
 # What needs torch, or a library on top of it, is imported at its first use: the rest works without them.
-_LAZY_MODULES = ("dcp", "lightning", "torch", "transformers")
+_LAZY_MODULES = ("dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint._checkpointer",
     "SaveHandle": "trunkline.checkpoint._save",

@@ -66,6 +66,7 @@ Status StreamCore::start() {
   auto resident = Buffer::allocate_pageable(resident_bytes);
   if (!resident) return std::unexpected(resident.error());
   resident_ = std::move(*resident);
+  memory_ = {slots_.span(), resident_.span()};
 
   places_.resize(placement_.slots);
   for (std::size_t slot = 0; slot < placement_.slots; ++slot)

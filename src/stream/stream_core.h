@@ -1,6 +1,7 @@
 // The ring of slots behind a WeightStream, and what is read into it.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -31,6 +32,7 @@ class StreamCore {
   Status release(std::size_t unit);
   Status set_order(std::vector<std::size_t> order);
 
+  std::span<const MemoryView> memory() const { return memory_; }
   const std::vector<StreamUnit>& units() const { return units_; }
   const StreamPlacement& placement() const { return placement_; }
   StreamStats stats() const;
@@ -93,6 +95,7 @@ class StreamCore {
   const StreamVerify verify_;
   Buffer slots_;
   Buffer resident_;
+  std::array<MemoryView, 2> memory_;
   FileStamps stamps_;
 
   mutable std::mutex mutex_;

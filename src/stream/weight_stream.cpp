@@ -61,6 +61,8 @@ Status WeightStream::release(std::size_t unit) { return core_->release(unit); }
 
 Status WeightStream::set_order(std::vector<std::size_t> order) { return core_->set_order(std::move(order)); }
 
+std::span<const MemoryView> WeightStream::memory() const { return core_->memory(); }
+
 const std::vector<StreamUnit>& WeightStream::units() const { return core_->units(); }
 
 const StreamPlacement& WeightStream::placement() const { return core_->placement(); }

@@ -61,6 +61,11 @@ TEST_F(WeightStreamTest, EveryOrderGivesTheBytesThatWereStored) {
     for (int step = 0; step < 3000; ++step) {
       const std::size_t unit = random_() % stored.units.size();
       auto memory = stream->acquire(unit);
+      if (memory) {
+        ASSERT_TRUE(std::ranges::any_of(stream->memory(), [&](const MemoryView& whole) {
+          return memory->data >= whole.data && memory->data + memory->bytes <= whole.data + whole.bytes;
+        }));
+      }
       if (!memory) {
         ASSERT_EQ(memory.error().kind, ErrorKind::invalid_argument);
         ASSERT_GE(held.size(), slots);

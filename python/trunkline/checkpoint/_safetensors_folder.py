@@ -35,20 +35,24 @@ def load_folder(
     The other arguments and errors are those of load(). Besides, Format is raised for an index that is none
     and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.
     """
-    found = _find(os.fsdecode(path))
-    if not found.endswith(".json"):
-        headers = [read_header(found, engine=engine)]
-    else:
-        weight_map = _read_index(found, engine)
-        folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
-        files = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
-        by_file = {file: read_header(place, engine=engine) for file, place in files.items()}
-        _check_agreement(found, weight_map, by_file)
-        headers = list(by_file.values())
     merged: dict[str, torch.Tensor] = {}
+    headers = folder_headers(path, engine=engine)
     for tensors in load_files(headers, engine=engine, verify=verify, mmap=mmap, read_images=read_images):
         merged.update(tensors)
     return merged
+
+
+def folder_headers(path: Path, *, engine: Engine | None = None) -> list[Header]:
+    """Return the headers of the files that load_folder() loads; errors as its."""
+    found = _find(os.fsdecode(path))
+    if not found.endswith(".json"):
+        return [read_header(found, engine=engine)]
+    weight_map = _read_index(found, engine)
+    folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
+    files = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
+    by_file = {file: read_header(place, engine=engine) for file, place in files.items()}
+    _check_agreement(found, weight_map, by_file)
+    return list(by_file.values())
 
 
 def _find(path: str) -> str:

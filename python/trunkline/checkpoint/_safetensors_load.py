@@ -164,7 +164,7 @@ def _mapped(header: Header) -> dict[str, torch.Tensor]:
         raise Corrupt(None, f"{header.path} changed its size while it was loaded", header.path)
     tensors: dict[str, torch.Tensor] = {}
     for stored in header.tensors:
-        dtype, shape = _dtype_and_shape(stored, header.path)
+        dtype, shape = dtype_and_shape(stored, header.path)
         if stored.begin == stored.end:
             tensors[stored.name] = _empty(stored, header.path)
             continue
@@ -177,7 +177,7 @@ def _mapped(header: Header) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple[int, ...]]:
+def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return what torch calls dtype and shape of a tensor."""
     shape = stored.shape
     try:
@@ -199,7 +199,7 @@ def _dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tupl
 
 def _empty(stored: StoredTensor, path: str) -> torch.Tensor:
     """Return memory for a tensor: each large one in pages of its own, which are freed with it."""
-    dtype, shape = _dtype_and_shape(stored, path)
+    dtype, shape = dtype_and_shape(stored, path)
     nbytes = stored.end - stored.begin
     return _shaped(empty_bytes(nbytes).view(dtype), shape, stored.name, path)
 

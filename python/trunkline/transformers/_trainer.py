@@ -1,12 +1,4 @@
-"""Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer.
-
-    import trunkline as tl
-
-    trainer = tl.transformers.Trainer(model=model, args=arguments, train_dataset=dataset)
-    trainer.train(resume_from_checkpoint=trainer.checkpointer.latest() is not None)
-
-Needs the package transformers, of version 5, and accelerate.
-"""
+"""Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer."""
 
 import copy
 import os

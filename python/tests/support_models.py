@@ -1,0 +1,67 @@
+"""Small language models with random weights, in folders as transformers saves them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+import torch  # noqa: E402
+
+_COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+ARCHITECTURES: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**_COMMON),
+    "llama, tied": lambda: transformers.LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "qwen3": lambda: transformers.Qwen3Config(**_COMMON, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=8),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**_COMMON, head_dim=16, sliding_window=8),
+    "phi3": lambda: transformers.Phi3Config(**_COMMON, pad_token_id=0),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=4, n_head=4, n_positions=64),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=97,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=64,
+    ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **_COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**_COMMON, num_local_experts=4),
+}
+
+
+def make_folder(
+    folder: Path, kind: str = "llama", dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> Path:
+    """Save a model of random weights, in shards."""
+    torch.manual_seed(seed)
+    config = ARCHITECTURES[kind]()
+    config.dtype = dtype
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder, max_shard_size="150KB")
+    return folder
+
+
+def stock(folder: Path, **options: Any) -> Any:
+    """Load the model as transformers does."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+
+
+def prompt(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
+    """Make inputs of several rows, the first of them padded on the left."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 90, (rows, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    return {"input_ids": ids, "attention_mask": mask}

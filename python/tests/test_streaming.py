@@ -1,0 +1,379 @@
+"""Models whose weights are streamed do what fully loaded ones do, bit for bit."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support_models import ARCHITECTURES, make_folder, prompt, stock, transformers
+
+import trunkline as tl
+from trunkline.stream._streaming import streaming_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def least(folder: Path, **options: Any) -> int:
+    """Return the smallest budget, as the error names it."""
+    with pytest.raises(tl.OutOfBudget) as caught:
+        tl.transformers.from_pretrained(folder, memory_budget=1, **options)
+    found = re.search(r"the least is (\d+) bytes", str(caught.value))
+    assert found
+    return int(found[1])
+
+
+def streamed(folder: Path, more: int = 0, **options: Any) -> Any:
+    """Load with the smallest budget, and `more` bytes."""
+    model = tl.transformers.from_pretrained(folder, memory_budget=least(folder, **options) + more, **options)
+    assert streaming_of[model].streamed_bytes > 0
+    return model
+
+
+def logits(model: Any, **options: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model(**prompt(), **options).logits
+    return result
+
+
+def generated(model: Any, **options: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    result: torch.Tensor = model.generate(**prompt(), max_new_tokens=8, pad_token_id=0, **options)
+    return result
+
+
+def several_times(model: Any) -> None:
+    """What is read ahead of a change is still good."""
+    for _ in range(3):
+        generated(model, do_sample=False)
+
+
+@pytest.mark.parametrize("kind", list(ARCHITECTURES))
+def test_every_architecture_is_equal_to_the_fully_loaded_model(kind: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, kind)
+    expected = stock(folder)
+    # By the layer, by the module, and by the module with some of them in memory.
+    for unit_bytes, more in ((None, 0), (1, 0), (1, 60_000)):
+        model = streamed(folder, more, unit_bytes=unit_bytes)
+        assert torch.equal(logits(model), logits(expected))
+        unused = streaming_of[model].stream.stats()["unused"]  # type: ignore[union-attr]
+        assert torch.equal(logits(model), logits(expected))
+        assert torch.equal(generated(model, do_sample=False), generated(expected, do_sample=False))
+        # Modules may run in another order than they stand in; that is known after the first pass.
+        assert streaming_of[model].stream.stats()["unused"] <= unused + 2  # type: ignore[union-attr]
+        assert type(model) is type(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_dtype_and_its_conversions(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "qwen3", dtype)
+    assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+    for other in (torch.float32, torch.bfloat16):
+        model = streamed(folder, dtype=other)
+        assert model.dtype == other
+        assert torch.equal(logits(model), logits(stock(folder, dtype=other)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True},
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": False, "use_cache": False},
+        {"do_sample": True, "num_beams": 2, "top_k": 5},
+    ],
+    ids=str,
+)
+def test_every_way_to_generate(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    assert torch.equal(generated(streamed(folder), **options), generated(stock(folder), **options))
+
+
+def test_a_prompt_is_one_pass(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    binding = streaming_of[model].binding
+    assert binding
+    model.generate(torch.arange(3, 50).reshape(1, -1), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert binding.passes == 5
+
+
+def test_stats_say_what_was_done(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = streamed(folder)
+    assert tl.stream.stats(model)["passes"] == 0
+    generated(model, do_sample=False)
+    stats = tl.stream.stats(model)
+    total = sum(parameter.nbytes for parameter in stock(folder).parameters())
+    assert stats["passes"] == 8
+    assert stats["streamed_bytes"] + stats["resident_bytes"] == total
+    assert stats["memory_bytes"] <= least(folder)
+    assert stats["bytes_read"] >= 8 * stats["streamed_bytes"]
+    parts = stats["wait_seconds"] + stats["verify_seconds"] + stats["compute_seconds"]
+    assert parts == pytest.approx(stats["seconds"])
+    assert stats["gb_s"] > 0
+    assert stats["source"].endswith("weights.safetensors")
+    with pytest.raises(TypeError, match="model"):
+        tl.stream.stats(stock(folder))
+
+
+def test_weights_are_the_slots_themselves_and_only_while_they_are_used(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path))
+    memory = [range(m.data_ptr(), m.data_ptr() + m.nbytes) for m in streaming_of[model].binding._memory]  # type: ignore[union-attr]
+    seen = []
+    linear = model.model.layers[2].mlp.up_proj
+    linear.register_forward_pre_hook(lambda module, _: seen.append(module.weight.data_ptr()))
+    logits(model)
+    assert len(seen) == 1
+    assert any(seen[0] in each for each in memory)
+    assert linear.weight.device.type == "meta"
+    assert model.device.type == "cpu"
+
+
+def test_a_budget_for_all_keeps_all(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = tl.transformers.from_pretrained(folder, memory_budget="1GB")
+    assert torch.equal(logits(model), logits(stock(folder)))
+    before = streaming_of[model].stream.stats()["bytes_read"]  # type: ignore[union-attr]
+    logits(model)
+    assert streaming_of[model].stream.stats()["bytes_read"] == before  # type: ignore[union-attr]
+    assert tl.transformers.from_pretrained(folder) is not model  # a budget by itself
+
+
+def test_a_pack_is_found_again_and_made_anew_when_its_source_changed(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    pack = folder / "trunkline-pack"
+    streamed(folder)
+    weights = pack / "weights.safetensors"
+    made = weights.stat().st_mtime_ns, weights.stat().st_ino
+    shard = next(folder.glob("model-00001*.safetensors"))
+    streamed(folder)
+    assert (weights.stat().st_mtime_ns, weights.stat().st_ino) == made
+    os.utime(shard, ns=(1, 1))  # of the same contents
+    streamed(folder)
+    assert (weights.stat().st_mtime_ns, weights.stat().st_ino) == made
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    streamed(copied)
+    assert not (copied / "trunkline-pack" / ".pack.json.tmp").exists()
+
+    other = make_folder(tmp_path / "other", seed=1)
+    for path in other.glob("*.safetensors"):
+        shutil.copy(path, folder)
+    assert torch.equal(logits(streamed(folder)), logits(stock(other)))
+    assert weights.stat().st_ino != made[1] or weights.stat().st_mtime_ns != made[0]
+    # One value, and a file that looks as before.
+    status = shard.stat()
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+
+
+def test_a_pack_is_a_safetensors_file(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = make_folder(tmp_path / "model", "gpt2")
+    model = streamed(folder, pack_dir=tmp_path / "pack")
+    packed = load_file(tmp_path / "pack" / "weights.safetensors")
+    expected = stock(folder).state_dict()
+    for name in expected.keys() & packed.keys():
+        assert torch.equal(packed[name], expected[name])
+    assert len(expected.keys() & packed.keys()) >= len(packed) - 20
+    assert streaming_of[model].pack == str(tmp_path / "pack" / "weights.safetensors")
+
+
+def test_a_pack_on_several_volumes(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    volumes = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    model = streamed(folder, volumes=volumes)
+    assert torch.equal(logits(model), logits(stock(folder)))
+    assert all((volume / f"weights.safetensors.{index}").exists() for index, volume in enumerate(volumes))
+    again = streamed(folder, volumes=volumes)
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_files_whose_tensors_are_aligned_are_read_as_they_are(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    expected = stock(folder)
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    tl.save(expected.state_dict(), folder / "model.safetensors")
+    model = streamed(folder, unit_bytes=1)
+    assert streaming_of[model].pack == str(folder)
+    assert not (folder / "trunkline-pack").exists()
+    assert torch.equal(logits(model), logits(expected))
+
+
+def test_a_pack_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trunkline.stream import _pack
+
+    folder = make_folder(tmp_path)
+
+    def fail(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_pack, "crc32c", fail)
+    with pytest.raises(OSError, match="No space"):
+        tl.transformers.from_pretrained(folder)
+    monkeypatch.undo()
+    assert list((folder / "trunkline-pack").iterdir()) == []
+    assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+
+
+def test_a_read_error_is_raised_by_generate_and_the_model_works_again(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = streamed(folder, unit_bytes=1)
+    expected = generated(model, do_sample=False)
+    weights = folder / "trunkline-pack" / "weights.safetensors"
+    data = weights.read_bytes()
+    os.truncate(weights, len(data) // 3)
+    with pytest.raises(tl.EndOfFile):
+        several_times(model)
+    weights.write_bytes(data)
+    assert torch.equal(generated(model, do_sample=False), expected)
+
+
+def test_a_changed_pack_is_detected(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = streamed(folder)
+    expected = generated(model, do_sample=False)
+    weights = folder / "trunkline-pack" / "weights.safetensors"
+    entry = next(
+        entry
+        for entry in json.loads((folder / "trunkline-pack" / "pack.json").read_text())["tensors"]
+        if "layers.1.mlp.down" in entry["name"]
+    )
+    for flip in (1, 0):
+        with weights.open("r+b") as file:
+            file.seek(entry["offset"] + 77)
+            byte = file.read(1)[0]
+            file.seek(entry["offset"] + 77)
+            file.write(bytes([byte ^ 1]))
+        if flip:
+            with pytest.raises(tl.Corrupt, match=r"layers\.1"):
+                several_times(model)
+        else:
+            assert torch.equal(generated(model, do_sample=False), expected)
+    with weights.open("r+b") as file:
+        file.seek(entry["offset"])
+        file.write(b"\0\1\2\3")
+    with pytest.raises(tl.Corrupt):
+        generated(streamed(folder), do_sample=False)
+
+
+def test_an_interrupt_leaves_a_model_that_works(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    expected = generated(model, do_sample=False)
+    for layer, inner in ((0, "q_proj"), (1, "o_proj"), (3, "v_proj")):
+        module = getattr(model.model.layers[layer].self_attn, inner)
+        handle = module.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            generated(model, do_sample=False)
+        handle.remove()
+        assert torch.equal(generated(model, do_sample=False), expected)
+
+
+def test_an_error_of_the_model_leaves_a_model_that_works(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    expected = logits(model)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("of the test")
+
+    for module in (model.model.layers[1].mlp.act_fn, model.model.layers[2].mlp.gate_proj, model.model.norm):
+        handle = module.register_forward_hook(fail)
+        with pytest.raises(ValueError, match="of the test"):
+            logits(model)
+        handle.remove()
+        assert torch.equal(logits(model), expected)
+
+
+def test_two_threads_are_told(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        inside.set()
+        go_on.wait(20)
+
+    handle = model.model.layers[1].mlp.up_proj.register_forward_pre_hook(wait)
+    expected: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: expected.append(logits(model)))
+    thread.start()
+    assert inside.wait(20)
+    handle.remove()
+    with pytest.raises(tl.Unsupported, match="one thread at a time"):
+        logits(model)
+    go_on.set()
+    thread.join()
+    assert torch.equal(logits(model), expected[0])
+
+
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    with pytest.raises(tl.Unsupported, match="cuda"):
+        tl.transformers.from_pretrained(folder, device="cuda")
+    model = streamed(folder)
+    model.train()
+    with pytest.raises(tl.Unsupported, match="training"):
+        model(**prompt())
+    model.eval()
+    assert logits(model).shape == (2, 9, 97)
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "gptq"}})
+    )
+    with pytest.raises(tl.Unsupported, match="gptq"):
+        tl.transformers.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    with pytest.raises(tl.Format, match=r"lacks .* of the model's weights: model.layers.4"):
+        tl.transformers.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
+    with pytest.raises(tl.Format, match=r"has the shape .* where the model's config asks for"):
+        tl.transformers.from_pretrained(folder)
+    with pytest.raises(tl.Error, match="neither|without safetensors|No such file"):
+        tl.transformers.from_pretrained(tmp_path / "nowhere")
+
+
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    for options, error, name in (
+        ({"dtype": "int8"}, ValueError, "dtype"),
+        ({"dtype": 3}, ValueError, "dtype"),
+        ({"memory_budget": "1 furlong"}, ValueError, "memory_budget"),
+        ({"volumes": "one"}, TypeError, "volumes"),
+        ({"volumes": []}, ValueError, "volumes"),
+        ({"volumes": [folder], "pack_dir": folder}, ValueError, "pack_dir"),
+        ({"unit_bytes": -1}, ValueError, "unit_bytes"),
+    ):
+        with pytest.raises(error, match=name):
+            tl.transformers.from_pretrained(folder, **options)
+
+
+def test_a_manifest_of_a_pack_that_is_none_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    streamed(folder)
+    manifest = folder / "trunkline-pack" / "pack.json"
+    document = json.loads(manifest.read_text())
+    for text in (
+        "",
+        "{}",
+        "[]",
+        json.dumps({**document, "version": 9}),
+        json.dumps({**document, "tensors": [{}]}),
+    ):
+        manifest.write_text(text)
+        with pytest.raises(tl.Format, match=r"pack\.json"):
+            tl.transformers.from_pretrained(folder)
+    manifest.unlink()
+    assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+    assert transformers.__version__

@@ -1,0 +1,126 @@
+"""The manifest of a pack (docs/formats/pack.md): what it holds, and what it was made from."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trunkline import _core
+from trunkline._errors import Format
+from trunkline.checkpoint._tensors import dtype_name, dtype_named
+from trunkline.stream._tensors import Stored
+
+NAME = "pack.json"
+_FORMAT = "trunkline pack"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that a pack was made from, as it was then."""
+
+    name: str
+    nbytes: int
+    modified_ns: int
+    head_sha256: str  # of what stands before the data
+    data_crc32c: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What else decides what a pack holds; a pack of another one is made anew."""
+
+    config_sha256: str
+    dtype: str
+    converter: str  # what changed the tensors on the way: a library and its version, or ""
+
+
+@dataclass
+class Manifest:
+    """A pack: one file of weights, striped over `volumes` directories when there are several."""
+
+    weights: str  # name of the file
+    nbytes: int
+    volumes: int
+    recipe: Recipe
+    source: list[SourceFile]
+    tensors: list[Stored] = field(default_factory=list)  # in the order of their bytes; `file` is 0
+
+    def write(self, directory: Path) -> None:
+        """Put the manifest into the directory, durably and in one piece: from now on the pack exists."""
+        document = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "weights": {"name": self.weights, "bytes": self.nbytes, "volumes": self.volumes},
+            "recipe": asdict(self.recipe),
+            "source": [asdict(file) for file in self.source],
+            "tensors": [
+                {
+                    "name": stored.name,
+                    "dtype": dtype_name(stored.dtype),
+                    "shape": stored.shape,
+                    "offset": stored.offset,
+                    "crc32c": stored.checksum,
+                }
+                for stored in self.tensors
+            ],
+        }
+        temporary = directory / f".{NAME}.tmp"
+        with temporary.open("w") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / NAME)
+        _core.fsync_directory(directory)
+
+
+def read(directory: Path) -> Manifest | None:
+    """Return the manifest of the pack in the directory; None where there is none. Raises Format."""
+    path = directory / NAME
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        document = json.loads(text)
+        if document["format"] != _FORMAT:
+            raise ValueError(f"its format is {document['format']!r}")
+        if document["version"] != _VERSION:
+            raise ValueError(f"it is of version {document['version']}, and this Trunkline reads {_VERSION}")
+        return _of(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Format(
+            None,
+            f"{path} is not the manifest of a pack that this Trunkline reads ({error}); remove it to have "
+            "the pack made anew",
+            str(path),
+        ) from error
+
+
+def _of(document: dict[str, Any]) -> Manifest:
+    weights = document["weights"]
+    manifest = Manifest(
+        weights=str(weights["name"]),
+        nbytes=int(weights["bytes"]),
+        volumes=int(weights["volumes"]),
+        recipe=Recipe(**document["recipe"]),
+        source=[SourceFile(**file) for file in document["source"]],
+        tensors=[
+            Stored(
+                str(entry["name"]),
+                0,
+                int(entry["offset"]),
+                dtype_named(entry["dtype"]),
+                tuple(int(extent) for extent in entry["shape"]),
+                int(entry["crc32c"]),
+            )
+            for entry in document["tensors"]
+        ],
+    )
+    if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
+        raise ValueError(f"its weights are named {manifest.weights!r}")
+    for stored in manifest.tensors:
+        if min((stored.offset, *stored.shape)) < 0 or stored.offset + stored.nbytes > manifest.nbytes:
+            raise ValueError(f"the tensor {stored.name!r} lies outside of the file")
+    return manifest

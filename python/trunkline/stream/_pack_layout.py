@@ -1,0 +1,45 @@
+"""Where the tensors of a pack lie: units one behind the other, each tensor where memory wants it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trunkline import _core
+from trunkline.checkpoint._tensors import dtype_name
+from trunkline.stream._tensors import Stored
+
+ALIGNMENT = 4096  # of the data, and of what is read as a whole
+_TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
+_PADDING = "trunkline.padding."
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A safetensors file: what stands before its data, and where each tensor is."""
+
+    head: bytes
+    tensors: list[Stored]
+    nbytes: int
+
+
+def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
+    """Lay tensors out in their order; those whose names are in `starts` begin at a multiple of a page.
+
+    The format allows no gaps, so what they are filled with is tensors too.
+    """
+    described: list[tuple[str, str, tuple[int, ...]]] = []
+    at = 0
+
+    def pad(multiple: int) -> None:
+        nonlocal at
+        missing = -at % multiple
+        if missing:
+            described.append((f"{_PADDING}{len(described)}", "U8", (missing,)))
+            at += missing
+
+    for stored in tensors:
+        pad(ALIGNMENT if stored.name in starts else _TENSOR_ALIGNMENT)
+        described.append((stored.name, dtype_name(stored.dtype), stored.shape))
+        at += stored.nbytes
+    head, places, nbytes = _core.lay_out_safetensors(described, {"format": "pt"}, ALIGNMENT)
+    begins = {name: begin for (name, _, _), (begin, _) in zip(described, places, strict=True)}
+    return Layout(head, [replace(stored, file=0, offset=begins[stored.name]) for stored in tensors], nbytes)

@@ -1,0 +1,73 @@
+"""Tensors that are stored somewhere, and how they are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from trunkline._core import File, FileImage
+from trunkline._errors import Corrupt
+from trunkline.checkpoint import _transfer
+from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: `file` is its index among some files, `offset` counts bytes from its start."""
+
+    name: str
+    file: int
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    checksum: int | None = None  # CRC-32C
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def of_headers(headers: Sequence[Header]) -> dict[str, Stored]:
+    """Return the tensors of safetensors files by name; `file` counts the headers."""
+    return {
+        stored.name: Stored(stored.name, index, stored.begin, *dtype_and_shape(stored, header.path))
+        for index, header in enumerate(headers)
+        for stored in header.tensors
+    }
+
+
+def read(tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str]) -> list[torch.Tensor]:
+    """Read tensors into memory of their own, all at once, and compare those that have a checksum with it.
+
+    The files are closed. Raises Corrupt, with `tensor`, for one that differs.
+    """
+    made = [empty_bytes(stored.nbytes) for stored in tensors]
+    images: dict[int, FileImage] = {}
+    names: dict[int, list[str]] = {}
+    for stored, memory in sorted(
+        zip(tensors, made, strict=True), key=lambda pair: (pair[0].file, pair[0].offset)
+    ):
+        if stored.nbytes == 0:
+            continue
+        image = images.get(stored.file)
+        if image is None:
+            image = images[stored.file] = FileImage(paths[stored.file], files[stored.file].size)
+            image.read_from(files[stored.file])
+            names[stored.file] = []
+        image.add_target(stored.offset, memory, fresh=is_fresh(stored.nbytes))
+        if stored.checksum is not None:
+            image.add_sum("crc32c", stored.offset, stored.offset + stored.nbytes, stored.checksum)
+            names[stored.file].append(stored.name)
+    try:
+        _transfer.read_images(list(images.values()))
+    except Corrupt as error:
+        image_index, which = getattr(error, "image", None), getattr(error, "sum", None)
+        if image_index is not None and which is not None:
+            error.tensor = list(names.values())[image_index][which]
+        raise
+    return [
+        memory.view(stored.dtype).reshape(stored.shape) for stored, memory in zip(tensors, made, strict=True)
+    ]

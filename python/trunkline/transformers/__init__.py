@@ -1,0 +1,17 @@
+"""Hugging Face Transformers on Trunkline: models larger than memory, and checkpoints in the background.
+
+    import trunkline as tl
+
+    model = tl.transformers.from_pretrained("path/of/model", memory_budget="8GB")
+    model.generate(...)  # stock transformers from here on
+
+    trainer = tl.transformers.Trainer(model=model, args=arguments, train_dataset=dataset)
+    trainer.train(resume_from_checkpoint=trainer.checkpointer.latest() is not None)
+
+Needs the package transformers, of version 5; the Trainer accelerate too.
+"""
+
+from trunkline.transformers._model import from_pretrained
+from trunkline.transformers._trainer import BackgroundCheckpoints, Trainer
+
+__all__ = ["BackgroundCheckpoints", "Trainer", "from_pretrained"]

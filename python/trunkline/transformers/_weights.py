@@ -1,0 +1,125 @@
+"""Which tensors of a checkpoint become which weights of a model, by the rules of transformers itself."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from trunkline._errors import Format
+from trunkline.stream._tensors import Stored
+
+Fetch = Callable[[Stored], torch.Tensor]
+
+
+@dataclass
+class Conversion:
+    """Weights that are computed from several tensors (experts that were stored one by one, say)."""
+
+    first: str  # the weight that names it
+    converter: Any
+    sources: list[tuple[str, str]]  # of the checkpoint: name, and the pattern that it matched
+
+    def run(self, model: Any, fetch: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the weights by name; `fetch` gives the tensors of the checkpoint."""
+        converter = deepcopy(self.converter)
+        for name, pattern in self.sources:
+            converter.add_tensor(self.first, name, pattern, lambda name=name: fetch(name))
+        made = converter.convert(self.first, model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+@dataclass
+class Weights:
+    """The weights of a model: as they are stored, or computed."""
+
+    stored: dict[str, Stored]  # by name of the weight
+    computed: dict[str, Conversion]
+    converter: str  # what computes, with its version; "" where nothing is
+
+
+def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
+    """Return where the weights of `model`, on the meta device, come from.
+
+    Tied weights may be missing, as long as one of them is there. Raises Format for what is missing else, and
+    for other shapes; what the model has no use for is left out.
+    """
+    wanted = model.state_dict()
+    mapping = get_model_conversion_mapping(model) or []
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+    stored: dict[str, Stored] = {}
+    groups: dict[str, Conversion] = {}
+    for name in sorted(checkpoint, key=dot_natural_key):
+        weight, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        if weight not in wanted and name in wanted:
+            weight, pattern = rename_source_key(
+                name, [], [], base_model_prefix=model.base_model_prefix, meta_state_dict=wanted
+            )
+        if weight not in wanted:
+            continue
+        if pattern is None:
+            stored[weight] = checkpoint[name]
+        else:
+            group = groups.setdefault(weight, Conversion(weight, by_pattern[pattern], []))
+            group.sources.append((name, pattern))
+
+    computed: dict[str, Conversion] = {}
+    shapes = {weight: place.shape for weight, place in stored.items()}
+    for group in groups.values():
+        made = group.run(
+            model,
+            lambda name: torch.empty(checkpoint[name].shape, dtype=checkpoint[name].dtype, device="meta"),
+        )
+        computed.update(dict.fromkeys(made, group))
+        shapes.update({weight: tuple(value.shape) for weight, value in made.items()})
+    _check(model, shapes, source)
+    version = f"transformers {transformers.__version__}" if computed else ""
+    return Weights(stored, computed, version)
+
+
+def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+    wanted = model.state_dict()
+    by_memory: dict[int, list[str]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        by_memory.setdefault(id(value), []).append(name)
+    missing = [names[0] for names in by_memory.values() if not any(name in shapes for name in names)]
+    if missing:
+        raise Format(
+            None,
+            f"{source} lacks {len(missing)} of the model's weights: {', '.join(missing[:4])}"
+            f"{', ...' if len(missing) > 4 else ''}; is it the checkpoint of another model?",
+            source,
+        )
+    for name, shape in shapes.items():
+        if name in wanted and tuple(wanted[name].shape) != tuple(shape):
+            raise Format(
+                None,
+                f"{source}: {name} has the shape {list(shape)} where the model's config asks for "
+                f"{list(wanted[name].shape)}",
+                source,
+            )
+
+
+def dtypes(model: Any) -> dict[str, torch.dtype]:
+    """Return the dtype that transformers gives each weight: some stay in fp32 whatever the model's is."""
+    plan = model._get_dtype_plan(model.dtype)
+    wanted = {name: value.dtype for name, value in model.state_dict().items()}
+    if plan:
+        pattern, by_group, _ = build_glob_alternation(list(plan))
+        for name in wanted:
+            match = pattern.search(name)
+            if match is not None:
+                wanted[name] = plan[by_group[match.lastgroup]]
+    return wanted
