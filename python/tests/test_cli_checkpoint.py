@@ -305,6 +305,10 @@ def test_what_is_not_there_exits_2(tmp_path: Path, command: str) -> None:
         ["list", "."],
         ["ls"],
         ["show", ".", "--step", "latest"],
+        ["show", ".", "--step", "-1"],
+        ["show", ".", "--step=-1"],
+        ["verify", ".", "--step", "-1"],
+        ["verify", ".", "--step", "9223372036854775808"],
         ["verify", ".", "--step", "1", "--all"],
         ["gc", ".", "--step", "1"],
     ],
@@ -315,4 +319,5 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
 
 def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
     for command in ("show", "verify"):
-        assert "step 15" in run(command, store.directory, "--step", "15", expect=2).stderr
+        told = run(command, store.directory, "--step", "15", expect=2).stderr
+        assert "no checkpoint of step 15; it has the steps 10, 20" in told
