@@ -92,7 +92,7 @@ def test_the_last_one_is_retired_while_it_is_verified(
     save(tmp_path, 1, 10)
     reader = tl.Checkpointer(tmp_path, process_group=False)
     real = reader._place.store
-    verified = []
+    verified: list[int] = []
 
     class Store:
         """Another step is saved when the manifest was read, and its shards are not open yet."""

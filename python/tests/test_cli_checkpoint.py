@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -271,6 +272,15 @@ def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> No
     assert wet["removed"] == dry["removed"]
     assert not any(Path(each["path"]).exists() for each in wet["removed"])
     assert "nothing to remove" in run("gc", store.directory).stdout
+    assert document("verify", store.directory, "--all")["ok"] is True
+
+
+def test_a_step_that_was_dropped_by_hand_leaves_its_shards_to_gc(store: CheckpointStore) -> None:
+    shards = store.shard_paths(store.read_manifest(10))
+    shutil.rmtree(Path(store.directory) / "step-00000010")
+    removed = [each["path"] for each in document("gc", store.directory)["removed"]]
+    assert set(shards) <= set(removed)
+    assert document("ls", store.directory)["latest"] == 20
     assert document("verify", store.directory, "--all")["ok"] is True
 
 

@@ -144,6 +144,23 @@ std::optional<std::uint64_t> device_under(fs::path path) {
   return std::nullopt;
 }
 
+// Whether checkpoints of `directory` name all the shards in `volume`. An older copy does not know the newer
+// ones.
+bool knows_all(const std::string& directory, const std::string& volume) {
+  const auto steps = step_directories_in(volume);
+  if (!steps) return false;
+  return std::ranges::all_of(*steps, [&](std::uint64_t step) {
+    auto names = names_in(volume_step_directory(directory, volume, step));
+    if (!names) return false;
+    std::erase_if(*names, [](const std::string& name) { return !is_shard_file(name); });
+    if (names->empty()) return true;
+    const auto manifest = read_newest_manifest(directory, step);
+    return manifest && std::ranges::all_of(*names, [&](const std::string& name) {
+             return std::ranges::find(manifest->shards, name, &Shard::file) != manifest->shards.end();
+           });
+  });
+}
+
 std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
@@ -155,13 +172,14 @@ std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& d
 }
 
 std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,
-                                     const Home& home) {
+                                     const Home& home, std::string_view why) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
-      fmt::format("{} holds shards of {}, which is not there, and neither is its filesystem: {} can be read, "
-                  "and neither be saved into nor have anything removed, since it may be a copy; mount what "
-                  "is missing, or, if that directory is gone for good, remove {}",
-                  volume, home.path, directory, record_path(volume)),
+      fmt::format(
+          "{} holds shards of {}, which is not there, {}: {} may be a copy of it, and can be read, and "
+          "neither be saved into nor have anything removed; use the original, mount what is missing, "
+          "or, if that directory is gone for good, remove {}",
+          volume, home.path, why, directory, record_path(volume)),
       directory));
 }
 
@@ -179,11 +197,12 @@ Result<Home> agreed_home(const std::string& volume, const std::string& directory
     return here;
   }
   if (found && refers_to(recorded->path, volume)) return is_a_copy(volume, directory, *recorded);
-  // It was moved here: certainly so where it kept its inode. Elsewhere the old place must be known to be
-  // empty.
-  const bool moved = here->is_same_directory(*recorded);
-  if (!found && !moved && device_under(recorded->path) != recorded->device)
-    return may_be_a_copy(volume, directory, *recorded);
+  if (here->is_same_directory(*recorded)) return here;  // it was moved
+  // Moved between filesystems, or a copy whose original is elsewhere now: in doubt nothing goes.
+  if (!found && device_under(recorded->path) != recorded->device)
+    return may_be_a_copy(volume, directory, *recorded, "and neither is its filesystem");
+  if (!knows_all(directory, volume))
+    return may_be_a_copy(volume, directory, *recorded, "and some that no checkpoint here names");
   return here;
 }
 

@@ -94,6 +94,15 @@ TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGone) {
   EXPECT_EQ((*Store::open(other))->steps(), Steps{3});
 }
 
+TEST_F(HomeTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
+  const std::string other = copy("copy");
+  save(*open(), 3);
+  fs::rename(directory(), root_.file("renamed"));
+  expect_refused(other, "no checkpoint here names");
+  EXPECT_TRUE((*Store::open(root_.file("renamed")))->collect());
+  expect_refused(other, "is a copy of " + root_.file("renamed"));
+}
+
 TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());

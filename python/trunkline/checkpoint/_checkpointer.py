@@ -226,8 +226,8 @@ class Checkpointer:
                 manifest = self._place.store.read_manifest(chosen)
                 found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
                 missing = next((each for each in found if each["kind"] == "missing"), None)
-            except FileNotFoundError as error:
-                missing = {"path": error.filename, "message": str(error)}
+            except FileNotFoundError as gone:
+                missing = {"path": gone.filename, "message": str(gone)}
             if missing is None:
                 break
             chosen = self._instead_of(chosen, manifest, missing["path"], missing["message"], step is None)
