@@ -108,10 +108,10 @@ Result<std::optional<Home>> look_at(const std::string& path) {
 Result<Home> home_of(const std::string& directory) {
   std::error_code error;
   const fs::path canonical = fs::canonical(directory, error);
-  auto found = look_at(error ? directory : canonical.string());
+  const auto found = look_at(error ? directory : canonical.string());
   if (!found) return std::unexpected(found.error());
-  if (!*found) return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
-  return std::move(**found);
+  if (const std::optional<Home>& home = *found) return *home;
+  return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
 }
 
 // Whether a directory keeps shards in `volume`. What cannot be read may be what says so.
