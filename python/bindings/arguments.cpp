@@ -59,8 +59,12 @@ std::string path_argument(nb::handle value, const char* name) {
 }
 
 std::vector<std::string> paths_argument(nb::handle value, const char* name) {
-  if (!PySequence_Check(value.ptr()) || PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr())) {
-    raise_type_error(fmt::format("{}: must be a list of paths, not {}", name, shown_type(value)));
+  // A path alone is not the list of its characters.
+  const bool one_path = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr()) ||
+                        PyByteArray_Check(value.ptr()) || nb::hasattr(value, "__fspath__");
+  if (one_path || !PySequence_Check(value.ptr())) {
+    raise_type_error(fmt::format("{}: must be a list of paths, not {}{}", name, shown_type(value),
+                                 one_path ? "; put it into a list" : ""));
   }
   std::vector<std::string> paths;
   for (const nb::handle path : nb::borrow<nb::sequence>(value)) paths.push_back(path_argument(path, name));

@@ -340,7 +340,8 @@ def debris(directory: Path, volumes: Iterable[Path] = ()) -> list[str]:
     """Files and directories that belong to no checkpoint, once a new Checkpointer was made."""
     checkpointer = tl.Checkpointer(directory, process_group=False)
     known = {directory / "lock", directory / "trunkline-checkpoints.json"}
-    known |= {Path(volume) for volume in checkpointer._place.store.volumes}
+    for volume in map(Path, checkpointer._place.store.volumes):
+        known |= {volume, volume / "home"}
     for step in checkpointer.steps():
         manifest = checkpointer._place.store.read_manifest(step)
         for path in map(Path, checkpointer._place.store.shard_paths(manifest)):

@@ -70,16 +70,50 @@ def test_a_step_that_was_asked_for_is_retired_while_it_is_loaded(
 ) -> None:
     save(tmp_path, 1, 10)
     before_reading(lambda: save(tmp_path, 2, 20))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 1; it has the step 2"):
         tl.Checkpointer(tmp_path, process_group=False).load(1)
 
 
-def test_a_shard_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_one_of_several_ranks_finds_the_step_gone_that_they_agreed_on(
+    tmp_path: Path, before_reading: Callable[[Callable[[], None]], None]
+) -> None:
     save(tmp_path, 1, 10)
-    (shard,) = tmp_path.glob("step-*/shard-*")
-    shard.unlink()
-    with pytest.raises(FileNotFoundError):
-        tl.Checkpointer(tmp_path, process_group=False).load()
+    before_reading(lambda: save(tmp_path, 2, 20))
+    reader = tl.Checkpointer(tmp_path, process_group=False)
+    reader._ranks.size = 2
+    with pytest.raises(tl.Error, match="not there on rank 0") as caught:
+        reader.load()
+    assert not isinstance(caught.value, FileNotFoundError)  # the other rank goes on from there
+
+
+def test_the_last_one_is_retired_while_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, 10)
+    reader = tl.Checkpointer(tmp_path, process_group=False)
+    real = reader._place.store
+    verified: list[int] = []
+
+    class Store:
+        """Another step is saved when the manifest was read, and its shards are not open yet."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def verify(self, step: int, **options: Any) -> Any:
+            if not verified:
+                shard = next(tmp_path.glob("step-*/shard-*"))
+                shard.unlink()
+                found = real.verify(step, **options)
+                save(tmp_path, 2, 20)
+            else:
+                found = real.verify(step, **options)
+            verified.append(step)
+            return found
+
+    monkeypatch.setattr(reader._place, "store", Store())
+    reader.verify()
+    assert verified == [1, 2]
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

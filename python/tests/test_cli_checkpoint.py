@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -274,6 +275,15 @@ def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> No
     assert document("verify", store.directory, "--all")["ok"] is True
 
 
+def test_a_step_that_was_dropped_by_hand_leaves_its_shards_to_gc(store: CheckpointStore) -> None:
+    shards = store.shard_paths(store.read_manifest(10))
+    shutil.rmtree(Path(store.directory) / "step-00000010")
+    removed = [each["path"] for each in document("gc", store.directory)["removed"]]
+    assert set(shards) <= set(removed)
+    assert document("ls", store.directory)["latest"] == 20
+    assert document("verify", store.directory, "--all")["ok"] is True
+
+
 def test_gc_leaves_what_it_cannot_judge(store: CheckpointStore) -> None:
     manifest = manifest_of(store, 20)
     flip(manifest, 77)
@@ -305,6 +315,10 @@ def test_what_is_not_there_exits_2(tmp_path: Path, command: str) -> None:
         ["list", "."],
         ["ls"],
         ["show", ".", "--step", "latest"],
+        ["show", ".", "--step", "-1"],
+        ["show", ".", "--step=-1"],
+        ["verify", ".", "--step", "-1"],
+        ["verify", ".", "--step", "9223372036854775808"],
         ["verify", ".", "--step", "1", "--all"],
         ["gc", ".", "--step", "1"],
     ],
@@ -315,4 +329,5 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
 
 def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
     for command in ("show", "verify"):
-        assert "step 15" in run(command, store.directory, "--step", "15", expect=2).stderr
+        told = run(command, store.directory, "--step", "15", expect=2).stderr
+        assert "no checkpoint of step 15; it has the steps 10, 20" in told

@@ -131,6 +131,18 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
+def test_it_does_not_start_anew_where_a_checkpoint_lacks_a_shard(tmp_path: Path) -> None:
+    finish(tmp_path, 1, steps=3)
+    (shard, *_) = tmp_path.glob("step-00000003/shard-*")
+    shard.unlink()
+    with train(tmp_path, 1) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "trunkline.Corrupt: step 3" in output
+    assert losses(output) == {}
+    assert tl.Checkpointer(tmp_path, process_group=False).steps() == [1, 2, 3]
+
+
 def test_killed_and_resumed_it_ends_as_uninterrupted(tmp_path: Path) -> None:
     reference = losses(finish(tmp_path / "reference", 2))
     assert sorted(reference) == list(range(1, STEPS + 1))

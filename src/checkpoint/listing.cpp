@@ -20,8 +20,21 @@ namespace {
 namespace fs = std::filesystem;
 
 std::unexpected<Error> no_checkpoint(const std::string& directory, std::uint64_t step) {
-  return std::unexpected(system_error(
-      ENOENT, fmt::format("looking for the checkpoint of step {} in {}", step, directory), directory));
+  return std::unexpected(Error{.kind = ErrorKind::system,
+                               .code = ENOENT,
+                               .message = fmt::format("{} has no checkpoint of step {}; {}", directory, step,
+                                                      steps_in_words(directory)),
+                               .path = directory});
+}
+
+// Whatever made it so, it was committed: this is not "no such step".
+std::unexpected<Error> lost_manifest(const std::string& path) {
+  return std::unexpected(
+      make_error(ErrorKind::corrupt,
+                 fmt::format("{} is listed and cannot be opened (ENOENT): is it a link to a disk that is not "
+                             "mounted? Mount it, or use another step",
+                             path),
+                 path));
 }
 
 Result<std::string> read_manifest_text(const std::string& path) {
@@ -80,6 +93,23 @@ Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
   return entries;
 }
 
+std::string steps_in_words(const std::string& directory) {
+  constexpr std::size_t kEnds = 3;
+  std::vector<std::string> steps;
+  const auto entries = list_steps(directory);
+  if (!entries) return "its steps cannot be listed: " + entries.error().message;
+  for (const StepEntry& entry : *entries) {
+    if (!entry.commits.empty()) steps.push_back(fmt::format("{}", entry.step));
+  }
+  if (steps.empty()) return "there are no steps in it";
+  const std::string_view noun = steps.size() == 1 ? "step" : "steps";
+  if (steps.size() > 2 * kEnds) {
+    steps[kEnds] = "...";
+    steps.erase(steps.begin() + kEnds + 1, steps.end() - kEnds);
+  }
+  return fmt::format("it has the {} {}", noun, fmt::join(steps, ", "));
+}
+
 std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit) {
   return fmt::format("{}/{}/{}", directory, step_directory(step), manifest_file(commit));
 }
@@ -119,8 +149,8 @@ Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_
     if (commits->empty()) return no_checkpoint(directory, step);
     auto manifest = read_manifest_of(directory, step, commits->back());
     // A save of the same step may have replaced it since the listing. Commits only grow, so that this ends.
-    const bool replaced = !manifest && manifest.error().code == ENOENT && last != commits->back();
-    if (!replaced) return manifest;
+    if (manifest || manifest.error().code != ENOENT) return manifest;
+    if (last == commits->back()) return lost_manifest(manifest_path(directory, step, *last));
     last = commits->back();
   }
 }

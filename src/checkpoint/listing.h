@@ -24,6 +24,9 @@ Result<std::vector<std::uint64_t>> step_directories_in(const std::string& direct
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
 
+// "it has the steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
+std::string steps_in_words(const std::string& directory);
+
 std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
 // The directory of a step on a volume of its manifest; `directory` is where the manifest's directory lies.
@@ -34,7 +37,7 @@ std::string shard_path(const std::string& directory, const Manifest& manifest, s
 // Of exactly this commit; `corrupt` when it says that it is another.
 Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
-// Of the last commit of the step; system (ENOENT) when it has none.
+// Of the last commit of the step; system (ENOENT) when it has none, and only then.
 Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_t step);
 
 // Whether the manifest can be read and is what was written; cheaper than parsing it.

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
 #include "os/file_lock.h"
@@ -89,6 +90,15 @@ std::unexpected<Error> busy(const std::string& directory) {
       .path = directory});
 }
 
+Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
+  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
+    for (const std::string& volume : *volumes) {
+      if (auto ours = check_home(volume, directory); !ours) return ours;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 struct Store::Lock {
@@ -140,6 +150,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
     return invalid(fmt::format("volumes: {} has its shards on others", *path));
   std::unique_ptr<Store> store(new Store(*path, std::move(descriptor), changes));
   if (!changed || options.if_missing == IfMissing::fail) return store;
+  if (*before) {
+    if (auto ours = check_homes(store->descriptor_, *path); !ours) return std::unexpected(ours.error());
+  }
   if (auto made = changes.make_directories_durably(*path); !made) return std::unexpected(made.error());
   std::unique_ptr<Lock> held;
   if (*before) {  // not while somebody saves by what it says
@@ -208,6 +221,20 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
   return read_newest_manifest(directory_, step);
 }
 
+// That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
+Status Store::claim_volumes(std::span<const std::uint64_t> shards) const {
+  if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
+  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
+    for (std::size_t i = 0; i < volumes->size(); ++i) {
+      if (!is_directory((*volumes)[i])) continue;
+      auto taken = take_home((*volumes)[i], directory_, changes_);
+      const bool written_to = volumes == &descriptor_.volumes && shards[i] > 0;
+      if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
+    }
+  }
+  return {};
+}
+
 Status Store::make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const {
   // Also when they exist: whoever made them may have died before that was durable.
   const auto make = [&](const std::string& parent) -> Status {
@@ -247,6 +274,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
   save->step = step;
+  if (auto claimed = claim_volumes(shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   save_ = std::move(save);
 
@@ -382,6 +410,9 @@ Result<SweepResult> Store::collect(Sweep::DryRun dry_run) {
   const auto locked = lock(dry_run == Sweep::DryRun::no);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
+  const std::vector<std::uint64_t> no_shards(descriptor_.volumes.size());
+  auto ours = dry_run == Sweep::DryRun::yes ? check_homes(descriptor_, directory_) : claim_volumes(no_shards);
+  if (!ours) return std::unexpected(ours.error());
   Sweep sweep(directory_, descriptor_, changes_, dry_run);
   sweep.clean_all();
   return sweep.take_result();

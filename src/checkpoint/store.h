@@ -62,7 +62,8 @@ class Store {
   Result<Manifest> read_manifest(std::uint64_t step) const;  // system (ENOENT) when there is no such step
 
   // Makes the directories of the step, durably. `shards`: how many on each volume (one number without
-  // volumes). Fails with system (EBUSY) while another saves, or this one is not released.
+  // volumes). Fails with system (EBUSY) while another saves, or this one is not released; with unsupported in
+  // a copy of a directory whose shards lie on volumes (home.h).
   Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 
   // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
@@ -82,7 +83,8 @@ class Store {
   Result<SweepResult> abandon();
 
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
-  // files, empty directories of steps. Nothing while somebody saves: `busy`.
+  // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
+  // begin().
   Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no);
 
  private:
@@ -92,6 +94,7 @@ class Store {
   Store(std::string directory, StoreDescriptor descriptor, Changes changes);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
+  Status claim_volumes(std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 
 namespace trunkline::checkpoint {
@@ -37,13 +38,15 @@ void Sweep::note(Status status) {
 // Where files of the step can be. In the directories of other stores' volumes (the descriptor was lost, or
 // the manifest is not ours) nothing but what the manifest names is anybody's to remove.
 std::vector<Sweep::Place> Sweep::places_of(std::uint64_t step, const Manifest* manifest) const {
-  std::vector<Place> places{
-      {.path = volume_step_directory(directory_, std::string(kOwnVolume), step), .own = true, .known = {}}};
+  std::vector<Place> places{{.path = volume_step_directory(directory_, std::string(kOwnVolume), step),
+                             .volume = {},
+                             .own = true,
+                             .known = {}}};
   const auto place_on = [&](const std::string& volume, bool own) -> Place& {
     const std::string path = volume_step_directory(directory_, volume, step);
     const auto found = std::ranges::find(places, path, &Place::path);
     if (found != places.end()) return *found;
-    return places.emplace_back(Place{.path = path, .own = own, .known = {}});
+    return places.emplace_back(Place{.path = path, .volume = volume, .own = own, .known = {}});
   };
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
     for (const std::string& volume : *volumes) place_on(volume, true);
@@ -90,6 +93,17 @@ Status Sweep::sweep_place(const Place& place, bool keep_known) {
   return {};
 }
 
+Status Sweep::check_homes(const std::vector<Place>& places) {
+  for (const Place& place : places) {
+    if (place.volume.empty()) continue;
+    auto known = homes_.find(place.volume);
+    if (known == homes_.end())
+      known = homes_.emplace(place.volume, check_home(place.volume, directory_)).first;
+    if (!known->second) return known->second;
+  }
+  return {};
+}
+
 // A checkpoint exists exactly when its manifest does, so that it ends in this order, whenever a crash comes:
 // 1. The name of the manifest that is kept is durable (its writer may have died before that).
 // 2. Other manifests go, the oldest first: none that was replaced comes back as the last one.
@@ -98,6 +112,7 @@ Status Sweep::sweep_place(const Place& place, bool keep_known) {
 // 5. Directories that are empty now. A crash after 3 leaves debris, which the next collection finds.
 Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
   const std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
+  if (auto homes = check_homes(places); !homes) return homes;
   if (kept != nullptr && entry.commits.size() > 1 && dry_run_ == DryRun::no) {
     if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
   }
@@ -152,6 +167,10 @@ void Sweep::clean_all() {
   note(remove_temporary_files(directory_));
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
     for (const std::string& volume : *volumes) {
+      if (auto home = check_homes({{.path = {}, .volume = volume, .own = true, .known = {}}}); !home) {
+        note(std::move(home));
+        continue;
+      }
       note(remove_temporary_files(volume));
       const auto steps = step_directories_in(volume);
       if (!steps) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,11 +49,13 @@ class Sweep {
   // A directory in which files of a step lie.
   struct Place {
     std::string path;
+    std::string volume;              // on which it lies; empty: in the directory itself
     bool own = false;                // else only files of `known` are removed
     std::vector<std::string> known;  // those that the manifest in question names, sorted
   };
 
   std::vector<Place> places_of(std::uint64_t step, const Manifest* manifest) const;
+  Status check_homes(const std::vector<Place>& places);
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
   Status sweep_place(const Place& place, bool keep_known);
   Status remove_file(const std::string& path);
@@ -63,6 +66,7 @@ class Sweep {
   StoreDescriptor descriptor_;
   const Changes& changes_;
   DryRun dry_run_;
+  std::map<std::string, Status> homes_;  // of volumes: whether anything there may be removed
   SweepResult result_;
 };
 

@@ -151,7 +151,11 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
     size = std::unexpected(file.error());
   }
   if (!size) {
-    report({.kind = Mismatch::Kind::missing, .shard = index, .bytes = shard.bytes}, size.error().message);
+    const Error& error = size.error();
+    const bool gone = error.code == ENOENT || error.code == ENOTDIR;
+    report({.kind = Mismatch::Kind::missing, .shard = index, .bytes = shard.bytes},
+           gone ? fmt::format("it is missing ({}), is its disk mounted?", errno_name(error.code))
+                : error.message);
   } else if (*size != shard.bytes) {
     report({.kind = Mismatch::Kind::size, .shard = index, .bytes = *size},
            fmt::format("it has {} bytes, and the manifest says {}", *size, shard.bytes));

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trunkline import _core
 from trunkline._core import Engine
-from trunkline._errors import Corrupt, Error, exception_of
+from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import give_up, heard, told
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks
@@ -34,9 +34,10 @@ class Checkpointer:
     directory has them, in a new one none.
 
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
-    is one, False this process alone. Then making one, save() and load() are collective: the state is the same
-    on all ranks, and each writer writes an equal share of its bytes. writers: "rank" (all), "node" (the first
-    rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
+    is one, False this process alone. Then making one, save() and load() are collective, and each writer
+    writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes, shapes and
+    values that are no tensors are compared, the values of tensors are not. writers: "rank" (all), "node" (the
+    first rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
     seconds makes the save fail on all others, with an error that names it; earlier checkpoints stay intact.
 
     staging_bytes: memory for what is saved in the background (int or str; None: half of the engine's pinned
@@ -62,12 +63,12 @@ class Checkpointer:
             raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
         self.directory = Path(directory)
         self._engine = engine
+        names = _names_of(volumes)
         self._ranks = _ranks_of(process_group, timeout)
         chosen = _writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
         self._turn = threading.Lock()
         _checkpointers.add(self)
-        names = None if volumes is None else [os.fspath(volume) for volume in volumes]
         store = self._first(lambda: _core.CheckpointStore(os.fspath(directory), volumes=names))
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
@@ -75,7 +76,8 @@ class Checkpointer:
             try:
                 warn_of(store.collect())
             except Error as error:
-                if error.errno not in _READ_ONLY:
+                # The directory may also be a copy, which can be read.
+                if error.errno not in _READ_ONLY and not isinstance(error, Unsupported):
                     raise
 
     def save(self, step: int, state: Any, *, block: bool = False) -> SaveHandle:
@@ -120,32 +122,67 @@ class Checkpointer:
         `into`: a state of the same structure, whose tensors are filled in place, so that no second copy is
         needed; what is returned holds them. verify: compare every byte with its checksum.
 
-        Raises FileNotFoundError when there is no such checkpoint, Corrupt naming file, tensor and chunk,
-        ValueError where `into` does not fit. Collective on a process group, whose ranks agree on the step;
-        each reads for itself. Waits for a save that is under way.
+        Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
+        file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
+        on that. ValueError where `into` does not fit: it needs every key of the state. Collective on a
+        process group, whose ranks agree on the step; each reads for itself. Waits for a save that is under
+        way.
         """
         last = self._under_way()
         if last is not None:
             last._done.wait()
+        chosen = self._agree(self.latest) if step is None else step
         while True:
-            chosen = self._agree(self.latest) if step is None else step
             if chosen is None:
                 raise self._nothing_yet()
             manifest = None
             try:
                 manifest = self._place.store.read_manifest(chosen)
                 return self._load(chosen, manifest, into, verify)
-            except FileNotFoundError:
-                if not self._gone(chosen, manifest, step is None):
-                    raise
+            except (FileNotFoundError, NotADirectoryError) as error:
+                why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
+                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
 
-    def _gone(self, step: int, manifest: dict[str, Any] | None, any_step: bool) -> bool:
-        """Whether another process replaced it, or removed it and there is another one to read."""
+    def _instead_of(
+        self, step: int, manifest: dict[str, Any] | None, path: str, why: str, any_step: bool
+    ) -> int | None:
+        """Return the step to read once something of `step` was not found; None: there is none any more.
+
+        FileNotFoundError tells callers that there is nothing to go on from, so that it is raised only where
+        the step is gone, as a whole, and it alone was asked for.
+        """
         try:
             now = self._place.store.read_manifest(step)
         except FileNotFoundError:
-            return any_step and self._ranks.size == 1 and self.latest() not in (None, step)
-        return manifest is None or bool(now["commit"] != manifest["commit"])
+            if not any_step:
+                raise
+            if self._ranks.size == 1:  # another process removed it, since there is a later one
+                return self.latest()
+            raise Error(
+                None,
+                f"{self.directory}: step {step}, which the ranks load, is not there on rank "
+                f"{self._ranks.rank}; see that the directory is mounted on its machine, and that no other "
+                "process saves into it meanwhile",
+                os.fspath(self.directory),
+            ) from None
+        if manifest is None or now["commit"] != manifest["commit"]:
+            return step  # another process replaced it
+        raise self._lacks_shard(step, manifest, path, why)
+
+    def _lacks_shard(self, step: int, manifest: dict[str, Any], path: str, why: str) -> Corrupt:
+        """Make the error for a shard of a committed step that is not there."""
+        others = [str(each) for each in self.steps() if each != step]
+        if len(others) > 6:
+            others[3:-3] = ["..."]
+        error = Corrupt(
+            None,
+            f"step {step} of {self.directory} lacks a shard: {why}; mount its disk if that is not mounted, "
+            + (f"or load another step: {', '.join(others)}" if others else "there is no other step"),
+            path,
+        )
+        paths = self._place.store.shard_paths(manifest)
+        error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
+        return error
 
     def _load(self, step: int, manifest: dict[str, Any], into: Any, verify: bool) -> Any:
         paths = self._place.store.shard_paths(manifest)
@@ -176,13 +213,24 @@ class Checkpointer:
     def verify(self, step: int | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
-        Raises Corrupt, naming file, tensor and chunk, for the first that differs.
+        Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
+        FileNotFoundError when there is no such checkpoint.
         """
-        if step is None:
-            step = self.latest()
-            if step is None:
+        chosen = self.latest() if step is None else step
+        while True:
+            if chosen is None:
                 raise self._nothing_yet()
-        found = self._place.store.verify(step, engine=self._engine)["mismatches"]
+            manifest = None
+            missing: dict[str, Any] | None = None
+            try:
+                manifest = self._place.store.read_manifest(chosen)
+                found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
+                missing = next((each for each in found if each["kind"] == "missing"), None)
+            except FileNotFoundError as gone:
+                missing = {"path": gone.filename, "message": str(gone)}
+            if missing is None:
+                break
+            chosen = self._instead_of(chosen, manifest, missing["path"], missing["message"], step is None)
         if not found:
             return
         first, more = found[0], len(found) - 1
@@ -238,6 +286,14 @@ class Checkpointer:
             if exchange.rank == 0:
                 return told(exchange, "decided", lambda: {"this": decide()})["this"]
             return heard(exchange, "decided")["this"]
+
+
+def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
+    if isinstance(volumes, str | bytes | bytearray | os.PathLike):  # not the sequence of its characters
+        raise TypeError(
+            f"volumes: must be a list of directories, not {type(volumes).__name__}; put it into a list"
+        )
+    return None if volumes is None else [os.fspath(volume) for volume in volumes]
 
 
 def _ranks_of(process_group: Any, timeout: float) -> Ranks:

@@ -122,6 +122,14 @@ def targets(
     return images
 
 
+def first_tensor(manifest: dict[str, Any], shard: int) -> str | None:
+    """Return the name of the first tensor that has bytes in a shard."""
+    for about in manifest["tensors"]:
+        if any(piece[0] == shard for piece in about["pieces"]):
+            return str(about["name"])
+    return None
+
+
 def corrupt_chunk(manifest: dict[str, Any], paths: Sequence[str], shard: int, chunk: int) -> Corrupt:
     """Make the error for a chunk that is not as it was written: names the first tensor concerned."""
     begin = chunk * manifest["chunk_bytes"]

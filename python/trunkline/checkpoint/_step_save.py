@@ -181,7 +181,7 @@ class StepSave:
         same = {
             "step": self._step,
             "writers or volumes": [self._place.writers, self._place.store.volumes],
-            "state of other names, shapes or values": [self._skeleton, about],
+            "state (names, dtypes, shapes, or values that are no tensors)": [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
 

@@ -1,7 +1,10 @@
 #include "cli/checkpoint/checkpoint_command.h"
 
+#include <charconv>
 #include <memory>
+#include <string>
 
+#include "checkpoint/manifest.h"
 #include "cli/checkpoint/checkpoint_actions.h"
 
 namespace trunkline::cli {
@@ -19,6 +22,19 @@ CLI::App* add_action(CLI::App& group, const Arguments& arguments, std::function<
   return command;
 }
 
+// Numbers of 64 bits would take "-1" for a large one.
+std::string objection_to_step(const std::string& text) {
+  std::uint64_t step = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && step <= checkpoint::kMaxNumber ? "" : "must be a whole number from 0 to 2^63 - 1";
+}
+
+CLI::Option* add_step(CLI::App& command, const Arguments& arguments) {
+  return command.add_option("--step", arguments->step, "Its step [the latest]")
+      ->check(CLI::Validator(objection_to_step, "STEP"));
+}
+
 }  // namespace
 
 void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
@@ -30,9 +46,9 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   };
   add("ls", "List the checkpoints", list_checkpoints);
   CLI::App* const show = add("show", "Say what is in a checkpoint, and where", show_checkpoint);
-  show->add_option("--step", arguments->step, "Its step [the latest]");
+  add_step(*show, arguments);
   CLI::App* const verify = add("verify", "Read checkpoints and compare every checksum", verify_checkpoints);
-  CLI::Option* const step = verify->add_option("--step", arguments->step, "Its step [the latest]");
+  CLI::Option* const step = add_step(*verify, arguments);
   verify->add_flag("--all", arguments->all, "Verify all steps")->excludes(step);
   CLI::App* const collect =
       add("gc", "Remove what saves that were cut off have left; never a checkpoint", collect_debris);

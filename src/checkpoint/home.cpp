@@ -1,0 +1,229 @@
+#include "checkpoint/home.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/listing.h"
+#include "checkpoint/names.h"
+#include "checkpoint/open_store.h"
+#include "os/read_text.h"
+#include "trunkline/checksum.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMagic = "trunkline home ";
+constexpr std::string_view kVersion = "1";
+
+// Path for people and for finding it; device and inode because one directory has many paths.
+struct Home {
+  std::string path;
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+
+  bool operator==(const Home&) const = default;
+  bool is_same_directory(const Home& other) const { return device == other.device && inode == other.inode; }
+};
+
+std::string record_path(const std::string& volume) { return fmt::format("{}/{}", volume, kHomeFile); }
+
+std::string checksum_of(std::string_view text) {
+  return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
+}
+
+// Paths are any bytes, so that the record is no JSON.
+std::string format_home(const Home& home) {
+  const std::string body = fmt::format("{} {} {}\n", home.device, home.inode, home.path);
+  return fmt::format("{}{} crc32c={}\n{}", kMagic, kVersion, checksum_of(body), body);
+}
+
+std::unexpected<Error> fail(ErrorKind kind, const std::string& record, std::string_view why) {
+  return std::unexpected(
+      make_error(kind,
+                 fmt::format("{} should say which directory of checkpoints its shards belong to: {}; if only "
+                             "one directory uses them, remove that file, otherwise restore it",
+                             record, why),
+                 record));
+}
+
+bool take_number(std::string_view& text, std::uint64_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end == text.data() + text.size() || *end != ' ') return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+  return true;
+}
+
+Result<Home> parse_home(std::string_view text, const std::string& record) {
+  if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is no such record");
+  std::string_view rest = text.substr(kMagic.size());
+  const std::string_view version = rest.substr(0, rest.find(' '));
+  if (version != kVersion)
+    return fail(ErrorKind::format, record, fmt::format("it is of version {}, not {}", version, kVersion));
+  Home home;
+  const std::size_t line = rest.find('\n');
+  if (line == std::string_view::npos) return fail(ErrorKind::corrupt, record, "it is cut off");
+  rest.remove_prefix(line + 1);
+  if (take_number(rest, home.device) && take_number(rest, home.inode) && rest.ends_with('\n'))
+    home.path = rest.substr(0, rest.size() - 1);
+  // Covers the checksum, and whatever else is not as it was written.
+  if (!home.path.starts_with('/') || format_home(home) != text)
+    return fail(ErrorKind::corrupt, record, "bytes of it have changed");
+  return home;
+}
+
+// nullopt: this directory has no record, or is not there.
+Result<std::optional<Home>> read_home(const std::string& volume) {
+  const std::string record = record_path(volume);
+  const auto text = os::read_text(record);
+  if (!text && (text.error().code == ENOENT || text.error().code == ENOTDIR)) return std::nullopt;
+  if (!text) return std::unexpected(text.error());
+  auto home = parse_home(*text, record);
+  if (!home) return std::unexpected(home.error());
+  return std::move(*home);
+}
+
+// nullopt: there is no directory at that path.
+Result<std::optional<Home>> look_at(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (!S_ISDIR(status.st_mode)) return std::nullopt;
+    return Home{.path = path, .device = status.st_dev, .inode = status.st_ino};
+  }
+  if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+  return std::unexpected(system_error(errno, "looking for the directory of checkpoints " + path, path));
+}
+
+Result<Home> home_of(const std::string& directory) {
+  std::error_code error;
+  const fs::path canonical = fs::canonical(directory, error);
+  const auto found = look_at(error ? directory : canonical.string());
+  if (!found) return std::unexpected(found.error());
+  if (const std::optional<Home>& home = *found) return *home;
+  return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
+}
+
+// Whether a directory keeps shards in `volume`. What cannot be read may be what says so.
+bool refers_to(const std::string& directory, const std::string& volume) {
+  const auto descriptor = read_store_descriptor(directory);
+  if (!descriptor) return true;
+  const auto is_volume = [&](const std::vector<std::string>& volumes) {
+    return std::ranges::find(volumes, volume) != volumes.end();
+  };
+  const auto& known = *descriptor;
+  if (known && (known->owns(volume) || is_volume(known->volumes) || is_volume(known->former_volumes)))
+    return true;
+  const auto entries = list_steps(directory);
+  if (!entries) return true;
+  return std::ranges::any_of(*entries, [&](const StepEntry& entry) {
+    if (entry.commits.empty()) return false;
+    const auto manifest = read_manifest_of(directory, entry.step, entry.commits.back());
+    return !manifest || is_volume(manifest->volumes);
+  });
+}
+
+// Of the part of a path that is there: the filesystem that would hold the rest.
+std::optional<std::uint64_t> device_under(fs::path path) {
+  while (path.has_relative_path()) {
+    path = path.parent_path();
+    struct stat status{};
+    if (::stat(path.c_str(), &status) == 0) return status.st_dev;
+    if (errno != ENOENT && errno != ENOTDIR) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Whether checkpoints of `directory` name all the shards in `volume`. An older copy does not know the newer
+// ones.
+bool knows_all(const std::string& directory, const std::string& volume) {
+  const auto steps = step_directories_in(volume);
+  if (!steps) return false;
+  return std::ranges::all_of(*steps, [&](std::uint64_t step) {
+    auto names = names_in(volume_step_directory(directory, volume, step));
+    if (!names) return false;
+    std::erase_if(*names, [](const std::string& name) { return !is_shard_file(name); });
+    if (names->empty()) return true;
+    const auto manifest = read_newest_manifest(directory, step);
+    return manifest && std::ranges::all_of(*names, [&](const std::string& name) {
+             return std::ranges::find(manifest->shards, name, &Shard::file) != manifest->shards.end();
+           });
+  });
+}
+
+std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format("{} is a copy of {}, whose shards {} holds: it can be read, and neither be saved into nor "
+                  "have anything removed; use the original, or load from the copy and save into a new "
+                  "directory, or remove the original if this one shall take its place",
+                  directory, home.path, volume),
+      directory));
+}
+
+std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,
+                                     const Home& home, std::string_view why) {
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format(
+          "{} holds shards of {}, which is not there, {}: {} may be a copy of it, and can be read, and "
+          "neither be saved into nor have anything removed; use the original, mount what is missing, "
+          "or, if that directory is gone for good, remove {}",
+          volume, home.path, why, directory, record_path(volume)),
+      directory));
+}
+
+// The record that there should be.
+Result<Home> agreed_home(const std::string& volume, const std::string& directory,
+                         const std::optional<Home>& recorded) {
+  auto here = home_of(directory);
+  if (!here) return std::unexpected(here.error());
+  if (!recorded) return here;
+  const auto there = look_at(recorded->path);
+  if (!there) return std::unexpected(there.error());
+  const std::optional<Home>& found = *there;
+  if (found && found->is_same_directory(*here)) {
+    here->path = recorded->path;  // by whichever of its names
+    return here;
+  }
+  if (found && refers_to(recorded->path, volume)) return is_a_copy(volume, directory, *recorded);
+  if (here->is_same_directory(*recorded)) return here;  // it was moved
+  // Moved between filesystems, or a copy whose original is elsewhere now: in doubt nothing goes.
+  if (!found && device_under(recorded->path) != recorded->device)
+    return may_be_a_copy(volume, directory, *recorded, "and neither is its filesystem");
+  if (!knows_all(directory, volume))
+    return may_be_a_copy(volume, directory, *recorded, "and some that no checkpoint here names");
+  return here;
+}
+
+}  // namespace
+
+Status check_home(const std::string& volume, const std::string& directory) {
+  const auto recorded = read_home(volume);
+  if (!recorded) return std::unexpected(recorded.error());
+  if (!*recorded) return {};
+  const auto agreed = agreed_home(volume, directory, *recorded);
+  if (!agreed) return std::unexpected(agreed.error());
+  return {};
+}
+
+Status take_home(const std::string& volume, const std::string& directory, const Changes& changes) {
+  const auto recorded = read_home(volume);
+  if (!recorded) return std::unexpected(recorded.error());
+  const auto agreed = agreed_home(volume, directory, *recorded);
+  if (!agreed) return std::unexpected(agreed.error());
+  if (*recorded == *agreed) return {};
+  return changes.replace_file_durably(record_path(volume), format_home(*agreed));
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,168 @@
+#include "checkpoint/home.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/names.h"
+#include "checkpoint/store_fixture.h"
+#include "os/durable.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Steps = std::vector<std::uint64_t>;
+
+class HomeTest : public test::StoreTest {
+ protected:
+  void SetUp() override {
+    const auto store = open({.volumes = volumes()});
+    save(*store, 1);
+    save(*store, 2);
+    home_ = store->descriptor().volumes[0] + "/" + std::string(kHomeFile);
+  }
+
+  std::string copy(const std::string& name) const {
+    fs::copy(directory(), root_.file(name), fs::copy_options::recursive);
+    return root_.file(name);
+  }
+
+  std::vector<std::string> shards() const {
+    auto found = everything();
+    std::erase_if(found, [](const std::string& path) { return !path.ends_with(".safetensors"); });
+    return found;
+  }
+
+  // Nothing in the directory changes what lies on the volumes, and it can be read.
+  void expect_refused(const std::string& directory, std::string_view why) {
+    const auto before = shards();
+    auto opened = Store::open(directory);
+    ASSERT_TRUE(opened) << opened.error().message;
+    Store& store = **opened;
+    EXPECT_TRUE(is_whole(store, *store.read_manifest(2)));
+    for (const Error& error : {store.begin(3, Steps{1, 1}).error(), store.begin(3, Steps{0, 0}).error(),
+                               store.collect().error(), store.collect(Sweep::DryRun::yes).error(),
+                               Store::open(directory, {.volumes = {{root_.file("v2")}}}).error()}) {
+      EXPECT_EQ(error.kind, ErrorKind::unsupported) << error.message;
+      EXPECT_NE(error.message.find(directory), std::string::npos) << error.message;
+      EXPECT_NE(error.message.find(why), std::string::npos) << error.message;
+    }
+    EXPECT_EQ(shards(), before);
+  }
+
+  std::string home_;  // the record of the first volume
+};
+
+TEST_F(HomeTest, ACopyIsReadAndNothingElse) {
+  const std::string other = copy("copy");
+  save(*open(), 3, 2);
+  std::ofstream(other + "/step-00000002/" + shard_file(0, 1, random_hex(16))) << "debris";
+  expect_refused(other, "is a copy of " + directory());
+  save(*open(), 4, 1);
+  EXPECT_EQ(open()->steps(), Steps{4});
+}
+
+TEST_F(HomeTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
+  const std::string other = copy("copy");
+  fs::remove(other + "/trunkline-checkpoints.json");
+  const auto before = shards();
+  const auto store = Store::open(other);
+  ASSERT_TRUE(store) << store.error().message;
+  ASSERT_TRUE((*store)->commit(write_shards(9, begin(**store, 9))));
+  const auto swept = (*store)->retain(1);
+  ASSERT_TRUE(swept);
+  EXPECT_EQ(swept->problems.size(), 2U);
+  EXPECT_TRUE(swept->removed.empty());
+  for (const std::string& path : before) EXPECT_TRUE(fs::exists(root_.file(path))) << path;
+}
+
+TEST_F(HomeTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
+  fs::rename(directory(), root_.file("moved"));
+  save(**Store::open(root_.file("moved")), 3, 1);
+  EXPECT_NE(os::read_text(home_)->find(root_.file("moved")), std::string::npos);
+  fs::copy(root_.file("moved"), directory(), fs::copy_options::recursive);  // a copy where it was
+  EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
+  save(**Store::open(root_.file("moved")), 4, 1);
+}
+
+TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGone) {
+  const std::string other = copy("copy");
+  fs::remove_all(directory());
+  save(**Store::open(other), 3, 1);
+  fs::copy(other, directory(), fs::copy_options::recursive);  // comes back from a backup
+  EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
+  EXPECT_EQ((*Store::open(other))->steps(), Steps{3});
+}
+
+TEST_F(HomeTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
+  const std::string other = copy("copy");
+  save(*open(), 3);
+  fs::rename(directory(), root_.file("renamed"));
+  expect_refused(other, "no checkpoint here names");
+  EXPECT_TRUE((*Store::open(root_.file("renamed")))->collect());
+  expect_refused(other, "is a copy of " + root_.file("renamed"));
+}
+
+TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
+  const std::string other = copy("copy");
+  fs::remove_all(directory());
+  save(*open({.volumes = volumes()}), 1);
+  save(**Store::open(other), 3, 1);
+  EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
+}
+
+TEST_F(HomeTest, AnotherPathToTheSameDirectoryIsHome) {
+  fs::create_directory_symlink(directory(), root_.file("link"));
+  const std::string before = *os::read_text(home_);
+  save(**Store::open(root_.file("link")), 3, 1);
+  EXPECT_EQ(*os::read_text(home_), before);
+  // As with a bind mount elsewhere: the recorded path leads nowhere, and the directory is the same.
+  fs::rename(directory(), root_.file("mounted"));
+  fs::remove(root_.file("link"));
+  save(**Store::open(root_.file("mounted")), 4, 1);
+}
+
+TEST_F(HomeTest, AHomeWhoseFilesystemIsNotThereMayComeBack) {
+  const std::string other = copy("copy");
+  fs::remove_all(directory());
+  // On a device that no filesystem here has.
+  const std::string body = "18446744073709551615 7 " + directory() + "\n";
+  const std::string text =
+      fmt::format("trunkline home 1 crc32c={:08x}\n{}", crc32c(std::as_bytes(std::span(body))), body);
+  ASSERT_TRUE(os::write_file_durably(home_, text));
+  expect_refused(other, home_);
+  fs::remove(home_);
+  save(**Store::open(other), 3, 1);
+}
+
+TEST_F(HomeTest, ADirectoryWithoutRecordGetsOne) {
+  fs::remove(home_);
+  save(*open(), 3, 1);
+  EXPECT_TRUE(fs::exists(home_));
+  fs::remove(home_);
+  EXPECT_TRUE(open()->collect(Sweep::DryRun::yes));
+  EXPECT_FALSE(fs::exists(home_));
+  EXPECT_TRUE(open()->collect());
+  EXPECT_TRUE(fs::exists(home_));
+}
+
+TEST_F(HomeTest, ADamagedRecordIsNoLeave) {
+  const std::string text = *os::read_text(home_);
+  for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    std::string flipped = text;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    std::ofstream(home_, std::ios::binary | std::ios::trunc) << flipped;
+    const auto checked = check_home(fs::path(home_).parent_path(), directory());
+    ASSERT_FALSE(checked) << flipped;
+    EXPECT_TRUE(checked.error().kind == ErrorKind::corrupt || checked.error().kind == ErrorKind::format);
+    EXPECT_EQ(checked.error().path, home_);
+  }
+  for (std::size_t bytes = 0; bytes < text.size(); ++bytes) {
+    std::ofstream(home_, std::ios::binary | std::ios::trunc) << text.substr(0, bytes);
+    EXPECT_FALSE(check_home(fs::path(home_).parent_path(), directory())) << bytes;
+  }
+  EXPECT_EQ(open()->begin(3, Steps{1, 1}).error().kind, ErrorKind::corrupt);
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint
