@@ -19,5 +19,5 @@ NB_MODULE(_core, module) {
   tlp::register_safetensors(module);
   tlp::register_images(module);
   tlp::register_checkpoint_store(module);
-  tlp::register_shutdown();
+  tlp::register_shutdown(module);
 }
