@@ -21,6 +21,7 @@ import os, signal, sys, threading
 import torch
 import trunkline as tl
 from trunkline.checkpoint import _save
+from trunkline.checkpoint._flag import Flag
 
 faults = tl.Faults()
 engine = tl.Engine("threads", faults=faults)
@@ -41,10 +42,12 @@ def saving(way):
     else:
         handle = tl.Checkpointer("steps", process_group=False, engine=engine).save(2, state)
     handle.wait_staged()
-    cancel = handle.cancel
+    cancel, cancelled = handle.cancel, Flag()
+    # Started now: the handler may come while the interpreter holds a lock that starting a thread takes.
+    threading.Thread(target=lambda: cancelled.wait() and faults.release(), daemon=True).start()
     def cancel_and_release():
         cancel()
-        threading.Thread(target=faults.release).start()
+        cancelled.set()
     handle.cancel = cancel_and_release
     return handle
 """
