@@ -18,6 +18,6 @@ void register_safetensors(nb::module_& module);
 void register_images(nb::module_& module);
 void register_checkpoint_store(nb::module_& module);
 void register_stream(nb::module_& module);
-void register_shutdown();  // what happens at the interpreter's exit
+void register_shutdown(nb::module_& module);  // what happens at the interpreter's exit
 
 }  // namespace trunkline::python

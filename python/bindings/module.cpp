@@ -20,5 +20,5 @@ NB_MODULE(_core, module) {
   tlp::register_images(module);
   tlp::register_checkpoint_store(module);
   tlp::register_stream(module);
-  tlp::register_shutdown();
+  tlp::register_shutdown(module);
 }

@@ -1,3 +1,10 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
 #include "bindings.h"
 #include "faults_object.h"
 #include "future_object.h"
@@ -34,8 +41,36 @@ void shut_down() {
   GilReleased::hold_back_other_threads();
 }
 
+// As the interpreter does after a KeyboardInterrupt that nobody caught: who started the process sees a
+// signal.
+void die_of_interrupt() {
+  std::fflush(nullptr);
+  struct sigaction action{};
+  action.sa_handler = SIG_DFL;
+  ::sigaction(SIGINT, &action, nullptr);
+  sigset_t interrupt;
+  ::sigemptyset(&interrupt);
+  ::sigaddset(&interrupt, SIGINT);
+  ::pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr);
+  ::raise(SIGINT);
+  constexpr int kShellsStatus = 128 + SIGINT;
+  ::_exit(kShellsStatus);
+}
+
+// Exit handlers still run, which an end at once would skip; but none of them can change the exit code.
+void end_by_interrupt() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (Py_AtExit(&die_of_interrupt) != 0) static_cast<void>(std::atexit(&die_of_interrupt));
+  });
+}
+
 }  // namespace
 
-void register_shutdown() { nb::module_::import_("atexit").attr("register")(nb::cpp_function(&shut_down)); }
+void register_shutdown(nb::module_& module) {
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&shut_down));
+  module.def("end_by_interrupt", &end_by_interrupt, nb::sig("def end_by_interrupt() -> None"),
+             "Makes the process end as if SIGINT had killed it, once the interpreter has ended.");
+}
 
 }  // namespace trunkline::python

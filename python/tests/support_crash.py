@@ -200,7 +200,7 @@ class History:
             assert version in allowed, f"{name}: found version {version}, possible were {allowed}"
             self.files[name] = version
         for path in places.files.glob(".trunkline-*.tmp"):
-            path.unlink()  # nobody else collects these
+            path.unlink()  # the next save there would, too
 
 
 def committed(commits: dict[int, int], step: int, version: int) -> dict[int, int]:

@@ -1,5 +1,6 @@
 #include "checkpoint/file_set.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "io/file_core.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
 
@@ -78,10 +80,20 @@ Result<File> FileSet::create_file(const Image& image) {
     place.path = image.path;
   }
   place.directory = os::directory_of(place.path);
+  if (options_.replace && std::ranges::find(places_, place.directory, &Place::directory) == places_.end())
+    os::remove_dead_temporary_files(place.directory);
   for (;;) {
     place.written = options_.replace ? os::temporary_name(place.directory) : place.path;
     auto file = File::open(engine_, place.written, {.mode = Mode::create});
     if (file) {
+      if (auto claimed = claim(place, *file); !claimed) {
+        ::unlink(place.written.c_str());
+        return std::unexpected(claimed.error());
+      }
+      if (place.claim && place.claim->lost()) {
+        place.release();
+        continue;
+      }
       places_.push_back(std::move(place));
       return file;
     }
@@ -94,6 +106,26 @@ Result<File> FileSet::create_file(const Image& image) {
     }
     return std::unexpected(std::move(error));
   }
+}
+
+// Through a descriptor of its own, since the file is closed before it gets its name: some filesystems send
+// the last bytes then.
+Status FileSet::claim(Place& place, const File& file) const {
+  // Files of the memory backend have no names that others see.
+  if (!options_.replace || engine_.config().backend == BackendKind::memory) return {};
+  const int fd = file.core()->members.front().pair.buffered.get();
+  place.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!place.claimed.valid()) {
+    return std::unexpected(system_error(
+        errno, fmt::format("saving {}: creating a file in {}", place.path, place.directory), place.path));
+  }
+  place.claim = std::make_unique<os::WriterClaim>(place.claimed.get());
+  return {};
+}
+
+void FileSet::Place::release() {
+  claim.reset();
+  claimed.reset();
 }
 
 Status FileSet::stage() { return ended(writer_->stage()); }
@@ -149,6 +181,7 @@ Status FileSet::name_files() {
           system_error(errno, fmt::format("renaming {} to {}", place.written, place.path), place.path));
     }
     if (options_.replace) place.written.clear();
+    place.release();
   }
   // Those that were created under their own names stay only now, when all is well.
   for (Place& place : places_) place.written.clear();
@@ -172,6 +205,7 @@ void FileSet::discard() {
   for (Place& place : places_) {
     if (!place.written.empty()) ::unlink(place.written.c_str());
     place.written.clear();
+    place.release();
   }
 }
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "checkpoint/image_writer.h"
+#include "os/temporary_file.h"
+#include "os/unique_fd.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::checkpoint {
@@ -13,8 +15,9 @@ namespace trunkline::checkpoint {
 struct FileSetOptions {
   // fsync of the files before they get their names, and of the directories after.
   bool durable = true;
-  // Files get a temporary name first and replace what has theirs at the end. Else they are created under
-  // their own names, which must be free: for names that nothing refers to until something else is written.
+  // Files get a temporary name first and replace what has theirs at the end; what writers that died left
+  // under such names in the same directory is removed. Else they are created under their own names, which
+  // must be free: for names that nothing refers to until something else is written.
   bool replace = true;
   WriteOptions write = {};
 };
@@ -54,10 +57,16 @@ class FileSet {
     std::string path;       // where the file is to be
     std::string directory;  // of it
     std::string written;    // where it is now; empty once it has its name
+    // The claim to a temporary name goes on after the file is closed, until it has its own.
+    os::UniqueFd claimed = {};
+    std::unique_ptr<os::WriterClaim> claim = {};  // ends before the descriptor
+
+    void release();
   };
 
   FileSet(const Engine& engine, const FileSetOptions& options);
   Result<File> create_file(const Image& image);
+  Status claim(Place& place, const File& file) const;
   Status write_files();
   Status ended(Status status);
   Status sync_files();

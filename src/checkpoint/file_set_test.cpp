@@ -189,6 +189,32 @@ TEST_F(FileSetTest, DiscardingAFinishedSetChangesNothing) {
   EXPECT_EQ(contents_of(data.image.path), data.file);
 }
 
+TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWritesStays) {
+  const std::string dead = ".trunkline-0123456789abcdef.tmp";
+  const auto leave_debris = [&] { std::ofstream(root_.file(dead)) << "half of it"; };
+  leave_debris();
+  os::remove_dead_temporary_files(root_.path());
+  if (!names().empty()) GTEST_SKIP() << "nothing is removed on this filesystem";
+
+  const Engine engine = make_engine();
+  const Sample first = sample(kMiB, "first"), second = sample(kMiB, "second");
+  auto set = FileSet::create(engine, {first.image}, {});
+  ASSERT_TRUE(set);
+  const std::vector<std::string> living = names();
+  ASSERT_EQ(living.size(), 1U);
+  leave_debris();
+  // Files under names of their own have no temporary ones: who writes those cleans up in his own way.
+  ASSERT_TRUE(save(engine, {second.image}, {.replace = false}));
+  EXPECT_TRUE(std::filesystem::exists(root_.file(dead)));
+  ASSERT_TRUE(save(engine, {second.image}));
+  EXPECT_EQ(names(), (std::vector<std::string>{living[0], "second"}));
+  ASSERT_TRUE((*set)->stage());
+  os::remove_dead_temporary_files(root_.path());
+  ASSERT_TRUE((*set)->finish());
+  EXPECT_EQ(names(), (std::vector<std::string>{"first", "second"}));
+  EXPECT_EQ(contents_of(first.image.path), first.file);
+}
+
 TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "f");

@@ -8,9 +8,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <random>
+#include <memory>
 #include <utility>
 
+#include "os/temporary_file.h"
 #include "os/unique_fd.h"
 
 namespace trunkline::os {
@@ -24,13 +25,17 @@ class TemporaryFile {
     for (;;) {
       std::string path = temporary_name(directory);
       UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode));
-      if (fd.valid()) return TemporaryFile(std::move(path), std::move(fd));
+      if (fd.valid()) {
+        auto claim = std::make_unique<WriterClaim>(fd.get());
+        if (claim->lost()) continue;
+        return TemporaryFile(std::move(path), std::move(fd), std::move(claim));
+      }
       if (errno == EEXIST || errno == EINTR) continue;
       return std::unexpected(system_error(errno, "creating a temporary file in " + directory, directory));
     }
   }
   TemporaryFile(TemporaryFile&& other) noexcept
-      : path_(std::exchange(other.path_, {})), fd_(std::move(other.fd_)) {}
+      : path_(std::exchange(other.path_, {})), fd_(std::move(other.fd_)), claim_(std::move(other.claim_)) {}
   TemporaryFile& operator=(TemporaryFile&&) = delete;
   ~TemporaryFile() {
     if (!path_.empty()) ::unlink(path_.c_str());
@@ -55,24 +60,34 @@ class TemporaryFile {
   }
 
   Status rename_to(const std::string& path, IfPresent if_present) {
-    // Closed, so that the directory can be opened for its fsync also when no other descriptor is left.
-    fd_.reset();
     const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), flags) == 0) {
       path_.clear();
+      // So that the directory can be opened for its fsync also when no other descriptor is left.
+      close();
       return {};
     }
     // NFS and others rename, but know no flags; a link fails as well when the name exists. The temporary name
     // then goes at destruction.
-    if (errno == EINVAL && flags != 0 && ::link(path_.c_str(), path.c_str()) == 0) return {};
+    if (errno == EINVAL && flags != 0 && ::link(path_.c_str(), path.c_str()) == 0) {
+      close();
+      return {};
+    }
     return std::unexpected(system_error(errno, fmt::format("renaming {} to {}", path_, path), path));
   }
 
  private:
-  TemporaryFile(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  TemporaryFile(std::string path, UniqueFd fd, std::unique_ptr<WriterClaim> claim)
+      : path_(std::move(path)), fd_(std::move(fd)), claim_(std::move(claim)) {}
+
+  void close() {
+    claim_.reset();
+    fd_.reset();
+  }
 
   std::string path_;
   UniqueFd fd_;
+  std::unique_ptr<WriterClaim> claim_;  // ends before the descriptor
 };
 
 }  // namespace
@@ -80,11 +95,6 @@ class TemporaryFile {
 std::string directory_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
-}
-
-std::string temporary_name(const std::string& directory) {
-  std::random_device random;
-  return fmt::format("{}/.trunkline-{:08x}{:08x}.tmp", directory, random(), random());
 }
 
 Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {

@@ -20,9 +20,6 @@ Status write_file_durably(const std::string& path, std::string_view contents,
 // The directory that holds `path`; "." for a plain name.
 std::string directory_of(const std::string& path);
 
-// A path in `directory` that is most likely free: ".trunkline-<16 hex digits>.tmp".
-std::string temporary_name(const std::string& directory);
-
 // Makes names that were created, renamed or removed in a directory durable.
 Status fsync_directory(const std::string& path);
 

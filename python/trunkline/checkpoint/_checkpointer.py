@@ -253,7 +253,9 @@ class Checkpointer:
         raise_unobserved()
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
-        self._last = handle = SaveHandle(f"saving step {step} to {self.directory}")
+        self._last = handle = SaveHandle(
+            f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
+        )
         handle.start(job)
         return handle
 

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from trunkline._core import Engine, FileImage, FileSet
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
+from trunkline.checkpoint._at_exit import ExitWatch, say
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._transfer import path_name, write_images
 
@@ -62,13 +62,15 @@ def save_async(
     last of it. The file appears when handle.wait() would return.
 
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
-    an error is raised by the next save, or printed at exit when there is none.
+    an error is raised by the next save, or printed at exit when there is none. Ctrl-C during that exit
+    abandons the save: the process says so, and ends as by SIGINT.
     """
     raise_unobserved()
     images = [lay_out(obj, path, checksum)]
     files = FileSet(images, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
     try:
-        handle = SaveHandle(f"saving {path_name(path)}")
+        name = path_name(path)
+        handle = SaveHandle(name, f"{name} is as it was before")
         handle.start(FileJob(files))
     except BaseException:
         files.discard()
@@ -135,14 +137,16 @@ class SaveHandle:
     Made by save_async and by Checkpointer.save.
     """
 
-    def __init__(self, what: str) -> None:
-        """Call start() next; `what` is for messages."""
-        self._what = what
+    def __init__(self, subject: str, unchanged: str) -> None:
+        """Call start() next. For messages: what is saved, and what has not changed when it is given up."""
+        self._subject = subject
+        self._what = f"saving {subject}"
+        self._unchanged = unchanged
         self._files: FileSet | None = None
         self._cancelled = False
         self._started = False  # by start()
         self._begun = self._given_up = False  # by its thread, which then does nothing else
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may cancel in the midst of progress()
         self._staged = Flag()
         self._done = Flag()
         self._error: BaseException | None = None
@@ -254,7 +258,7 @@ class SaveHandle:
         """In a forked child: a save that was under way goes on in the parent alone."""
         if not self._started or self._done.is_set():
             return
-        self._lock = threading.Lock()  # the old one may be held for good, and so may those of the events
+        self._lock = threading.RLock()  # the old one may be held for good, and so may those of the events
         self._files = None
         self._error = Error(
             None, f"{self._what}: goes on in the process that this one was forked from; wait for it there"
@@ -314,7 +318,11 @@ def raise_unobserved() -> None:
 
 def _report_at_exit() -> None:
     for handle in _take_unobserved():
-        print(f"trunkline: {handle._what} failed: {handle._error}", file=sys.stderr)
+        say(f"{handle._what} failed: {handle._error}")
+
+
+def _under_way() -> list[SaveHandle]:
+    return [handle for handle in list(_handles) if handle._started and not handle._done.is_set()]
 
 
 def _forget_parent() -> None:
@@ -326,4 +334,5 @@ def _forget_parent() -> None:
 
 
 atexit.register(_report_at_exit)
+ExitWatch(_under_way).register()
 os.register_at_fork(after_in_child=_forget_parent)

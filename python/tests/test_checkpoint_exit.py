@@ -1,0 +1,228 @@
+"""Ctrl-C, and waiting, while the interpreter exits and a save is under way."""
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trunkline as tl
+
+# `saving()` begins a save whose writes are held. When the main thread is at its end, `at_exit()` is called in
+# a thread of its own; what is held is released as soon as the save was cancelled, or by `faults.release()`.
+PRELUDE = """
+import os, signal, sys, threading
+import torch
+import trunkline as tl
+from trunkline.checkpoint import _save
+from trunkline.checkpoint._flag import Flag
+
+faults = tl.Faults()
+engine = tl.Engine("threads", faults=faults)
+state = {"x": torch.ones(3_000_000)}
+
+def beside_the_exit(body):
+    def run():
+        threading.main_thread().join()  # ends when the interpreter begins to exit
+        body()
+    threading.Thread(target=run, daemon=True).start()
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def saving(way):
+    if way == "pt":
+        handle = tl.save_async(state, "big.pt", engine=engine)
+    else:
+        handle = tl.Checkpointer("steps", process_group=False, engine=engine).save(2, state)
+    handle.wait_staged()
+    cancel, cancelled = handle.cancel, Flag()
+    # Started now: the handler may come while the interpreter holds a lock that starting a thread takes.
+    threading.Thread(target=lambda: cancelled.wait() and faults.release(), daemon=True).start()
+    def cancel_and_release():
+        cancel()
+        cancelled.set()
+    handle.cancel = cancel_and_release
+    return handle
+"""
+
+
+def run(directory: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def names(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+SAID = {
+    "pt": "saving big.pt was abandoned because of the interrupt; big.pt is as it was before",
+    "checkpoint": "saving step 2 to steps was abandoned because of the interrupt; "
+    "the checkpoints in steps are as they were before",
+}
+
+
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_ctrl_c_during_the_exit_abandons_the_save(tmp_path: Path, way: str) -> None:
+    old: dict[str, Any] = {"x": torch.zeros(5)}
+    if way == "pt":
+        tl.save(old, tmp_path / "big.pt")
+    else:
+        tl.Checkpointer(tmp_path / "steps", process_group=False).save(1, old, block=True)
+    before = names(tmp_path)
+    done = run(
+        tmp_path,
+        f"""
+        import atexit
+        atexit.register(lambda: print("exit handler", flush=True))
+        faults.hold("write", 0, 1 << 40)
+        saving("{way}")
+        beside_the_exit(interrupt)
+        """,
+    )
+    lines = [line for line in done.stderr.splitlines() if "finishing" not in line]  # on a slow machine
+    assert lines == [f"trunkline: {SAID[way]}"]
+    assert done.stdout == "exit handler\n"
+    assert done.returncode == -signal.SIGINT
+    assert names(tmp_path) == before
+    if way == "pt":
+        assert torch.equal(tl.load(tmp_path / "big.pt")["x"], old["x"])
+    else:
+        checkpointer = tl.Checkpointer(tmp_path / "steps", process_group=False)
+        assert checkpointer.steps() == [1]
+        assert torch.equal(checkpointer.load()["x"], old["x"])
+
+
+def test_ctrl_c_that_a_worker_process_gets_during_its_exit(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import multiprocessing
+        def work():
+            global engine
+            faults = tl.Faults()
+            globals()["faults"] = faults
+            engine = tl.Engine("threads", faults=faults)
+            faults.hold("write", 0, 1 << 40)
+            saving("pt")
+            beside_the_exit(interrupt)
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        print(process.exitcode)
+        """,
+    )
+    assert f"trunkline: {SAID['pt']}\n" in done.stderr
+    assert int(done.stdout) != 0
+    assert names(tmp_path) == set()
+
+
+def test_a_handler_of_the_programs_own_that_raises(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        class Stop(BaseException): pass
+        def handle_signal(number, frame):
+            raise Stop
+        signal.signal(signal.SIGINT, handle_signal)
+        faults.hold("write", 0, 1 << 40)
+        saving("pt")
+        def twice():
+            interrupt()  # ends the joining of threads
+            import time
+            while _save._report_at_exit.entered is False:
+                time.sleep(0.001)
+            interrupt()
+        from trunkline.checkpoint import _at_exit
+        _save._report_at_exit.entered = False
+        tell_later = _at_exit._tell_later
+        def told(saves, can_abandon):
+            _save._report_at_exit.entered = threading.current_thread() is threading.main_thread()
+            tell_later(saves, can_abandon)
+        _at_exit._tell_later = told
+        beside_the_exit(twice)
+        """,
+    )
+    assert f"trunkline: {SAID['pt']}\n" in done.stderr
+    assert done.returncode == -signal.SIGINT
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_an_exit_that_takes_long_says_what_it_waits_for(tmp_path: Path, way: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        faults.hold("write", 1, 1 << 40)
+        saving("{way}")
+        class Stderr:
+            def write(self, text):
+                sys.__stderr__.write(text)
+                if "finishing" in text:
+                    faults.release()
+            def flush(self):
+                sys.__stderr__.flush()
+        sys.stderr = Stderr()
+        beside_the_exit(lambda: None)
+        """,
+    )
+    assert done.returncode == 0
+    subject = "big.pt" if way == "pt" else "step 2 to steps"
+    line = (
+        rf"trunkline: finishing the save of {subject} \([0-9.]+ of 12\.0 MB written\); Ctrl-C abandons it\n"
+    )
+    assert re.fullmatch(line, done.stderr), done.stderr
+    if way == "pt":
+        assert torch.equal(tl.load(tmp_path / "big.pt")["x"], torch.ones(3_000_000))
+    else:
+        assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
+
+
+def test_after_ctrl_c_in_wait_the_save_is_finished(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        faults.hold("write", 0, 1 << 40)
+        handle = saving("pt")
+        threading.Timer(0.05, interrupt).start()
+        beside_the_exit(faults.release)
+        handle.wait()
+        """,
+    )
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
+    assert "abandoned" not in done.stderr
+    assert torch.equal(tl.load(tmp_path / "big.pt")["x"], torch.ones(3_000_000))
+
+
+def test_an_exit_that_is_quick_says_nothing(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        from trunkline.checkpoint import _at_exit
+        _at_exit._PATIENCE_SECONDS = 60.0
+        faults.hold("write", 0, 1 << 40)
+        saving("pt")
+        beside_the_exit(faults.release)
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert names(tmp_path) == {"big.pt"}
+
+
+def test_interrupts_are_left_alone_before_the_exit() -> None:
+    assert threading.main_thread().is_alive()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,120 @@
+"""Saves that are under way when the interpreter exits: they are finished, unless Ctrl-C abandons them."""
+
+import atexit
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from trunkline import _core
+from trunkline._errors import Cancelled
+
+if TYPE_CHECKING:
+    from trunkline.checkpoint._save import SaveHandle
+
+_PATIENCE_SECONDS = 1.0  # after that it is said what the exit waits for
+
+
+def say(text: str) -> None:
+    """Print a line to stderr, if anybody can be told."""
+    if sys.stderr is not None:  # else print would take stdout
+        with suppress(Exception):
+            print(f"trunkline: {text}", file=sys.stderr, flush=True)
+
+
+class ExitWatch:
+    """What happens to saves at the exit.
+
+    1. Before threads are joined, Ctrl-C gets another handler: KeyboardInterrupt would only end the joining,
+       with exit code 0, and the save with the interpreter. A thread says what is waited for.
+    2. When exit handlers run all saves are over. Where something ended the joining early they are waited for.
+    """
+
+    def __init__(self, under_way: Callable[[], "list[SaveHandle]"]) -> None:
+        """`under_way`: the saves that are."""
+        self._under_way = under_way
+
+    def register(self) -> None:
+        """Call this before what else should come after it at the exit: the last registered comes first."""
+        atexit.register(self._wait)
+        # No public function is called before threads are joined; concurrent.futures uses this one, too.
+        early = getattr(threading, "_register_atexit", None)
+        if early is not None:
+            with suppress(RuntimeError):  # the exit has begun
+                early(self._begin)
+
+    def _begin(self) -> None:
+        saves = self._under_way()
+        can_abandon = self._take_interrupts()
+        if saves:
+            with suppress(RuntimeError):  # no thread to be had: nothing is said
+                threading.Thread(
+                    target=_tell_later, args=(saves, can_abandon), name="trunkline-exit", daemon=False
+                ).start()
+
+    def _wait(self) -> None:
+        saves = self._under_way()
+        if not saves:
+            return
+        try:
+            self._take_interrupts()
+            _tell_later(saves, True)
+            for save in saves:
+                save._done.wait()
+        except BaseException:  # of a signal handler
+            _abandon(saves)
+
+    def _take_interrupts(self) -> bool:
+        """Whether Ctrl-C abandons saves from now on: a handler of the program's own stays."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+        return signal.getsignal(signal.SIGINT) == self._on_interrupt
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        saves = self._under_way()
+        if saves:
+            _abandon(saves)
+        if not saves or _is_worker():
+            signal.default_int_handler(number, frame)
+
+
+def _is_worker() -> bool:
+    """Whether this process runs a multiprocessing.Process: an exception alone changes its exit code."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _abandon(saves: "Sequence[SaveHandle]") -> None:
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever does not want to wait for this either
+    _core.end_by_interrupt()
+    for save in saves:
+        save.cancel()
+    for save in saves:
+        save._done.wait()
+        if isinstance(save._error, Cancelled):
+            say(f"{save._what} was abandoned because of the interrupt; {save._unchanged}")
+
+
+def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for save in saves:
+        save._done.wait(deadline - time.monotonic())
+    left = [_progress_of(save) for save in saves if not save.done()]
+    if left:
+        hint = f"; Ctrl-C abandons {'it' if len(left) == 1 else 'them'}" if can_abandon else ""
+        say(f"finishing the save of {' and of '.join(left)}{hint}")
+
+
+def _progress_of(save: "SaveHandle") -> str:
+    written, total = save.progress()
+    if total == 0:
+        return save._subject
+    unit, name = (10**9, "GB") if total >= 10**9 else (10**6, "MB")
+    return f"{save._subject} ({written / unit:.1f} of {total / unit:.1f} {name} written)"

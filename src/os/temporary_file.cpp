@@ -1,0 +1,101 @@
+#include "os/temporary_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <system_error>
+
+#include "os/unique_fd.h"
+
+namespace trunkline::os {
+namespace {
+
+constexpr std::string_view kPrefix = ".trunkline-";
+constexpr std::string_view kSuffix = ".tmp";
+constexpr std::size_t kDigits = 16;
+
+// Filesystem magic numbers that <linux/magic.h> does not list everywhere (statfs(2)).
+constexpr std::uint32_t kZfsMagic = 0x2FC12FC1;
+constexpr std::uint32_t kBcachefsMagic = 0xCA451A4E;
+
+// Filesystems that one kernel alone writes to. Others may be mounted elsewhere, with locks that end at each
+// machine: there a lock that can be taken says nothing.
+bool locks_exclude_every_writer(int fd) {
+  struct statfs status{};
+  if (::fstatfs(fd, &status) != 0) return false;
+  switch (static_cast<std::uint32_t>(status.f_type)) {
+    case EXT4_SUPER_MAGIC:  // ext2 and ext3 as well
+    case XFS_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case F2FS_SUPER_MAGIC:
+    case TMPFS_MAGIC:
+    case OVERLAYFS_SUPER_MAGIC:
+    case kZfsMagic:
+    case kBcachefsMagic:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_same_file(const struct stat& one, const struct stat& other) {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+void remove_if_dead(int directory, const char* name) {
+  struct stat named{};
+  // Looked at first: to open something else than a file may do something.
+  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return;
+  const UniqueFd fd(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!fd.valid()) return;
+  const FileLock lock(fd.get(), FileLock::Kind::exclusive, FileLock::Wait::never);
+  if (!lock.held()) return;
+  // While the lock is held nobody writes the file, and nobody gives its name to another. Before, its writer
+  // may have renamed it: then the name is gone, or it is another file's.
+  struct stat opened{};
+  if (::fstat(fd.get(), &opened) != 0 || !S_ISREG(opened.st_mode)) return;
+  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(named, opened)) return;
+  ::unlinkat(directory, name, 0);
+}
+
+bool has_no_name(int fd) {
+  struct stat status{};
+  return ::fstat(fd, &status) == 0 && status.st_nlink == 0;
+}
+
+}  // namespace
+
+std::string temporary_name(const std::string& directory) {
+  std::random_device random;
+  return fmt::format("{}/{}{:08x}{:08x}{}", directory, kPrefix, random(), random(), kSuffix);
+}
+
+bool is_temporary_name(std::string_view name) {
+  if (name.size() != kPrefix.size() + kDigits + kSuffix.size()) return false;
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix) &&
+         name.substr(kPrefix.size(), kDigits).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+WriterClaim::WriterClaim(int fd)
+    : lock_(fd, FileLock::Kind::exclusive, FileLock::Wait::never),
+      lost_(lock_.busy() || (lock_.held() && has_no_name(fd))) {}
+
+void remove_dead_temporary_files(const std::string& directory) {
+  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.valid() || !locks_exclude_every_writer(opened.get())) return;
+  std::error_code code;
+  // Names are looked up in the directory that was opened, whatever its path leads to by now.
+  std::filesystem::directory_iterator entry(directory, code);
+  for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
+    const std::string name = entry->path().filename().string();
+    if (is_temporary_name(name)) remove_if_dead(opened.get(), name.c_str());
+  }
+}
+
+}  // namespace trunkline::os
