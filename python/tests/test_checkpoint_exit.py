@@ -33,8 +33,16 @@ def beside_the_exit(body):
         body()
     threading.Thread(target=run, daemon=True).start()
 
+cancelled = Flag()
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
+
+def interrupt_until(flag):
+    # One that comes just before the main thread waits for a lock is only seen with the next.
+    while not flag.is_set():
+        interrupt()
+        flag.wait(2)
 
 def saving(way):
     if way == "pt":
@@ -42,7 +50,7 @@ def saving(way):
     else:
         handle = tl.Checkpointer("steps", process_group=False, engine=engine).save(2, state)
     handle.wait_staged()
-    cancel, cancelled = handle.cancel, Flag()
+    cancel = handle.cancel
     # Started now: the handler may come while the interpreter holds a lock that starting a thread takes.
     threading.Thread(target=lambda: cancelled.wait() and faults.release(), daemon=True).start()
     def cancel_and_release():
@@ -90,7 +98,7 @@ def test_ctrl_c_during_the_exit_abandons_the_save(tmp_path: Path, way: str) -> N
         atexit.register(lambda: print("exit handler", flush=True))
         faults.hold("write", 0, 1 << 40)
         saving("{way}")
-        beside_the_exit(interrupt)
+        beside_the_exit(lambda: interrupt_until(cancelled))
         """,
     )
     lines = [line for line in done.stderr.splitlines() if "finishing" not in line]  # on a slow machine
@@ -118,7 +126,7 @@ def test_ctrl_c_that_a_worker_process_gets_during_its_exit(tmp_path: Path) -> No
             engine = tl.Engine("threads", faults=faults)
             faults.hold("write", 0, 1 << 40)
             saving("pt")
-            beside_the_exit(interrupt)
+            beside_the_exit(lambda: interrupt_until(cancelled))
         process = multiprocessing.get_context("fork").Process(target=work)
         process.start()
         process.join()
@@ -140,19 +148,16 @@ def test_a_handler_of_the_programs_own_that_raises(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, handle_signal)
         faults.hold("write", 0, 1 << 40)
         saving("pt")
-        def twice():
-            interrupt()  # ends the joining of threads
-            import time
-            while _save._report_at_exit.entered is False:
-                time.sleep(0.001)
-            interrupt()
         from trunkline.checkpoint import _at_exit
-        _save._report_at_exit.entered = False
-        tell_later = _at_exit._tell_later
+        joining_ended, tell_later = Flag(), _at_exit._tell_later
         def told(saves, can_abandon):
-            _save._report_at_exit.entered = threading.current_thread() is threading.main_thread()
+            if threading.current_thread() is threading.main_thread():
+                joining_ended.set()
             tell_later(saves, can_abandon)
         _at_exit._tell_later = told
+        def twice():
+            interrupt_until(joining_ended)
+            interrupt_until(cancelled)
         beside_the_exit(twice)
         """,
     )
