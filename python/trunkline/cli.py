@@ -1,4 +1,4 @@
-"""The `trunkline` command: the bundled program, and the drawing of reports, which needs Python."""
+"""The `trunkline` command: the bundled program, and what needs Python: reports, `pack`, `plan`."""
 
 from __future__ import annotations
 
@@ -112,6 +112,20 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
     return _OK
 
 
+def _with_transformers(arguments: list[str]) -> int:
+    try:
+        import transformers  # noqa: F401
+
+        from trunkline.stream import _cli
+    except ModuleNotFoundError as error:
+        print(
+            f"trunkline {arguments[0]}: needs the package {error.name}: pip install torch transformers",
+            file=sys.stderr,
+        )
+        return _FAILED
+    return _cli.main(arguments)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line says; return the exit status, unless the program replaces this process."""
     if arguments is None:
@@ -121,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
             target, rest = _take_option(arguments, "--report")
             if target is not None:
                 return _bench_with_report(rest, Path(target))
+        if arguments[:1] in (["pack"], ["plan"]):
+            return _with_transformers(arguments)
         program = str(_program())
         sys.stdout.flush()
         os.execv(program, [program, *arguments])

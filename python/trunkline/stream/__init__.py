@@ -1,10 +1,12 @@
-"""Weights larger than memory: what a model that streams them does.
+"""Weights larger than memory: what a model that streams them does, and what it would do.
 
+trunkline.stream.plan("path/of/model", batch_size=32, memory_budget="8GB")
 model = trunkline.transformers.from_pretrained("path/of/model", memory_budget="8GB")
 model.generate(...)
 trunkline.stream.stats(model)
 """
 
+from trunkline.stream._plan import plan
 from trunkline.stream._streaming import stats
 
-__all__ = ["stats"]
+__all__ = ["plan", "stats"]

@@ -12,6 +12,7 @@ Needs the package transformers, of version 5; the Trainer accelerate too.
 """
 
 from trunkline.transformers._model import from_pretrained
+from trunkline.transformers._packing import pack
 from trunkline.transformers._trainer import BackgroundCheckpoints, Trainer
 
-__all__ = ["BackgroundCheckpoints", "Trainer", "from_pretrained"]
+__all__ = ["BackgroundCheckpoints", "Trainer", "from_pretrained", "pack"]

@@ -1,0 +1,189 @@
+"""Predictions of streaming: from configurations alone, by hand, and on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support_models import make_folder
+
+import trunkline as tl
+from trunkline.stream import _machine, _roofline
+from trunkline.stream._roofline import Sizes
+
+# As published with the weights.
+LLAMA_3_70B = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "dtype": "bfloat16",
+}
+LLAMA_31_405B = {
+    **LLAMA_3_70B,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+}
+H200_FLOPS = 400e12  # of bf16, about what matrices of this size reach
+
+
+def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command; its exit status must be `expect`."""
+    command = [sys.executable, "-m", "trunkline", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == expect, result.stderr
+    return result
+
+
+def folder_of(config: dict[str, Any], folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def by_hand(hidden: int, inner: int, layers: int, kv: int, vocab: int) -> tuple[int, int]:
+    """Return the bytes of the layers' matrices, and of all, in bf16."""
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
+    return 2 * layers * layer, 2 * (layers * (layer + 2 * hidden) + hidden + 2 * vocab * hidden)
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "billions"),
+    [
+        (LLAMA_3_70B, by_hand(8192, 28672, 80, 1024, 128256), 70.55),
+        (LLAMA_31_405B, by_hand(16384, 53248, 126, 1024, 128256), 405.85),
+    ],
+    ids=["70B", "405B"],
+)
+def test_large_models_from_their_configurations_alone(
+    config: dict[str, Any], sizes: tuple[int, int], billions: float, tmp_path: Path
+) -> None:
+    folder = folder_of(config, tmp_path)
+    planned = tl.stream.plan(folder, batch_size=32, memory_budget="12GB", bandwidth="10GB", flops=H200_FLOPS)
+    streamed, total = sizes
+    assert planned["weight_bytes"] == total
+    assert total == pytest.approx(billions * 2e9, rel=1e-4)
+    assert planned["resident_bytes"] == total - streamed
+    assert planned["bound"] == "storage"
+    assert planned["tokens_per_second"] == pytest.approx(32 / (planned["streamed_bytes"] / 10e9))
+    # What fits beside two slots stays, but for less than a unit of it.
+    assert planned["streamed_bytes"] <= total - 12e9 + 2 * (
+        planned["least_budget"] - planned["resident_bytes"]
+    )
+    assert [row["batch_size"] for row in planned["batch_sizes"]] == [1, 4, 16, 64, 256]
+    assert planned["memory"][-1]["memory_budget"] == total
+    assert planned["memory"][-1]["bound"] == "compute"
+    assert planned["disks"][2]["storage_seconds"] == pytest.approx(planned["storage_seconds"] / 4)
+
+
+@pytest.mark.parametrize(
+    ("gb_s", "total_tokens_per_second"),
+    # Llama-3-70B, 128 prompts of 512 tokens, 32 new ones, H200 with NVMe: DeepSpeed reports 290 and 400
+    # tokens a second of prompts and answers together, which is 18.7 and 25.7 GB/s of weights.
+    [(18.7, 290), (25.7, 400)],
+)
+def test_published_runs_are_reproduced(gb_s: float, total_tokens_per_second: float, tmp_path: Path) -> None:
+    folder = folder_of(LLAMA_3_70B, tmp_path)
+    least = tl.stream.plan(folder, memory_budget="200GB", bandwidth="1GB", flops=H200_FLOPS)["least_budget"]
+    step = tl.stream.plan(folder, batch_size=128, memory_budget=least, bandwidth=gb_s * 1e9, flops=H200_FLOPS)
+    prompt = tl.stream.plan(
+        folder, batch_size=128 * 512, memory_budget=least, bandwidth=gb_s * 1e9, flops=H200_FLOPS
+    )
+    seconds = max(prompt["storage_seconds"], prompt["compute_seconds"]) + 31 * step["seconds_per_step"]
+    predicted = 128 * (512 + 32) / seconds
+    # The prompts take 23 s of computing on one such GPU; the published runs overlapped them with reading.
+    without_prompts = 128 * (512 + 32) / (32 * step["seconds_per_step"])
+    assert without_prompts == pytest.approx(total_tokens_per_second, rel=0.05)
+    assert predicted < without_prompts
+
+
+def test_the_limit_is_what_takes_longer() -> None:
+    sizes = Sizes(100, (50_000,) * 10)
+    for rows, bound in ((1, "storage"), (1000, "compute")):
+        rate = _roofline.rate(sizes, 200_000, 1e6, rows, lambda nbytes, batch: nbytes * batch / 1e8)
+        assert rate.bound == bound
+        assert rate.seconds == max(rate.storage_seconds, rate.compute_seconds)
+        assert rate.tokens_per_second == rows / rate.seconds
+    with pytest.raises(tl.OutOfBudget, match="the least is"):
+        _roofline.streamed_bytes(sizes, 50_000)
+    assert _roofline.streamed_bytes(sizes, 10**6) == 0
+
+
+def test_a_model_that_fits_reads_nothing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    planned = tl.stream.plan(folder, memory_budget="1GB", bandwidth="1GB", flops=1e12)
+    assert planned["streamed_bytes"] == 0
+    assert planned["bound"] == "compute"
+    least = planned["least_budget"]
+    model = tl.transformers.from_pretrained(folder, memory_budget=least)
+    assert (
+        tl.stream.plan(folder, memory_budget=least, bandwidth=1e9, flops=1e12)["streamed_bytes"]
+        == (tl.stream.stats(model)["streamed_bytes"])
+    )
+    with pytest.raises(tl.OutOfBudget):
+        tl.transformers.from_pretrained(folder, memory_budget=least - 1)
+
+
+def test_measuring(tmp_path: Path) -> None:
+    compute = _machine.computing(torch.float32)
+    assert 0 < compute(1000, 1) < compute(2000, 1)
+    assert compute(1000, 64) > compute(1000, 1) / 2
+    with pytest.raises(FileNotFoundError, match="give the bandwidth"):
+        _machine.reading([tmp_path])
+    (tmp_path / "model.safetensors").write_bytes(b"x" * (33 << 20))
+    assert _machine.reading([tmp_path]) > 1e6
+    assert _machine.reading([tmp_path, tmp_path]) > 1e6
+
+
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    for options, error, name in (
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"batch_size": True}, ValueError, "batch_size"),
+        ({"bandwidth": 0}, ValueError, "bandwidth"),
+        ({"bandwidth": "fast"}, ValueError, "bandwidth"),
+        ({"memory_budget": "x"}, ValueError, "memory_budget"),
+        ({"device": "cuda"}, tl.Unsupported, "device"),
+        ({"memory_budget": 1}, tl.OutOfBudget, "the least is"),
+    ):
+        with pytest.raises(error, match=name):
+            tl.stream.plan(folder, **{"bandwidth": 1e9, "flops": 1e12, **options})
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    packed = run("pack", str(folder), str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    document = json.loads(packed.stdout)
+    assert document["made"] is True
+    assert (tmp_path / "b" / "weights.safetensors.1").exists()
+    again = run("pack", str(folder), str(tmp_path / "a"), str(tmp_path / "b"))
+    assert again.stdout.startswith("there already: ")
+    model = tl.transformers.from_pretrained(folder, volumes=[tmp_path / "a", tmp_path / "b"])
+    assert tl.stream.stats(model)["source"] == str(tmp_path / "a" / "weights.safetensors")
+
+    options = ("--bandwidth", "2GB", "--flops", "1e12", "--memory", "1GB", "--batch", "4")
+    planned = run("plan", str(folder), *options)
+    assert "bound by compute" in planned.stdout
+    assert json.loads(run("plan", str(folder), *options, "--json").stdout)["batch_size"] == 4
+
+    for arguments, status, says in (
+        (("pack",), 2, "see trunkline pack --help"),
+        (("plan", str(folder), "--batch", "many"), 2, "--batch"),
+        (("plan", str(folder), *options, "--dtype", "int8"), 2, "dtype"),
+        (("plan", str(folder), *options[:4], "--memory", "1"), 1, "the least is"),
+        (("pack", str(tmp_path / "none"), str(tmp_path / "c")), 1, "No such file|config.json"),
+    ):
+        failed = run(*arguments, expect=status)
+        assert any(each in failed.stderr for each in says.split("|")), failed.stderr
+        assert "Traceback" not in failed.stderr
+    assert "pack, plan" in run("--help").stdout

@@ -1,0 +1,131 @@
+"""The commands `trunkline pack` and `trunkline plan`, which need Python and transformers."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+_OK, _FAILED, _USAGE = 0, 1, 2  # as those of the program
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(_USAGE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `pack ...` or `plan ...`; return the exit status."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
+    try:
+        document, text = run(options)
+    except ValueError as error:
+        print(f"trunkline {options.command}: {error}", file=sys.stderr)
+        return _USAGE
+    except OSError as error:
+        print(f"trunkline {options.command}: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print(f"trunkline {options.command}: interrupted; nothing of it is left", file=sys.stderr)
+        return 130
+    print(json.dumps(document, indent=2) if options.json else text)
+    return _OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="trunkline")
+    commands = parser.add_subparsers(dest="command", required=True)
+    pack = commands.add_parser(
+        "pack",
+        help="write a model's weights as they are read when they are streamed",
+        description="Write the weights of a Hugging Face folder into a pack, unless it is there already. "
+        "What loads it: trunkline.transformers.from_pretrained(MODEL_DIR, pack_dir=OUT), or "
+        "volumes=[OUT, ...].",
+    )
+    pack.add_argument("model", metavar="MODEL_DIR", help="a folder of safetensors files with a config.json")
+    pack.add_argument(
+        "out", metavar="OUT", nargs="+", help="a directory; of several, the pack is striped over all"
+    )
+    pack.set_defaults(run=_pack)
+    plan = commands.add_parser(
+        "plan",
+        help="predict how fast a model generates with its weights streamed",
+        description="Predict tokens a second, by batch size, memory and number of disks. Only the "
+        "config.json of the model is needed.",
+    )
+    plan.add_argument("model", metavar="MODEL_DIR", help="a folder with a config.json")
+    plan.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated at once (1)")
+    plan.add_argument("--memory", metavar="SIZE", help='for weights, as "8GB" (half of what is available)')
+    plan.add_argument(
+        "--bandwidth",
+        metavar="RATE",
+        help='of the storage a second, as "6.8GB" (measured on the model\'s files)',
+    )
+    plan.add_argument("--flops", type=float, metavar="N", help="operations a second (measured)")
+    plan.set_defaults(run=_plan)
+    for each in (pack, plan):
+        each.add_argument("--dtype", help="bfloat16, float16 or float32 (that of the config)")
+        each.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline.transformers import pack
+
+    document = pack(options.model, options.out, dtype=options.dtype)
+    size = f"{document['bytes'] / 1e9:.2f} GB in {', '.join(document['directories'])}"
+    return document, f"{'packed' if document['made'] else 'there already'}: {size}"
+
+
+def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline.stream import plan
+
+    document = plan(
+        options.model,
+        batch_size=options.batch,
+        memory_budget=options.memory,
+        bandwidth=options.bandwidth,
+        dtype=options.dtype,
+        flops=options.flops,
+    )
+    return document, table(document)
+
+
+def table(document: dict[str, Any]) -> str:
+    """Lay the result of plan() out for reading."""
+    stays = _gb(document["resident_bytes"])
+    times = (
+        f"reading {document['storage_seconds']:.3g} s, computing {document['compute_seconds']:.3g} s a step"
+    )
+    lines = [
+        document["model"],
+        f"  weights {_gb(document['weight_bytes'])}, of which {stays} stay in any case",
+        f"  memory for weights {_gb(document['memory_budget'])} (at least {_gb(document['least_budget'])}): "
+        f"{_gb(document['streamed_bytes'])} are read for each step",
+        f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
+        f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
+        f"({times})",
+        "",
+    ]
+    for title, key, shown in (
+        ("batch size", "batch_sizes", lambda row: str(row["batch_size"])),
+        ("memory", "memory", lambda row: _gb(row["memory_budget"])),
+        ("disks", "disks", lambda row: f"{row['disks']} x"),
+    ):
+        lines.append(f"  {title:<12}{'tokens/s':>12}{'s/step':>12}  bound by")
+        lines += [
+            f"  {shown(row):<12}{_tokens(row):>12}{row['seconds_per_step']:>12.3g}  {row['bound']}"
+            for row in document[key]
+        ]
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    return f"{row['tokens_per_second']:.3g}"

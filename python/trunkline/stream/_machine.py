@@ -1,0 +1,94 @@
+"""What this machine can do, measured in about a second: computing with weights, and reading from storage."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trunkline import _core
+from trunkline._errors import exception_of
+
+_SECONDS = 0.3  # for each measurement
+_EDGE = 2048  # of the matrices, in elements
+_MATRICES_BYTES = 256 << 20  # more than caches hold, so that weights come from memory as in a model
+_REQUEST_BYTES = 16 << 20
+_REQUESTS = 4  # under way
+
+
+def computing(dtype: torch.dtype) -> Callable[[int, int], float]:
+    """Return a function: seconds of a pass over so many bytes of weights for a batch of so many rows.
+
+    Measured by multiplying matrices that are not in the processor's caches, one batch size at a time.
+    """
+    matrices: list[torch.Tensor] = []
+    by_batch: dict[int, float] = {}
+
+    def seconds(weight_bytes: int, batch_size: int) -> float:
+        if batch_size not in by_batch:
+            if not matrices:
+                count = max(2, _MATRICES_BYTES // (_EDGE * _EDGE * dtype.itemsize))
+                matrices.extend(torch.ones(_EDGE, _EDGE, dtype=dtype) for _ in range(count))
+            by_batch[batch_size] = _seconds_per_byte(matrices, batch_size)
+        return weight_bytes * by_batch[batch_size]
+
+    return seconds
+
+
+def _seconds_per_byte(matrices: list[torch.Tensor], batch_size: int) -> float:
+    rows = torch.ones(batch_size, _EDGE, dtype=matrices[0].dtype)
+    with torch.no_grad():
+        torch.nn.functional.linear(rows, matrices[0])
+        start = time.perf_counter()
+        done = 0
+        while time.perf_counter() - start < _SECONDS:
+            torch.nn.functional.linear(rows, matrices[done % len(matrices)])
+            done += 1
+        spent = time.perf_counter() - start
+    return spent / (done * matrices[0].nbytes)
+
+
+def reading(directories: "list[Path]") -> float:
+    """Return the bandwidth, in bytes a second, with which large files below directories are read at once.
+
+    Raises FileNotFoundError where a directory has no file that is large enough to be measured.
+    """
+    files = [_core.open(_largest(directory)) for directory in directories]
+    try:
+        buffers = [torch.empty(_REQUEST_BYTES, dtype=torch.uint8) for _ in range(_REQUESTS * len(files))]
+        ends = [file.size // _REQUEST_BYTES * _REQUEST_BYTES for file in files]
+        at = [0] * len(files)
+        done = 0
+
+        def send(index: int) -> "_core.Future":
+            which = index % len(files)
+            at[which] = (at[which] + _REQUEST_BYTES) % ends[which]
+            return files[which].async_pread(buffers[index], at[which])
+
+        start = time.perf_counter()
+        under_way = [send(index) for index in range(len(buffers))]
+        while time.perf_counter() - start < _SECONDS:
+            for index, future in enumerate(under_way):
+                done += future.result()
+                under_way[index] = send(index)
+        for future in under_way:
+            done += future.result()
+        return done / (time.perf_counter() - start)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _largest(directory: Path) -> Path:
+    files = [path for path in directory.iterdir() if path.is_file()]
+    found = max(files, key=lambda path: path.stat().st_size, default=None)
+    if found is None or found.stat().st_size < _REQUEST_BYTES:
+        raise exception_of(
+            "system",
+            2,
+            f"{os.fspath(directory)} has no file of at least {_REQUEST_BYTES >> 20} MiB whose reading could "
+            "be measured; give the bandwidth",
+            os.fspath(directory),
+        )
+    return found

@@ -1,0 +1,129 @@
+"""What a model would do with its weights streamed: trunkline.stream.plan."""
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from trunkline._core import parse_size
+from trunkline._errors import Unsupported
+from trunkline._types import Path
+from trunkline.checkpoint._transfer import path_name
+from trunkline.stream import _machine, _roofline
+from trunkline.stream._memory import default_budget
+from trunkline.stream._roofline import Compute, Rate, Sizes
+
+BATCH_SIZES = (1, 4, 16, 64, 256)
+_DISKS = (1, 2, 4, 8)
+
+
+def plan(
+    model_dir: Path,
+    *,
+    device: str = "cpu",
+    batch_size: int = 1,
+    memory_budget: int | str | None = None,
+    bandwidth: float | str | None = None,
+    volumes: "Sequence[Path] | None" = None,
+    dtype: torch.dtype | str | None = None,
+    flops: float | None = None,
+) -> dict[str, Any]:
+    """Predict the speed of trunkline.transformers.from_pretrained for a model; its weights need not be there.
+
+    `model_dir`: a folder with the config.json of a model. `batch_size`: rows that are generated at once.
+    `memory_budget`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the storage (a
+    number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`, else of
+    `model_dir`. `flops`: operations a second that the machine computes; None measures how long multiplying
+    takes here.
+
+    Returns a dict: "model", "weight_bytes", "resident_bytes" (that stay in any case), "least_budget",
+    "memory_budget", "streamed_bytes" by each step, "bandwidth", "batch_size", "tokens_per_second" of all rows
+    together, "seconds_per_step", "storage_seconds", "compute_seconds", "bound" ("storage" or "compute"); and
+    what else would bring how much: "batch_sizes", "memory" and "disks", lists of dicts with
+    "tokens_per_second".
+
+    Raises OutOfBudget, naming the least that would do, Unsupported as from_pretrained does, FileNotFoundError
+    where nothing can be measured, ValueError for arguments out of range.
+    """
+    if str(device) != "cpu":
+        raise Unsupported(None, f'device: {device} is not supported by this build; use "cpu"')
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
+    folder = FilePath(path_name(model_dir))
+    sizes, model_dtype, name = sizes_of(folder, dtype)
+    budget = default_budget() if memory_budget is None else parse_size(memory_budget, "memory_budget")
+    if bandwidth is None:
+        places = [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
+        bytes_per_second = _machine.reading(places)
+    else:
+        bytes_per_second = float(
+            parse_size(bandwidth, "bandwidth") if isinstance(bandwidth, str) else bandwidth
+        )
+        if not bytes_per_second > 0:
+            raise ValueError(f"bandwidth: must be more than 0 bytes a second, not {bandwidth!r}")
+    compute = _machine.computing(model_dtype) if flops is None else computing_at(flops, model_dtype.itemsize)
+    least = sizes.resident_bytes + _roofline.least_slots_bytes(sizes.unit_bytes)
+
+    def predict(memory: int, rate: float, rows: int) -> Rate:
+        return _roofline.rate(sizes, memory, rate, rows, compute)
+
+    chosen = predict(budget, bytes_per_second, batch_size)
+    return {
+        "model": name,
+        "weight_bytes": sizes.weight_bytes,
+        "resident_bytes": sizes.resident_bytes,
+        "least_budget": least,
+        "memory_budget": budget,
+        "streamed_bytes": _roofline.streamed_bytes(sizes, budget),
+        "bandwidth": bytes_per_second,
+        **_of_rate(chosen),
+        "batch_sizes": [_of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],
+        "memory": [
+            {"memory_budget": memory, **_of_rate(predict(memory, bytes_per_second, batch_size))}
+            for memory in _budgets(least, budget, sizes.weight_bytes)
+        ],
+        "disks": [
+            {"disks": disks, **_of_rate(predict(budget, bytes_per_second * disks, batch_size))}
+            for disks in _DISKS
+        ],
+    }
+
+
+def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, torch.dtype, str]:
+    """Return the sizes of the model that a folder's config describes, its dtype, and its name."""
+    from trunkline.transformers import _layers, _skeleton
+    from trunkline.transformers._checkpoint import dtype_argument
+
+    model = _skeleton.make(folder, dtype_argument(dtype))
+    _, units = _layers.cut(model)
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    streamed = tuple(unit.nbytes for unit in units)
+    return Sizes(total - sum(streamed), streamed), model.dtype, f"{type(model).__name__} ({folder.name})"
+
+
+def computing_at(flops: float, bytes_per_weight: int) -> Compute:
+    """Return the computing time of a machine by its operations a second: two for each weight and row."""
+
+    def seconds(weight_bytes: int, batch_size: int) -> float:
+        return 2 * batch_size * weight_bytes / bytes_per_weight / flops
+
+    return seconds
+
+
+def _budgets(least: int, budget: int, weight_bytes: int) -> list[int]:
+    """Return budgets to compare: the least, the given one, its doubles, and all weights."""
+    found = {least, budget, weight_bytes}
+    found.update(budget * times for times in (2, 4) if budget * times < weight_bytes)
+    return sorted(found)
+
+
+def _of_rate(rate: Rate) -> dict[str, Any]:
+    return {
+        "batch_size": rate.batch_size,
+        "tokens_per_second": rate.tokens_per_second,
+        "seconds_per_step": rate.seconds,
+        "storage_seconds": rate.storage_seconds,
+        "compute_seconds": rate.compute_seconds,
+        "bound": rate.bound,
+    }

@@ -1,0 +1,94 @@
+"""How fast a model whose weights are streamed can be: bytes by bandwidth, or computing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trunkline import _core
+from trunkline._errors import OutOfBudget
+
+_PAGE_BYTES = 4096
+
+# Seconds of computing a pass over so many bytes of weights takes for a batch of so many rows.
+Compute = Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a model's weights: what stays in any case, and the units that may be streamed."""
+
+    resident_bytes: int
+    unit_bytes: tuple[int, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """All of them."""
+        return self.resident_bytes + sum(self.unit_bytes)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one step (a token for each row of the batch) takes, in seconds, and what bounds it."""
+
+    batch_size: int
+    storage_seconds: float
+    compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the step: reading and computing overlap."""
+        return max(self.storage_seconds, self.compute_seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all rows together."""
+        return self.batch_size / self.seconds if self.seconds else float("inf")
+
+    @property
+    def bound(self) -> str:
+        """What takes longer: "storage" or "compute"."""
+        return "storage" if self.storage_seconds >= self.compute_seconds else "compute"
+
+
+def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
+    """Return how much memory streaming needs at least: two slots of the largest unit, or all units."""
+    # One page more: where files are read as they are, units begin anywhere in a page.
+    pages = [(-(-nbytes // _PAGE_BYTES) + 1) * _PAGE_BYTES for nbytes in unit_bytes]
+    return min(sum(pages), 2 * max(pages, default=0))
+
+
+def streamed_bytes(sizes: Sizes, memory_budget: int) -> int:
+    """Return how many bytes each pass reads with that budget. Raises OutOfBudget, naming the least."""
+    room = memory_budget - sizes.resident_bytes
+    least = sizes.resident_bytes + least_slots_bytes(sizes.unit_bytes)
+    try:
+        placed = _core.place_units(sizes.unit_bytes, max(0, room))
+    except OutOfBudget:
+        raise OutOfBudget(
+            None,
+            f"memory_budget: {memory_budget} bytes cannot hold what stays in memory ({sizes.resident_bytes} "
+            f"bytes) and two units; the least is {least} bytes ({least / 1e9:.3f} GB)",
+        ) from None
+    return sum(
+        nbytes for nbytes, stays in zip(sizes.unit_bytes, placed["resident"], strict=True) if not stays
+    )
+
+
+def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute) -> Rate:
+    """Return the rate of decoding; `bandwidth` of the storage in bytes a second."""
+    return Rate(
+        batch_size,
+        streamed_bytes(sizes, memory_budget) / bandwidth,
+        compute(sizes.weight_bytes, batch_size),
+    )
+
+
+def run_seconds(prompt: Rate, step: Rate, new_tokens: int) -> float:
+    """Return what a whole run takes: one pass for the prompts, one for each further token."""
+    return prompt.seconds + max(0, new_tokens - 1) * step.seconds
+
+
+def rates(
+    sizes: Sizes, memory_budget: int, bandwidth: float, batch_sizes: Sequence[int], compute: Compute
+) -> list[Rate]:
+    """Return the rates of several batch sizes."""
+    return [rate(sizes, memory_budget, bandwidth, batch_size, compute) for batch_size in batch_sizes]

@@ -1,0 +1,110 @@
+"""What a Hugging Face folder holds: its model without weights, and where the weights are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trunkline.checkpoint._safetensors_folder import folder_headers
+from trunkline.checkpoint._safetensors_load import Header
+from trunkline.stream import _tensors
+from trunkline.stream._tensors import Stored
+from trunkline.transformers import _layers, _skeleton, _weights
+from trunkline.transformers._layers import Unit
+from trunkline.transformers._weights import Weights
+
+_TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
+
+
+@dataclass
+class Checkpoint:
+    """A folder, the model that it describes (on the meta device), and its weights by their names there.
+
+    Of a tied weight only one name counts. `order`: that of use, those that are streamed first.
+    """
+
+    folder: Path
+    headers: list[Header]
+    tensors: dict[str, Stored]  # of the files, by their names there
+    model: Any
+    weights: Weights
+    layers: nn.ModuleList
+    units: list[Unit]
+    resident: list[str]
+    order: list[str]
+    dtypes: dict[str, torch.dtype]
+    shapes: dict[str, tuple[int, ...]]
+    aliases: dict[str, list[str]]  # all names of a weight
+
+    @property
+    def resident_bytes(self) -> int:
+        """Size of the weights that are not streamed."""
+        return sum(
+            torch.Size(self.shapes[name]).numel() * self.dtypes[name].itemsize for name in self.resident
+        )
+
+    @property
+    def readable_in_place(self) -> bool:
+        """Whether every weight lies in the files as memory wants it."""
+        stored = self.weights.stored
+        return all(
+            name in stored
+            and stored[name].dtype == self.dtypes[name]
+            and stored[name].offset % _TENSOR_ALIGNMENT == 0
+            for name in self.order
+        )
+
+
+def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
+    """Read configuration and headers. Raises as from_pretrained does."""
+    headers = folder_headers(folder)
+    tensors = _tensors.of_headers(headers)
+    model = _skeleton.make(folder, dtype_argument(dtype))
+    weights = _weights.find(model, tensors, str(folder))
+    layers, units = _layers.cut(model, unit_bytes)
+    streamed = [weight.path for unit in units for weight in unit.weights]
+
+    state = model.state_dict(keep_vars=True)
+    names_of: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names_of.setdefault(id(value), []).append(name)
+    known = weights.stored.keys() | weights.computed.keys()
+    aliases = {next(name for name in names if name in known): names for names in names_of.values()}
+    through = set(streamed)
+    resident = [name for name in aliases if name not in through]
+    return Checkpoint(
+        folder=folder,
+        headers=headers,
+        tensors=tensors,
+        model=model,
+        weights=weights,
+        layers=layers,
+        units=units,
+        resident=resident,
+        order=[*streamed, *resident],
+        dtypes=_weights.dtypes(model),
+        shapes={name: tuple(state[name].shape) for name in aliases},
+        aliases=aliases,
+    )
+
+
+def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype, or None for that of the config. Raises ValueError for what is none."""
+    if dtype is None or dtype == "auto":
+        return None
+    if isinstance(dtype, str):
+        named = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(named, torch.dtype):
+            raise ValueError(f'dtype: must be a torch.dtype or the name of one, as "bfloat16", not {dtype!r}')
+        dtype = named
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype: must be a floating-point torch.dtype, not {dtype!r}")
+    return dtype
+
+
+def names_first(units: Sequence[Unit]) -> set[str]:
+    """Return the names of the weights with which units begin."""
+    return {unit.weights[0].path for unit in units}

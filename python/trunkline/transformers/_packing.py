@@ -1,0 +1,115 @@
+"""Packs of Hugging Face folders: found, or made."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._types import Path
+from trunkline.checkpoint._transfer import path_name
+from trunkline.stream import _pack
+from trunkline.stream._manifest import Manifest, Recipe
+from trunkline.stream._pack import Place
+from trunkline.stream._tensors import Stored
+from trunkline.transformers._checkpoint import Checkpoint, look_into, names_first
+
+_DIRECTORY = "trunkline-pack"
+
+
+def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None") -> Place:
+    """Return where the pack of a folder is, by the arguments of from_pretrained."""
+    if volumes is not None:
+        if isinstance(volumes, str | bytes | os.PathLike):
+            raise TypeError("volumes: must be a sequence of paths, not one path")
+        if pack_dir is not None:
+            raise ValueError("pack_dir: a pack on several volumes lies in them; leave it out")
+        if not volumes:
+            raise ValueError("volumes: must not be empty")
+        return Place(tuple(FilePath(path_name(volume)) for volume in volumes))
+    if pack_dir is not None:
+        return Place((FilePath(path_name(pack_dir)),))
+    return Place((folder / _DIRECTORY,))
+
+
+def packed(place: Place, checkpoint: Checkpoint) -> tuple[Manifest, bool]:
+    """Return the pack's manifest, and whether the pack was made now: else it was there."""
+    config = (checkpoint.folder / "config.json").read_bytes()
+    dtype = str(checkpoint.model.dtype).removeprefix("torch.")
+    recipe = Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
+    wanted = [
+        Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order
+    ]
+    found = _pack.find(place, checkpoint.headers, recipe)
+    if found is not None and list(map(_described, found.tensors)) == list(map(_described, wanted)):
+        return found, False
+    starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
+    try:
+        made = _pack.make(place, checkpoint.headers, recipe, wanted, starts, lambda: _contents(checkpoint))
+    except PermissionError as error:
+        raise type(error)(
+            error.errno, f"{error.strerror}; give another place for the pack as pack_dir", error.filename
+        ) from error
+    return made, True
+
+
+def pack(
+    model_dir: Path,
+    directories: "Sequence[Path]",
+    *,
+    dtype: torch.dtype | str | None = None,
+) -> dict[str, Any]:
+    """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it is there.
+
+    from_pretrained finds it when it is given the same directory as `pack_dir`, or directories as `volumes`,
+    and the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained.
+    """
+    folder = FilePath(path_name(model_dir))
+    place = place_argument(folder, None, directories)
+    checkpoint = look_into(folder, dtype, None)
+    manifest, is_new = packed(place, checkpoint)
+    return {
+        "model": str(folder),
+        "directories": [str(directory) for directory in place.directories],
+        "made": is_new,
+        "bytes": manifest.nbytes,
+        "tensors": len(manifest.tensors),
+        "dtype": manifest.recipe.dtype,
+    }
+
+
+def _described(stored: Stored) -> tuple[str, torch.dtype, tuple[int, ...]]:
+    return stored.name, stored.dtype, stored.shape
+
+
+def _contents(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights, reading what each is made from when it is asked for."""
+    files = [_core.open(header.path) for header in checkpoint.headers]
+
+    def fetch(dtype: torch.dtype, stored: Stored) -> torch.Tensor:
+        tensor = torch.empty(stored.nbytes, dtype=torch.uint8)
+        if stored.nbytes:
+            files[stored.file].pread(tensor, stored.offset)
+        return tensor.view(stored.dtype).reshape(stored.shape).to(dtype)
+
+    def fetch_named(dtype: torch.dtype, name: str) -> torch.Tensor:
+        return fetch(dtype, checkpoint.tensors[name])
+
+    done: set[int] = set()
+    try:
+        for name in checkpoint.order:
+            dtype = checkpoint.dtypes[name]
+            if name in checkpoint.weights.stored:
+                yield name, fetch(dtype, checkpoint.weights.stored[name])
+                continue
+            conversion = checkpoint.weights.computed[name]
+            if id(conversion) not in done:
+                done.add(id(conversion))
+                yield from conversion.run(checkpoint.model, partial(fetch_named, dtype)).items()
+    finally:
+        for file in files:
+            file.close()
