@@ -3,8 +3,9 @@
 
     benchmarks/generate.py '{"way": "trunkline", "model": "DIR", "budget": 9000000, "batch": 4, "tokens": 8}'
 
-Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "resident" (all
-in memory). "group": a memory control group to join first, so that the page cache cannot hold the weights.
+Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "resident"
+(all in memory). "group": a memory control group to join first, so that the page cache cannot hold all
+weights.
 """
 
 from __future__ import annotations
