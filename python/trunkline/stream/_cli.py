@@ -109,11 +109,12 @@ def table(document: dict[str, Any]) -> str:
         f"({times})",
         "",
     ]
-    for title, key, shown in (
+    parts: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
         ("batch size", "batch_sizes", lambda row: str(row["batch_size"])),
         ("memory", "memory", lambda row: _gb(row["memory_budget"])),
         ("disks", "disks", lambda row: f"{row['disks']} x"),
-    ):
+    ]
+    for title, key, shown in parts:
         lines.append(f"  {title:<12}{'tokens/s':>12}{'s/step':>12}  bound by")
         lines += [
             f"  {shown(row):<12}{_tokens(row):>12}{row['seconds_per_step']:>12.3g}  {row['bound']}"
