@@ -42,7 +42,7 @@ class FileObject {
   File file_;
   // A blocking operation of at most this runs as one call of the library, often on this thread; a larger one
   // as a Future, so that Ctrl-C can cancel it.
-  std::uint64_t inline_bytes_;  // a blocking operation of no more needs no future
+  std::uint64_t inline_bytes_;
 };
 
 }  // namespace trunkline::python

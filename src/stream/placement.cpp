@@ -4,16 +4,14 @@
 #include <numeric>
 #include <utility>
 
+#include "stream/pages.h"
 #include "trunkline/stream.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::size_t kLeastSlots = 2;  // one in use, one being read
-
-std::uint64_t whole_pages(std::uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 // Lets a share of room / total of the bytes stay, as evenly as whole units allow.
 void spread(std::span<const std::uint64_t> bytes, std::uint64_t total, std::uint64_t& room,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "io/engine_core.h"
+#include "stream/pages.h"
 #include "trunkline/checksum.h"
 #include "trunkline/units.h"
 
@@ -14,10 +15,6 @@ namespace trunkline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::uint64_t kPageBytes = 4096;
-
-std::uint64_t whole_pages(std::uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 std::uint64_t since(Clock::time_point start) {
   return static_cast<std::uint64_t>(

@@ -1,14 +1,14 @@
 """The manifest of a pack (docs/formats/pack.md): what it holds, and what it was made from."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trunkline import _core
+from trunkline._core import FileImage
 from trunkline._errors import Format
 from trunkline.checkpoint._tensors import dtype_name, dtype_named
+from trunkline.checkpoint._transfer import write_images
 from trunkline.stream._tensors import Stored
 
 NAME = "pack.json"
@@ -66,13 +66,10 @@ class Manifest:
                 for stored in self.tensors
             ],
         }
-        temporary = directory / f".{NAME}.tmp"
-        with temporary.open("w") as file:
-            json.dump(document, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(directory / NAME)
-        _core.fsync_directory(directory)
+        contents = json.dumps(document, indent=1).encode()
+        image = FileImage(directory / NAME, len(contents))
+        image.add(0, contents)
+        write_images([image])
 
 
 def read(directory: Path) -> Manifest | None:

@@ -8,7 +8,7 @@ from trunkline.checkpoint._tensors import dtype_name
 from trunkline.stream._tensors import Stored
 
 ALIGNMENT = 4096  # of the data, and of what is read as a whole
-_TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
+TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
 _PADDING = "trunkline.padding."
 
 
@@ -37,7 +37,7 @@ def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
             at += missing
 
     for stored in tensors:
-        pad(ALIGNMENT if stored.name in starts else _TENSOR_ALIGNMENT)
+        pad(ALIGNMENT if stored.name in starts else TENSOR_ALIGNMENT)
         described.append((stored.name, dtype_name(stored.dtype), stored.shape))
         at += stored.nbytes
     head, places, nbytes = _core.lay_out_safetensors(described, {"format": "pt"}, ALIGNMENT)

@@ -80,15 +80,3 @@ def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, co
         streamed_bytes(sizes, memory_budget) / bandwidth,
         compute(sizes.weight_bytes, batch_size),
     )
-
-
-def run_seconds(prompt: Rate, step: Rate, new_tokens: int) -> float:
-    """Return what a whole run takes: one pass for the prompts, one for each further token."""
-    return prompt.seconds + max(0, new_tokens - 1) * step.seconds
-
-
-def rates(
-    sizes: Sizes, memory_budget: int, bandwidth: float, batch_sizes: Sequence[int], compute: Compute
-) -> list[Rate]:
-    """Return the rates of several batch sizes."""
-    return [rate(sizes, memory_budget, bandwidth, batch_size, compute) for batch_size in batch_sizes]

@@ -11,12 +11,11 @@ from torch import nn
 from trunkline.checkpoint._safetensors_folder import folder_headers
 from trunkline.checkpoint._safetensors_load import Header
 from trunkline.stream import _tensors
+from trunkline.stream._pack_layout import TENSOR_ALIGNMENT
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _layers, _skeleton, _weights
 from trunkline.transformers._layers import Unit
 from trunkline.transformers._weights import Weights
-
-_TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Checkpoint:
         return all(
             name in stored
             and stored[name].dtype == self.dtypes[name]
-            and stored[name].offset % _TENSOR_ALIGNMENT == 0
+            and stored[name].offset % TENSOR_ALIGNMENT == 0
             for name in self.order
         )
 
