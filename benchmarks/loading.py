@@ -173,11 +173,8 @@ def several_disks(bench: Workbench) -> list[Comparison]:
     got = interleave(bench.rounds, ways, f"loading, {len(files)} disks")
     for path in (*files, directories[0] / "run", *volumes):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    peers = {f"fio on {len(files)} files": got["fio"]}
-    if bench.limit_mb_s:
-        peers["the limit"] = [bench.limit_mb_s * len(files) / 1e3] * bench.rounds
     return [
-        Comparison("loading", f"{len(files)} disks, {ours}", "GB/s", peer, got[ours], theirs, at_least=0.95)
+        Comparison("loading", f"{len(files)} disks, {ours}", "GB/s", peer, got[ours], theirs, at_least=goal)
         for ours in ("Checkpointer", INTO)
-        for peer, theirs in peers.items()
+        for peer, theirs, goal in bench.peers_of(len(files), got["fio"], 0.95)
     ]

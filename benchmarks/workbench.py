@@ -74,6 +74,20 @@ class Workbench:
         for name in ("source", "pinned", "ordinary"):
             self.__dict__.pop(name, None)
 
+    def peers_of(
+        self, count: int, fio: list[float], goal: float
+    ) -> list[tuple[str, list[float], float | None]]:
+        """What several disks are compared with: name, GB/s by round, and which of them the goal is for.
+
+        That is their limit where it is known: fio's files, a `count`th as large, get more than that out of
+        the 0.1 s that the throttle grants in advance.
+        """
+        peer = f"fio on {count} files"
+        if not self.limit_mb_s:
+            return [(peer, fio, goal)]
+        limit = [self.limit_mb_s * count / 1e3] * self.rounds
+        return [(peer, fio, None), ("the limit", limit, goal)]
+
     @property
     def first(self) -> Path:
         return self.disks.directories[0]
