@@ -26,8 +26,8 @@ tsan:  ## the C++ tests under the thread sanitizer
 	@scripts/setup.sh test
 	@scripts/run_tests.py --only tsan
 
-demo:  ## a Llama-shaped model through Trunkline, beside safetensors, plain Python I/O and fio
-	@scripts/setup.sh package
+demo:  ## a Llama-shaped model loaded, saved, and generating in half its memory, beside torch, safetensors and fio
+	@scripts/setup.sh demo
 	@scripts/install_package.sh
 	@.venv/bin/python examples/demo.py $(ARGS)
 

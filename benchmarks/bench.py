@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Speed and cost of the engine and of checkpoints, each number beside its peer in the same run, medians. What
-moved is checked: all of it where files move as a whole, the last batches of random reads, the last of the
-small reads.
+"""Speed and cost of the engine, of checkpoints and of streamed weights, each number beside its peer in the
+same run, medians. What moved is checked: all of it where files move as a whole, the last batches of random
+reads, the last of the small reads, every token that is generated.
 
     make bench                                          on disks with a known limit (root)
     make bench ARGS="--dir /mnt/nvme0 /mnt/nvme1"       on the disks of these directories
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
-Sections: sequential, cpu, unthrottled, random, latency (the engine); saving, loading, overlap (checkpoints).
+Sections: sequential, cpu, unthrottled, random, latency (the engine); saving, loading, overlap (checkpoints);
+streaming (models larger than memory).
 What each measures stands at the head of its file.
 The numbers are also written to build/bench/bench.json. Memory needed: three times --size, and for disks with
 a known limit room for seven times --size in /dev/shm.
@@ -34,6 +35,7 @@ import overlap
 import random_reads
 import saving
 import sequential
+import streaming
 import unthrottled
 from guest_memory import free_memory_kept
 from measurement import Comparison, Results, progress
@@ -50,6 +52,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "saving": saving.measure,
     "loading": loading.measure,
     "overlap": overlap.measure,
+    "streaming": streaming.measure,
 }
 
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """One process that loads a model in one way and generates with it; prints what that took as JSON.
 
-    benchmarks/generate.py '{"way": "trunkline", "model": "DIR", "budget": 9000000, "batch": 4, "tokens": 8}'
+    benchmarks/generate.py '{"way": "trunkline", "model": "DIR", "budget": 9000000, "batch": 4, "prompt": 16,
+                             "tokens": 8}'
 
-Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "resident"
-(all in memory). "group": a memory control group to join first, so that the page cache cannot hold all
-weights.
+Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "deepspeed"
+(ZeRO-Inference, from files that it makes in "offload"), "resident" (all in memory). "group": a memory
+control group to join first, so that the page cache cannot hold all weights.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -24,22 +26,45 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def load(job: dict[str, Any]) -> Any:
+def peak_bytes() -> int:
+    """Most memory that was resident (ru_maxrss would be that of the parent, where it had more)."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("no VmHWM in /proc/self/status")
+
+
+def import_all(way: str) -> None:
+    """What takes seconds and is not the loading."""
     import torch
     import transformers
 
-    import trunkline as tl
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(os.cpu_count() or 1)
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    if way in ("trunkline", "deepspeed", "accelerate"):
+        importlib.import_module(way)
+
+
+def load(job: dict[str, Any]) -> Any:
+    import torch
+    import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(os.cpu_count() or 1)
     if job["way"] == "trunkline":
+        import trunkline as tl
+
         return tl.transformers.from_pretrained(
             job["model"],
             memory_budget=job["budget"],
             volumes=job.get("volumes"),
             pack_dir=job.get("pack_dir"),
         )
+    if job["way"] == "deepspeed":
+        return load_with_deepspeed(job)
     if job["way"] == "accelerate":
         config = transformers.AutoConfig.from_pretrained(job["model"])
         layers = {f"model.layers.{index}": "disk" for index in range(config.num_hidden_layers)}
@@ -48,6 +73,51 @@ def load(job: dict[str, Any]) -> Any:
             job["model"], device_map={**rest, **layers}, offload_folder=job["offload"]
         )
     return transformers.AutoModelForCausalLM.from_pretrained(job["model"])
+
+
+def load_with_deepspeed(job: dict[str, Any]) -> Any:
+    """As DeepSpeed's example of ZeRO-Inference does, but with blocks of 1 MiB: its own 16 MiB would leave
+    smaller weights in memory without a word.
+    """
+    import deepspeed
+    import torch
+    import transformers
+    from transformers.integrations import HfDeepSpeedConfig
+
+    config = transformers.AutoConfig.from_pretrained(job["model"])
+    largest = config.hidden_size * max(config.intermediate_size, config.vocab_size)
+    settings = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_prefetch_bucket_size": 2 * largest,
+            "stage3_param_persistence_threshold": config.hidden_size,
+            "stage3_max_live_parameters": 2 * largest,
+            "offload_param": {
+                "device": "nvme",
+                "nvme_path": job["offload"],
+                "pin_memory": True,
+                "buffer_count": 6,
+                "buffer_size": largest,
+            },
+        },
+        "aio": {
+            "block_size": 1 << 20,
+            "queue_depth": 32,
+            "intra_op_parallelism": 1,
+            "single_submit": False,
+            "overlap_events": True,
+        },
+        "train_batch_size": 1,
+        "train_micro_batch_size_per_gpu": 1,
+    }
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
+    deepspeed.init_distributed("gloo")
+    kept = HfDeepSpeedConfig(settings)  # noqa: F841, transformers looks for it while it lives
+    model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.bfloat16)
+    engine = deepspeed.initialize(model=model.eval(), config=settings)[0]
+    engine.module.eval()
+    return engine.module
 
 
 def generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +138,7 @@ def generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
 
     clock = Clock()
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, model.config.vocab_size, (job["batch"], 16), generator=generator)
+    ids = torch.randint(3, model.config.vocab_size, (job["batch"], job["prompt"]), generator=generator)
     start = time.perf_counter()
     with torch.no_grad():
         out = model.generate(
@@ -93,6 +163,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("group"):
         Path(job["group"], "cgroup.procs").write_text(str(os.getpid()))
+    import_all(job["way"])
     start = time.perf_counter()
     model = load(job)
     result = {"load": time.perf_counter() - start, **generate(model, job)}
@@ -100,7 +171,7 @@ def main() -> None:
         import trunkline as tl
 
         result["stats"] = tl.stream.stats(model)
-    result["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result["peak"] = peak_bytes()
     print(json.dumps(result))
 
 

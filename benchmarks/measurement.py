@@ -36,12 +36,14 @@ def spent() -> Iterator[Spent]:
     result.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def interleave(rounds: int, ways: dict[str, Callable[[], float]], label: str) -> dict[str, list[float]]:
+def interleave(
+    rounds: int, ways: dict[str, Callable[[], float]], label: str, *, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Each way once a round, so that whatever else the machine does meets all of them alike. A round before
     the first is not counted: it is the first to use files, memory and code.
     """
     results: dict[str, list[float]] = {name: [] for name in ways}
-    for name, way in ways.items():
+    for name, way in ways.items() if warm_up else ():
         progress(f"{label}: warming up: {name}")
         way()
     for number in range(1, rounds + 1):

@@ -58,7 +58,13 @@ def why_unavailable() -> str | None:
 class PacedDisks:
     """ext4 filesystems of `sizes` bytes, each limited to `limit_mb_s` (10^6 bytes/s, 0: none) each way."""
 
-    def __init__(self, sizes: Sequence[int] = (1_600_000_000,), limit_mb_s: int = 1000) -> None:
+    def __init__(
+        self, sizes: Sequence[int] = (1_600_000_000,), limit_mb_s: int = 1000, *, raid0: bool = False
+    ) -> None:
+        """`raid0`: one btrfs striped over all of them, without checksums of data, and one directory: for
+        peers that know one directory only.
+        """
+        self._raid0 = raid0
         self._sizes = [size // CHUNK * CHUNK for size in sizes]
         self._limit_mb_s = limit_mb_s
         self._images: list[Path] = []
@@ -84,7 +90,18 @@ class PacedDisks:
             if not _version_1():
                 self._group = _OwnGroup()
             for index, size in enumerate(self._sizes):
-                self._add(index, size, self._scratch)
+                self._add(index, size)
+            if self._raid0:
+                if not shutil.which("mkfs.btrfs"):
+                    raise PacedDisksError("mkfs.btrfs is not installed")
+                _run("mkfs.btrfs", "-q", "-f", "-d", "raid0", "-m", "raid0", *self._devices)
+                _run("btrfs", "device", "scan", *self._devices)
+                self._mount(self._devices[0], self._scratch / "raid0", "-o", "nodatasum")
+            else:
+                for index, device in enumerate(self._devices):
+                    # Nothing is left to a kernel thread that would share the limit with what is measured.
+                    _run("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", device)
+                    self._mount(device, self._scratch / str(index))
             self.limit(self._limit_mb_s)
         except BaseException:
             self._remove()
@@ -117,8 +134,9 @@ class PacedDisks:
         if self._paced:
             time.sleep(0.5)
 
-    def _add(self, index: int, size: int, scratch: Path) -> None:
-        image = MEMORY / f"{scratch.name}-{index}.img"
+    def _add(self, index: int, size: int) -> None:
+        assert self._scratch is not None
+        image = MEMORY / f"{self._scratch.name}-{index}.img"
         image.touch(mode=0o600, exist_ok=False)
         self._images.append(image)
         # All of its memory now: first touch in the middle of a write would measure the page allocator, here
@@ -126,15 +144,14 @@ class PacedDisks:
         with image.open("rb+", buffering=0) as file:
             for _ in range(size // CHUNK):
                 file.write(bytes(CHUNK))
-        # Nothing is left to a kernel thread that would share the limit with what is measured.
-        _run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", str(image))
         # Direct, so that the image's pages are not cached a second time.
         device = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
         self._devices.append(device)
         self._numbers.append((Path("/sys/block") / Path(device).name / "dev").read_text().strip())
-        directory = scratch / str(index)
+
+    def _mount(self, device: str, directory: Path, *options: str) -> None:
         directory.mkdir()
-        _run("mount", device, str(directory))
+        _run("mount", *options, device, str(directory))
         self._mounted.append(directory)
         directory.chmod(0o1777)
 

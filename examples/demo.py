@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The main job, on real input: a Llama-shaped model is loaded into torch tensors and saved again, as
 safetensors and as torch.save does, through Trunkline and through what people use otherwise, each result
-checked bit for bit, each timed beside fio on the same disk.
+checked bit for bit, each timed beside fio on the same disk. Then another one generates within half the memory
+that its weights take.
 
     make demo                                    about 1 GB in ./demo-output, less where there is little room
     make demo ARGS="--size 4GB --dir /mnt/nvme"  another size, another disk
@@ -35,22 +36,16 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import demo_report  # noqa: E402
 import fio_peer  # noqa: E402
+import larger_than_memory  # noqa: E402
 import llama_shaped  # noqa: E402
 import ways  # noqa: E402
 from demo_report import Measured  # noqa: E402
+from sizes import parse_size  # noqa: E402
 
 BLOCK_BYTES = 1 << 20
 DEPTH = 32
 FEWEST_RUNS = 3
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def parse_size(text: str) -> int:
-    unit = next((unit for unit in UNITS if text.lower().endswith(unit.lower())), None)
-    try:
-        return int(float(text[: -len(unit)]) * UNITS[unit]) if unit else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; try 1GB or 512MiB") from None
+GENERATING_BYTES = 600_000_000  # of the model that is larger than its memory
 
 
 class Progress:
@@ -313,7 +308,7 @@ NEXT = """next:
       the disk itself, beside fio
   make demo ARGS="--size 4GB --dir /mnt/your-nvme"
       this demo on another disk
-  docs/getting-started.md
+  docs/getting-started.md, docs/models.md
       the same in your own code"""
 
 
@@ -346,21 +341,29 @@ def main() -> int:
     try:
         demo = Demo(scratch, options.size or room_for(options.dir), progress)
         rounds = measure(demo, options.runs, options.seconds)
+        generation = larger_than_memory.measure(
+            scratch, min(demo.bytes, GENERATING_BYTES), lambda text: progress.show(f"generate: {text}")
+        )
         progress.end()
         report = options.dir / "report.html"
         facts = demo.facts(rounds)
-        demo_report.write_page(report, demo.rows(), demo.about, facts)
+        demo_report.write_page(
+            *(report, demo.rows(), demo.about, facts), larger_than_memory.table(generation)
+        )
         if options.json:
-            results = demo_report.as_json(demo.rows())
-            print(
-                json.dumps(
-                    {"model": demo.about, "facts": facts, "results": results, "report": str(report)}, indent=1
-                )
-            )
+            everything = {
+                "model": demo.about,
+                "facts": facts,
+                "results": demo_report.as_json(demo.rows()),
+                "generation": generation,
+                "report": str(report),
+            }
+            print(json.dumps(everything, indent=1))
             return 0
         print(f"\n{demo.about}\n{facts['Disk']}; {facts['Trunkline']}\n\n{demo_report.table(demo.rows())}\n")
         print("checked: all tensors bit for bit against the safetensors library and torch, both ways")
-        print("loads are cold (page cache dropped for the files), saves are durable (fsync)")
+        print("loads are cold (page cache dropped for the files), saves are durable (fsync)\n")
+        print(f"{larger_than_memory.table(generation)}\n")
         print(f"report: {report}\n\n{NEXT.format(directory=options.dir)}")
         return 0
     except KeyboardInterrupt:

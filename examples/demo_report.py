@@ -122,13 +122,15 @@ read every file that Trunkline saved.</p>
 <table><tr><th>way</th><th>GB/s</th><th>of fio</th><th>CPU s/GB</th></tr>
 {rows}
 </table>
+<h2>Generating within half the memory</h2>
+<pre>{generation}</pre>
 <h2>How it was measured</h2>
 <dl>{facts}</dl>
 </body></html>
 """
 
 
-def write_page(path: Path, rows: list[Measured], model: str, facts: dict[str, str]) -> None:
+def write_page(path: Path, rows: list[Measured], model: str, facts: dict[str, str], generation: str) -> None:
     cells = []
     for row in rows:
         if not row.gb_s:
@@ -144,6 +146,7 @@ def write_page(path: Path, rows: list[Measured], model: str, facts: dict[str, st
             load=figure(rows, "load"),
             save=figure(rows, "save"),
             rows="\n".join(cells),
+            generation=html.escape(generation),
             facts="".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items()),
         ),
         encoding="utf-8",

@@ -3,12 +3,13 @@
 # it prints the command to run) and pinned Python packages in .venv. What is there already is left alone, so a second
 # call costs well under a second.
 #
-#   scripts/setup.sh [build] [package] [test] [lint] [bench]
+#   scripts/setup.sh [build] [package] [test] [lint] [demo] [bench]
 #
 #   build     compile the library and the command line
-#   package   build and run the Python package, and the demo (includes build)
+#   package   build and run the Python package (includes build)
 #   test      make test (includes package)
 #   lint      make lint (includes package)
+#   demo      make demo (includes package)
 #   bench     make bench (includes package)
 #
 # PYTHON names the interpreter that .venv is made from (default: python3; at least 3.11).
@@ -21,11 +22,12 @@ usage() {
 }
 
 declare -A wanted=()
-(($#)) || set -- build package test lint bench
+(($#)) || set -- build package test lint demo bench
 for group in "$@"; do
   case $group in
     build) ;;
-    package | test | lint | bench) wanted[package]=1 ;;
+    package | test | lint) wanted[package]=1 ;;
+    demo | bench) wanted[package]=1 wanted[models]=1 ;;
     -h | --help) usage 0 ;;
     *)
       echo "setup: unknown group '$group'" >&2
@@ -82,6 +84,7 @@ collect_missing() {
   if [[ ${wanted[bench]:-} ]]; then
     need_command mkfs.ext4 e2fsprogs
     need_command losetup mount
+    need_command mkfs.btrfs btrfs-progs
   fi
 }
 
@@ -147,7 +150,7 @@ pip_install() { # pip_install NAME...: all requirement files in one resolution
 # torch first and alone: with it in place no other package makes pip choose one.
 if stale torch; then pip_install torch; fi
 requirements=()
-for name in package test lint; do
+for name in package test lint models; do
   if [[ ${wanted[$name]:-} ]] && stale "$name"; then requirements+=("$name"); fi
 done
 if ((${#requirements[@]})); then pip_install "${requirements[@]}"; fi

@@ -233,6 +233,17 @@ std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
   return crc32c({view.memory().data, view.memory().bytes}, static_cast<std::uint32_t>(start));
 }
 
+std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle second_bytes) {
+  const auto sum = [](nb::handle value, const char* name) {
+    const std::uint64_t given = count_argument(value, name);
+    if (given > std::numeric_limits<std::uint32_t>::max())
+      raise_value_error(std::string(name) + ": must be less than 2^32");
+    return static_cast<std::uint32_t>(given);
+  };
+  return crc32c_combine(sum(first, "first"), sum(second, "second"),
+                        count_argument(second_bytes, "second_bytes"));
+}
+
 void fsync_directory(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   Status status = [&] {
@@ -329,6 +340,9 @@ void register_images(nb::module_& module) {
   module.def("crc32c", &crc32c_of, "buffer"_a.none(), "seed"_a = 0,
              nb::sig("def crc32c(buffer: trunkline._types.ReadableBuffer, seed: int = 0) -> int"),
              "CRC-32C of the bytes; `seed` is that of the bytes before them.");
+  module.def("crc32c_combine", &crc32c_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
+             nb::sig("def crc32c_combine(first: int, second: int, second_bytes: int) -> int"),
+             "CRC-32C of two runs of bytes, one behind the other, from that of each.");
 }
 
 }  // namespace trunkline::python

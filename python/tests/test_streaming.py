@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support_models import ARCHITECTURES, make_folder, prompt, stock, transformers
 
 import trunkline as tl
+from trunkline._core import crc32c
 from trunkline.stream._streaming import streaming_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -176,8 +178,6 @@ def test_a_pack_is_found_again_and_made_anew_when_its_source_changed(tmp_path: P
 
 
 def test_a_pack_is_a_safetensors_file(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     folder = make_folder(tmp_path / "model", "gpt2")
     model = streamed(folder, pack_dir=tmp_path / "pack")
     packed = load_file(tmp_path / "pack" / "weights.safetensors")
@@ -186,6 +186,24 @@ def test_a_pack_is_a_safetensors_file(tmp_path: Path) -> None:
         assert torch.equal(packed[name], expected[name])
     assert len(expected.keys() & packed.keys()) >= len(packed) - 20
     assert streaming_of[model].pack == str(tmp_path / "pack" / "weights.safetensors")
+
+
+def test_checksums_of_the_source_are_those_of_all_of_its_data(tmp_path: Path) -> None:
+    """They are combined from those of the tensors, in the order of their use; some are not used at all."""
+    for kind in ("qwen3-moe", "llama"):
+        folder = make_folder(tmp_path / kind, kind)
+        path = next(iter(sorted(folder.glob("*.safetensors"))))
+        tensors = load_file(path)
+        tensors["a_first.unused"] = torch.arange(1001, dtype=torch.int16)
+        tensors["zz.unused"] = torch.arange(77, dtype=torch.uint8)
+        tensors["empty.unused"] = torch.empty(0)
+        save_file(tensors, path)
+        assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+        manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+        for file in manifest["source"]:
+            data = (folder / file["name"]).read_bytes()
+            head = 8 + int.from_bytes(data[:8], "little")
+            assert file["data_crc32c"] == crc32c(data[head:])
 
 
 def test_a_pack_on_several_volumes(tmp_path: Path) -> None:

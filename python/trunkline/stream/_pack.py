@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,10 @@ from trunkline.stream import _manifest
 from trunkline.stream._manifest import Manifest, Recipe, SourceFile
 from trunkline.stream._pack_layout import Layout, lay_out
 from trunkline.stream._progress import Progress
+from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
 
 _WEIGHTS = "weights.safetensors"
-_CHUNK_BYTES = 64 << 20  # of the source, when it is looked through
-
-Make = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,9 @@ def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | 
     if not touched:
         return manifest
     for index in touched:
-        if _data_checksum(headers[index]) != manifest.source[index].data_crc32c:
-            return None
+        with Source([headers[index]]) as source:
+            if source.data_checksums() != [manifest.source[index].data_crc32c]:
+                return None
         manifest.source[index] = replace(manifest.source[index], modified_ns=now[index].modified_ns)
     with suppress(OSError):  # next time they are looked through again
         manifest.write(place.directories[0])
@@ -94,12 +93,14 @@ def make(
     recipe: Recipe,
     tensors: Sequence[Stored],
     starts: set[str],
-    contents: Make,
+    source: Source,
+    contents: Iterator[tuple[str, torch.Tensor]],
 ) -> Manifest:
-    """Write a pack of `tensors`, in their order, whose values `contents` yields, in any order.
+    """Write a pack of `tensors`, in their order, whose values `contents` yields from `source`, in any order.
 
     Nothing of it is there before all of it is durable. `starts`: see lay_out(). Memory is needed for one
-    tensor at a time. Raises OSError for what cannot be written; nothing is left of it then.
+    tensor that is written, and what `source` reads ahead. `source`, of these headers, is closed. Raises
+    OSError for what cannot be written; nothing is left of it then.
     """
     for directory in place.directories:
         directory.mkdir(parents=True, exist_ok=True)
@@ -107,16 +108,16 @@ def make(
     layout = lay_out(tensors, starts)
     before = [_look(header) for header in headers]
     try:
-        with place.open("x") as file:
+        with place.open("x") as file, source:
             manifest = Manifest(_WEIGHTS, layout.nbytes, len(place.directories), recipe, before)
             manifest.tensors = _write(file, layout, contents)
             file.sync()
+            manifest.source = [
+                replace(was, data_crc32c=checksum)
+                for was, checksum in zip(before, source.data_checksums(), strict=True)
+            ]
         for directory in place.directories:
             _core.fsync_directory(directory)
-        manifest.source = [
-            replace(was, data_crc32c=_data_checksum(header))
-            for was, header in zip(before, headers, strict=True)
-        ]
         for was, header in zip(before, headers, strict=True):
             if _look(header) != was:
                 raise Corrupt(None, f"{header.path} was modified while a pack was made from it", header.path)
@@ -128,13 +129,13 @@ def make(
     return manifest
 
 
-def _write(file: File, layout: Layout, contents: Make) -> list[Stored]:
+def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[Stored]:
     places = {stored.name: stored for stored in layout.tensors}
     written: dict[str, Stored] = {}
     progress = Progress("packing", layout.nbytes)
     try:
         file.truncate(layout.nbytes)
-        for name, tensor in contents():
+        for name, tensor in contents:
             stored = places[name]
             if tensor.dtype != stored.dtype or tuple(tensor.shape) != stored.shape:
                 raise Format(
@@ -143,9 +144,10 @@ def _write(file: File, layout: Layout, contents: Make) -> list[Stored]:
                     f"{list(stored.shape)} was expected",
                 )
             data = bytes_of(contiguous(tensor))
-            if stored.nbytes:
-                file.pwrite(data, stored.offset)
+            writing = file.async_pwrite(data, stored.offset) if stored.nbytes else None
             written[name] = replace(stored, checksum=crc32c(data) if stored.nbytes else 0)
+            if writing is not None:
+                writing.result()
             progress.add(stored.nbytes)
         file.pwrite(layout.head, 0)
     finally:
@@ -177,27 +179,3 @@ def _look(header: Header) -> SourceFile:
 
 def _without_time(file: SourceFile) -> SourceFile:
     return replace(file, modified_ns=0)
-
-
-def _data_checksum(header: Header) -> int:
-    """Return the CRC-32C of a file's data, read with two requests under way."""
-    checksum = 0
-    progress = Progress(f"looking through {os.path.basename(header.path)}", header.data_bytes)  # noqa: PTH119
-    begin, end = len(header.head), header.file_bytes
-    with _core.open(header.path) as file:
-        memory = [torch.empty(min(_CHUNK_BYTES, max(1, end - begin)), dtype=torch.uint8) for _ in range(2)]
-        chunks = [(at, min(_CHUNK_BYTES, end - at)) for at in range(begin, end, _CHUNK_BYTES)]
-
-        def send(index: int) -> "_core.Future":
-            at, nbytes = chunks[index]
-            return file.async_pread(memory[index % 2][:nbytes], at)
-
-        under_way = [send(index) for index in range(min(2, len(chunks)))]
-        for index, (_, nbytes) in enumerate(chunks):
-            under_way[index].result()
-            checksum = crc32c(memory[index % 2][:nbytes], checksum)
-            if index + 2 < len(chunks):
-                under_way.append(send(index + 2))
-            progress.add(nbytes)
-    progress.close()
-    return checksum

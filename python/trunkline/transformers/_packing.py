@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from trunkline import _core
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _pack
 from trunkline.stream._manifest import Manifest, Recipe
 from trunkline.stream._pack import Place
+from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
 from trunkline.transformers._checkpoint import Checkpoint, look_into, names_first
 
@@ -48,8 +48,11 @@ def packed(place: Place, checkpoint: Checkpoint) -> tuple[Manifest, bool]:
     if found is not None and list(map(_described, found.tensors)) == list(map(_described, wanted)):
         return found, False
     starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
+    source = _source(checkpoint)
     try:
-        made = _pack.make(place, checkpoint.headers, recipe, wanted, starts, lambda: _contents(checkpoint))
+        made = _pack.make(
+            *(place, checkpoint.headers, recipe, wanted, starts), source, _contents(checkpoint, source)
+        )
     except PermissionError as error:
         raise type(error)(
             error.errno, f"{error.strerror}; give another place for the pack as pack_dir", error.filename
@@ -86,30 +89,34 @@ def _described(stored: Stored) -> tuple[str, torch.dtype, tuple[int, ...]]:
     return stored.name, stored.dtype, stored.shape
 
 
-def _contents(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _source(checkpoint: Checkpoint) -> Source:
+    """Return what reads the tensors of the checkpoint in the order in which _contents() wants them."""
+    wanted: dict[str, Stored] = {}
+    for name in checkpoint.order:
+        if name in checkpoint.weights.stored:
+            wanted[checkpoint.weights.stored[name].name] = checkpoint.weights.stored[name]
+        else:
+            sources = checkpoint.weights.computed[name].sources
+            wanted.update((source, checkpoint.tensors[source]) for source, _ in sources)
+    return Source(checkpoint.headers, wanted.values())
+
+
+def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights, reading what each is made from when it is asked for."""
-    files = [_core.open(header.path) for header in checkpoint.headers]
 
     def fetch(dtype: torch.dtype, stored: Stored) -> torch.Tensor:
-        tensor = torch.empty(stored.nbytes, dtype=torch.uint8)
-        if stored.nbytes:
-            files[stored.file].pread(tensor, stored.offset)
-        return tensor.view(stored.dtype).reshape(stored.shape).to(dtype)
+        return source.fetch(stored).to(dtype)
 
     def fetch_named(dtype: torch.dtype, name: str) -> torch.Tensor:
         return fetch(dtype, checkpoint.tensors[name])
 
     done: set[int] = set()
-    try:
-        for name in checkpoint.order:
-            dtype = checkpoint.dtypes[name]
-            if name in checkpoint.weights.stored:
-                yield name, fetch(dtype, checkpoint.weights.stored[name])
-                continue
-            conversion = checkpoint.weights.computed[name]
-            if id(conversion) not in done:
-                done.add(id(conversion))
-                yield from conversion.run(checkpoint.model, partial(fetch_named, dtype)).items()
-    finally:
-        for file in files:
-            file.close()
+    for name in checkpoint.order:
+        dtype = checkpoint.dtypes[name]
+        if name in checkpoint.weights.stored:
+            yield name, fetch(dtype, checkpoint.weights.stored[name])
+            continue
+        conversion = checkpoint.weights.computed[name]
+        if id(conversion) not in done:
+            done.add(id(conversion))
+            yield from conversion.run(checkpoint.model, partial(fetch_named, dtype)).items()
