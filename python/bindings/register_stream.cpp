@@ -218,7 +218,7 @@ void register_stream(nb::module_& module) {
       .def("release", &StreamObject::release, "unit"_a, "The unit's memory may be used for the next one.")
       .def("set_order", &StreamObject::set_order, "order"_a,
            "The order in which units are acquired from now on: each index once.")
-      .def_prop_ro("memory", &memory_of,
+      .def_prop_ro("memory", &memory_of, nb::rv_policy::take_ownership,
                    nb::for_getter(nb::sig("def memory(self) -> typing.List[StreamMemory]")),
                    "The memory of the slots, and of the units that stay.")
       .def_prop_ro(

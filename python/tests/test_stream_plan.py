@@ -153,6 +153,12 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         ({"bandwidth": 0}, ValueError, "bandwidth"),
         ({"bandwidth": "fast"}, ValueError, "bandwidth"),
         ({"memory_budget": "x"}, ValueError, "memory_budget"),
+        ({"bandwidth": []}, TypeError, "bandwidth"),
+        ({"bandwidth": float("inf")}, ValueError, "bandwidth"),
+        ({"flops": 0}, ValueError, "flops"),
+        ({"flops": float("nan")}, ValueError, "flops"),
+        ({"bandwidth": None, "volumes": []}, ValueError, "volumes"),
+        ({"bandwidth": None, "volumes": "abc"}, TypeError, "volumes"),
         ({"device": "cuda"}, tl.Unsupported, "device"),
         ({"memory_budget": 1}, tl.OutOfBudget, "the least is"),
     ):

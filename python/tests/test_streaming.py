@@ -1,10 +1,16 @@
 """Models whose weights are streamed do what fully loaded ones do, bit for bit."""
 
+import copy
+import gc
 import json
 import os
+import pickle
+import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -395,3 +401,222 @@ def test_a_manifest_of_a_pack_that_is_none_is_named(tmp_path: Path) -> None:
     manifest.unlink()
     assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
     assert transformers.__version__
+
+
+def test_gradients_are_refused(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    embedded = model.get_input_embeddings()(prompt()["input_ids"]).requires_grad_()
+    with pytest.raises(tl.Unsupported, match="gradients"):
+        model(inputs_embeds=embedded)
+    model.model.layers[2].mlp.register_parameter("adapter", torch.nn.Parameter(torch.zeros(1)))
+    with pytest.raises(tl.Unsupported, match="gradients"):
+        model(**prompt())
+    assert logits(model).shape == (2, 9, 97)  # without them it goes on
+
+
+def test_weights_cannot_be_used_while_they_are_not_there(tmp_path: Path) -> None:
+    """torch computes with some tensors on the meta device, and returns garbage."""
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    expected = logits(model)
+    module = model.model.layers[0].self_attn.q_proj
+    row = torch.ones(1, 64, dtype=torch.bfloat16)
+    for use in (
+        lambda: torch.nn.functional.linear(row, module.weight),
+        lambda: module.weight + 1,
+        lambda: module.weight.data.mul_(2),
+        lambda: module.weight.copy_(torch.zeros(64, 64)),
+        lambda: copy.deepcopy(model),
+        lambda: pickle.dumps(module.weight),
+        lambda: model.model.layers.to(torch.float32),
+        lambda: model.model.layers.half(),
+    ):
+        with pytest.raises(tl.Unsupported, match=r"streamed"):
+            use()
+    assert module.weight.shape == (64, 64)
+    assert module.weight.device.type == "meta"
+    assert model.to("cpu") is model
+    assert model.model.layers.bfloat16() is model.model.layers
+    assert torch.equal(logits(model), expected)
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = streamed(folder, unit_bytes=1)
+    expected = logits(model)
+    other = stock(folder).state_dict()
+    for options in ({}, {"assign": True}):
+        with pytest.raises(tl.Unsupported, match="load_state_dict"):
+            model.load_state_dict(other, **options)
+    assert torch.equal(logits(model), expected)
+    module = model.model.layers[1].mlp.down_proj
+    module.weight = torch.nn.Parameter(torch.zeros(module.weight.shape, dtype=torch.bfloat16))
+    with pytest.raises(tl.Unsupported, match="down_proj.weight was replaced"):
+        logits(model)
+
+
+def test_compiled_models_are_right(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    model = streamed(folder, unit_bytes=1)
+    expected = logits(stock(folder))
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        assert torch.equal(logits(compiled), expected)
+        assert torch.equal(logits(model), expected)
+
+
+def test_a_model_that_is_dropped_gives_everything_back(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    logits(streamed(folder))
+    gc.collect()
+
+    def files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = files()
+    for _ in range(5):
+        logits(streamed(folder))
+        gc.collect()
+    assert files() <= before
+
+
+def test_interrupts_at_any_moment_leave_a_model_that_works(tmp_path: Path) -> None:
+    model = streamed(make_folder(tmp_path), unit_bytes=1)
+    expected = generated(model, do_sample=False)
+    generator = random.Random(5)
+    previous = signal.getsignal(signal.SIGALRM)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    cut = 0
+    try:
+        for _ in range(80):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, 0.03))
+                generated(model, do_sample=False)
+            except KeyboardInterrupt:  # noqa: PERF203
+                cut += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert cut > 20
+    assert torch.equal(generated(model, do_sample=False), expected)
+
+
+def test_files_of_others_are_never_replaced_by_a_pack(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    save_file({"mine": torch.ones(3)}, precious / "weights.safetensors")
+    contents = (precious / "weights.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="no part of a pack"):
+        streamed(folder, pack_dir=precious)
+    assert (precious / "weights.safetensors").read_bytes() == contents
+
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file(stock(folder).state_dict(), single / "weights.safetensors", {"format": "pt"})
+    shutil.copy(folder / "config.json", single)
+    contents = (single / "weights.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="no part of a pack"):
+        streamed(single, pack_dir=single)
+    assert (single / "weights.safetensors").read_bytes() == contents
+    assert torch.equal(logits(streamed(single)), logits(stock(folder)))
+
+
+def test_the_pack_of_another_model_is_not_replaced(tmp_path: Path) -> None:
+    folder, other = make_folder(tmp_path / "model"), make_folder(tmp_path / "other", "qwen3")
+    streamed(folder, pack_dir=tmp_path / "pack")
+    with pytest.raises(FileExistsError, match="a directory of its own"):
+        streamed(other, pack_dir=tmp_path / "pack")
+    assert torch.equal(logits(streamed(folder, pack_dir=tmp_path / "pack")), logits(stock(folder)))
+    # Of the same config the contents decide, however the files look.
+    tuned = make_folder(tmp_path / "tuned", seed=2)
+    for path in (*folder.glob("*.safetensors"), *tuned.glob("*.safetensors")):
+        os.utime(path, ns=(1, 1))
+    assert torch.equal(logits(streamed(tuned, pack_dir=tmp_path / "pack")), logits(stock(tuned)))
+
+
+def test_a_source_that_is_replaced_while_it_is_packed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trunkline.stream import _pack
+    from trunkline.transformers import _packing
+
+    folder, other = make_folder(tmp_path / "model"), make_folder(tmp_path / "other", seed=3)
+
+    def replaced(owner: Any, name: str) -> None:
+        """Put the other model's files there after the call."""
+        original = getattr(owner, name)
+
+        def wrapper(*arguments: Any) -> Any:
+            result = original(*arguments)
+            for path in other.glob("*.safetensors"):
+                shutil.copy(path, folder / "new")
+                (folder / "new").replace(folder / path.name)
+            return result
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    for owner, name in ((_pack.Place, "remove"), (_packing, "_source")):
+        replaced(owner, name)
+        with pytest.raises(tl.Corrupt, match="modified or replaced"):
+            tl.transformers.from_pretrained(folder)
+        monkeypatch.undo()
+        assert not (folder / "trunkline-pack" / "pack.json").exists()
+        shutil.copytree(make_folder(tmp_path / "again"), folder, dirs_exist_ok=True)
+    for path in other.glob("*.safetensors"):
+        shutil.copy(path, folder)
+    assert torch.equal(logits(streamed(folder)), logits(stock(other)))
+
+
+def test_processes_that_pack_at_once_agree(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    code = f"import trunkline as tl; tl.transformers.pack({str(folder)!r}, [{str(tmp_path / 'pack')!r}])"
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [process.wait(120) for process in running] == [0, 0, 0]
+    assert torch.equal(logits(streamed(folder, pack_dir=tmp_path / "pack")), logits(stock(folder)))
+
+
+def test_files_and_dtypes_are_chosen_as_transformers_does(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")  # of shards with an index
+    whole = stock(make_folder(tmp_path / "whole", seed=4))
+    whole.save_pretrained(tmp_path / "one")
+    shutil.copy(tmp_path / "one" / "model.safetensors", folder)
+    assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
+    assert torch.equal(logits(streamed(folder)), logits(whole))
+
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("dtype", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert streamed(folder, pack_dir=tmp_path / "p").dtype == stock(folder).dtype == torch.bfloat16
+
+    tied = make_folder(tmp_path / "tied", "llama, tied")
+    state = stock(tied).state_dict()
+    for path in tied.glob("model*.safetensors*"):
+        path.unlink()
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, tied / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(streamed(tied)), logits(stock(tied)))
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    save_file(state, tied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(tl.Unsupported, match="tie_word_embeddings"):
+        tl.transformers.from_pretrained(tied)
+
+
+def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        tl.transformers.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
+        tl.stream.plan(tmp_path / "nowhere", bandwidth=1e9, flops=1e12)
+    folder = make_folder(tmp_path / "model")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(tl.Format, match=r"config\.json"):
+        tl.transformers.from_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "of_nobody"}')
+    with pytest.raises(tl.Unsupported, match="of_nobody"):
+        tl.transformers.from_pretrained(folder)
+    with pytest.raises(ValueError, match="unit_bytes"):
+        tl.transformers.from_pretrained(make_folder(tmp_path / "other"), unit_bytes=0)

@@ -29,8 +29,9 @@ def load_folder(
     """Return the tensors of all files of a folder, read at once.
 
     `path` is an index (*.safetensors.index.json), or a folder with one, or with one .safetensors file; of
-    several it is "model" that counts. The index names files below its folder only; that they are links (as in
-    the cache of the Hugging Face hub) is no matter. What is in them and not in the index is loaded too.
+    several it is "model" that counts, the file before the index. The index names files below its folder only;
+    that they are links (as in the cache of the Hugging Face hub) is no matter. What is in them and not in the
+    index is loaded too.
 
     The other arguments and errors are those of load(). Besides, Format is raised for an index that is none
     and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.
@@ -60,6 +61,9 @@ def _find(path: str) -> str:
     if not os.path.isdir(path):  # noqa: PTH112
         return path
     names = sorted(os.listdir(path))  # noqa: PTH208
+    # As transformers: the index may be left of an older save.
+    if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
+        return os.path.join(path, "model.safetensors")  # noqa: PTH118
     for kind, suffix in (("indices", _INDEX_SUFFIX), ("files", ".safetensors")):
         candidates = [name for name in names if name.endswith(suffix)]
         if len(candidates) > 1 and "model" + suffix in candidates:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -28,9 +29,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"trunkline {options.command}: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
-        print(f"trunkline {options.command}: interrupted; nothing of it is left", file=sys.stderr)
+        left = "; nothing of it is left" if options.command == "pack" else ""
+        print(f"trunkline {options.command}: interrupted{left}", file=sys.stderr)
         return 130
-    print(json.dumps(document, indent=2) if options.json else text)
+    try:
+        print(json.dumps(document, indent=2) if options.json else text, flush=True)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
     return _OK
 
 
@@ -53,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         help="predict how fast a model generates with its weights streamed",
         description="Predict tokens a second, by batch size, memory and number of disks. Only the "
-        "config.json of the model is needed.",
+        "config.json of the model is needed, and --bandwidth where no large file is there to measure it.",
     )
     plan.add_argument("model", metavar="MODEL_DIR", help="a folder with a config.json")
     plan.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated at once (1)")

@@ -25,6 +25,8 @@ class SourceFile:
     modified_ns: int
     head_sha256: str  # of what stands before the data
     data_crc32c: int
+    changed_ns: int = 0  # of the inode
+    inode: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def read(directory: Path) -> Manifest | None:
         if document["version"] != _VERSION:
             raise ValueError(f"it is of version {document['version']}, and this Trunkline reads {_VERSION}")
         return _of(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise Format(
             None,
             f"{path} is not the manifest of a pack that this Trunkline reads ({error}); remove it to have "
@@ -118,6 +120,8 @@ def _of(document: dict[str, Any]) -> Manifest:
     if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
         raise ValueError(f"its weights are named {manifest.weights!r}")
     for stored in manifest.tensors:
+        if not 0 <= (stored.checksum or 0) < 1 << 32:
+            raise ValueError(f"the checksum of {stored.name!r} is no CRC-32C")
         if min((stored.offset, *stored.shape)) < 0 or stored.offset + stored.nbytes > manifest.nbytes:
             raise ValueError(f"the tensor {stored.name!r} lies outside of the file")
     return manifest

@@ -10,6 +10,7 @@ from trunkline.stream._tensors import Stored
 ALIGNMENT = 4096  # of the data, and of what is read as a whole
 TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
 _PADDING = "trunkline.padding."
+MARK = "trunkline.pack"  # in the metadata: the file is ours, to be made anew and removed
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
         pad(ALIGNMENT if stored.name in starts else TENSOR_ALIGNMENT)
         described.append((stored.name, dtype_name(stored.dtype), stored.shape))
         at += stored.nbytes
-    head, places, nbytes = _core.lay_out_safetensors(described, {"format": "pt"}, ALIGNMENT)
+    metadata = {"format": "pt", MARK: "1"}
+    head, places, nbytes = _core.lay_out_safetensors(described, metadata, ALIGNMENT)
     begins = {name: begin for (name, _, _), (begin, _) in zip(described, places, strict=True)}
     return Layout(head, [replace(stored, file=0, offset=begins[stored.name]) for stored in tensors], nbytes)

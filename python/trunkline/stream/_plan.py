@@ -1,5 +1,7 @@
 """What a model would do with its weights streamed: trunkline.stream.plan."""
 
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -54,14 +56,24 @@ def plan(
     sizes, model_dtype, name = sizes_of(folder, dtype)
     budget = default_budget() if memory_budget is None else parse_size(memory_budget, "memory_budget")
     if bandwidth is None:
+        if isinstance(volumes, str | bytes | os.PathLike):
+            raise TypeError("volumes: must be a sequence of paths, not one path")
+        if volumes is not None and not volumes:
+            raise ValueError("volumes: must not be empty")
         places = [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
         bytes_per_second = _machine.reading(places)
     else:
+        if not isinstance(bandwidth, str | int | float):
+            raise TypeError(f"bandwidth: must be a number or a str, not {type(bandwidth).__name__}")
         bytes_per_second = float(
             parse_size(bandwidth, "bandwidth") if isinstance(bandwidth, str) else bandwidth
         )
         if not bytes_per_second > 0:
             raise ValueError(f"bandwidth: must be more than 0 bytes a second, not {bandwidth!r}")
+        if not math.isfinite(bytes_per_second):
+            raise ValueError(f"bandwidth: must be a number of bytes a second, not {bandwidth!r}")
+    if flops is not None and not (isinstance(flops, int | float) and 0 < flops < math.inf):
+        raise ValueError(f"flops: must be a number of operations a second above 0, not {flops!r}")
     compute = _machine.computing(model_dtype) if flops is None else computing_at(flops, model_dtype.itemsize)
     least = sizes.resident_bytes + _roofline.least_slots_bytes(sizes.unit_bytes)
 

@@ -2,15 +2,27 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 from trunkline._core import WeightStream
-from trunkline._errors import Unsupported
-from trunkline.transformers._layers import Unit
+from trunkline._errors import Corrupt, Unsupported
+from trunkline.transformers._absent import AbsentWeight
+from trunkline.transformers._layers import Unit, Weight
+
+
+@contextmanager
+def advised(remedy: str) -> Iterator[None]:
+    """Let errors about bytes that were changed say what to do."""
+    try:
+        yield
+    except Corrupt as error:
+        error.strerror = f"{error.strerror}; {remedy}"
+        raise
 
 
 class Binding:
@@ -26,9 +38,14 @@ class Binding:
         units: Sequence[Unit],
         places: Sequence[Sequence[tuple[int, torch.dtype, tuple[int, ...]]]],
         stream: WeightStream,
+        remedy: str,
     ) -> None:
-        """`places`: of each weight of each unit, where it begins in the unit's memory, dtype and shape."""
+        """`places`: of each weight of each unit, where it begins in the unit's memory, dtype and shape.
+
+        `remedy`: what to do about weights that were changed.
+        """
         self._stream = stream
+        self._remedy = remedy
         self._units = units
         self._places = places
         self._memory = [
@@ -39,13 +56,14 @@ class Binding:
         self._bound: dict[tuple[int, int, int], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
             [
-                (part.module._parameters, weight.name, part.module._parameters[weight.name])
+                (part.module._parameters, weight.name, _absent(part.module, weight))
                 for part in unit.parts
                 for weight in part.weights
             ]
             for unit in units
         ]
-        self._held: dict[int, set[int]] = {}  # unit: modules that have run
+        self._taken: set[int] = set()  # units that are acquired, or may be: an interrupt can come any time
+        self._held: dict[int, set[int]] = {}  # unit that is bound: modules that have run
         self._thread: threading.Thread | None = None  # that runs a layer
         self._order: list[int] = []  # of units in this pass
         self._usual_order = list(range(len(units)))
@@ -59,11 +77,9 @@ class Binding:
         self._first_layer = min(self._of_layer, default=0)
         for index, unit in enumerate(units):
             for part in unit.parts:
-                part.module.register_forward_pre_hook(self._before_module(index), prepend=True)
-                part.module.register_forward_hook(self._after_module(index, part.module), always_call=True)
+                _hook(part.module, self._before_module(index), self._after_module(index, part.module))
         for number, layer in enumerate(layers):
-            layer.register_forward_pre_hook(self._before_layer(number), prepend=True)
-            layer.register_forward_hook(self._after_layer(number), always_call=True)
+            _hook(layer, self._before_layer(number), self._after_layer(number))
 
     def _before_module(self, index: int) -> Any:
         def hook(module: nn.Module, arguments: Any) -> None:
@@ -87,15 +103,11 @@ class Binding:
 
     def _before_layer(self, number: int) -> Any:
         def hook(module: nn.Module, arguments: Any) -> None:
-            if torch.compiler.is_compiling():
-                raise Unsupported(
-                    None, "torch.compile of a model whose weights are streamed is not supported"
-                )
-            if torch.is_grad_enabled() and module.training:
+            if torch.is_grad_enabled() and (module.training or _wants_gradients(module, arguments)):
                 raise Unsupported(
                     None,
-                    "training a model whose weights are streamed is not supported; call model.eval(), or "
-                    "load it with transformers",
+                    "training a model whose weights are streamed, and gradients through it, are not "
+                    "supported; call model.eval() and use torch.no_grad(), or load it with transformers",
                 )
             thread = threading.current_thread()
             if self._thread is not None and self._thread is not thread and self._thread.is_alive():
@@ -106,7 +118,7 @@ class Binding:
                 )
             self._thread = thread
             if number == self._first_layer:
-                for index in list(self._held):  # an interrupt ended the pass before, and no hook was called
+                for index in list(self._taken):  # an interrupt ended the pass before, and no hook was called
                     self._release(index)
                 self._order.clear()
                 self._pass_began = time.perf_counter()
@@ -118,7 +130,7 @@ class Binding:
             if self._thread is not threading.current_thread():
                 return  # of a thread that was refused
             for index in self._of_layer.get(number, ()):
-                if index in self._held:
+                if index in self._taken:
                     self._release(index)
             self._thread = None
             if number == self._last_layer and output is not None:
@@ -136,8 +148,16 @@ class Binding:
                 self._stream.set_order(self._usual_order)
 
     def _acquire(self, index: int) -> None:
-        memory, offset = self._stream.acquire(index)
-        self._held[index] = set()
+        for parameters, name, absent in self._unbound[index]:
+            if parameters.get(name) is not absent:
+                raise Unsupported(
+                    None,
+                    f"{absent.path} was replaced; weights that are streamed cannot be, load the model with "
+                    "transformers for that",
+                )
+        self._taken.add(index)
+        with advised(self._remedy):
+            memory, offset = self._stream.acquire(index)
         self._order.append(index)
         bound = self._bound.get((index, memory, offset))
         if bound is None:
@@ -147,6 +167,7 @@ class Binding:
                     self._unbound[index], self._places[index], strict=True
                 )
             ]
+        self._held[index] = set()
         for parameters, name, parameter in bound:
             parameters[name] = parameter
 
@@ -156,7 +177,27 @@ class Binding:
         return nn.Parameter(tensor, requires_grad=False)
 
     def _release(self, index: int) -> None:
-        for parameters, name, parameter in self._unbound[index]:
-            parameters[name] = parameter
-        del self._held[index]
-        self._stream.release(index)
+        for parameters, name, absent in self._unbound[index]:
+            parameters[name] = absent
+        self._held.pop(index, None)
+        with suppress(ValueError):  # it was not acquired after all
+            self._stream.release(index)
+        self._taken.discard(index)
+
+
+def _hook(module: nn.Module, before: Any, after: Any) -> None:
+    # torch.compile would run them once, with weights that do not exist, and then never again.
+    module.register_forward_pre_hook(torch.compiler.disable(before), prepend=True)
+    module.register_forward_hook(torch.compiler.disable(after), always_call=True)
+
+
+def _absent(module: nn.Module, weight: Weight) -> AbsentWeight:
+    parameter = module._parameters[weight.name]
+    assert parameter is not None
+    made = module._parameters[weight.name] = AbsentWeight.of(weight.path, parameter)
+    return made
+
+
+def _wants_gradients(module: nn.Module, arguments: tuple[Any, ...]) -> bool:
+    given = (value.requires_grad for value in arguments if isinstance(value, torch.Tensor))
+    return any(given) or any(parameter.requires_grad for parameter in module.parameters())

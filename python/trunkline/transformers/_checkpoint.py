@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from trunkline._errors import Unsupported
 from trunkline.checkpoint._safetensors_folder import folder_headers
 from trunkline.checkpoint._safetensors_load import Header
 from trunkline.stream import _tensors
 from trunkline.stream._pack_layout import TENSOR_ALIGNMENT
+from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _layers, _skeleton, _weights
 from trunkline.transformers._layers import Unit
@@ -61,7 +63,8 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
     """Read configuration and headers. Raises as from_pretrained does."""
     headers = folder_headers(folder)
     tensors = _tensors.of_headers(headers)
-    model = _skeleton.make(folder, dtype_argument(dtype))
+    floats = (stored.dtype for stored in tensors.values() if stored.dtype.is_floating_point)
+    model = _skeleton.make(folder, dtype_argument(dtype), next(floats, None))
     weights = _weights.find(model, tensors, str(folder))
     layers, units = _layers.cut(model, unit_bytes)
     streamed = [weight.path for unit in units for weight in unit.weights]
@@ -71,6 +74,8 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
     for name, value in state.items():
         names_of.setdefault(id(value), []).append(name)
     known = weights.stored.keys() | weights.computed.keys()
+    for names in names_of.values():
+        _check_tied([weights.stored[name] for name in names if name in weights.stored], headers)
     aliases = {next(name for name in names if name in known): names for names in names_of.values()}
     through = set(streamed)
     resident = [name for name in aliases if name not in through]
@@ -87,6 +92,27 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
         dtypes=_weights.dtypes(model),
         shapes={name: tuple(state[name].shape) for name in aliases},
         aliases=aliases,
+    )
+
+
+def _check_tied(stored: list[Stored], headers: list[Header]) -> None:
+    """Raise Unsupported for one weight that is stored several times with different values.
+
+    The config says that they are tied; transformers would keep them apart.
+    """
+    if len(stored) < 2:
+        return
+    with Source(headers) as source:
+        first, *others = (source.fetch(each).reshape(-1).view(torch.uint8) for each in stored)
+        if all(torch.equal(first, other) for other in others):
+            return
+    names = " and ".join(each.name for each in stored)
+    path = headers[stored[0].file].path
+    raise Unsupported(
+        None,
+        f"{path}: {names} are tied by the config (tie_word_embeddings), and differ in the file; set "
+        "tie_word_embeddings to false in config.json if they should",
+        path,
     )
 
 

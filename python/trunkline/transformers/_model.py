@@ -12,13 +12,13 @@ from trunkline._core import File, WeightStream, parse_size
 from trunkline._errors import OutOfBudget, Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
-from trunkline.stream import _tensors
+from trunkline.stream import _manifest, _pack, _tensors
 from trunkline.stream._memory import default_budget
 from trunkline.stream._roofline import least_slots_bytes
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _skeleton
-from trunkline.transformers._binding import Binding
+from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
 from trunkline.transformers._packing import packed, place_argument
@@ -61,28 +61,44 @@ def from_pretrained(
     budget = default_budget() if memory_budget is None else parse_size(memory_budget, "memory_budget")
     place = place_argument(folder, pack_dir, volumes)
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
+    if unit == 0:
+        raise ValueError("unit_bytes: must be at least 1")
     checkpoint = look_into(folder, dtype, unit)
     _check_budget(budget, checkpoint)
 
     if pack_dir is None and volumes is None and checkpoint.readable_in_place:
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
         paths = [header.path for header in checkpoint.headers]
+        before = _pack.look(checkpoint.headers)
         opened = [_core.open(path) for path in paths]
         again = [_core.open(path) for path in paths]
+        _pack.check_unchanged(checkpoint.headers, before)
         shown = str(folder)
+        remedy = "fetch the file again, and load the model again"
     else:
         manifest, _ = packed(place, checkpoint)
         places = {stored.name: stored for stored in manifest.tensors}
         opened, again = [place.open()], [place.open()]
         paths = [shown] = [str(place.directories[0] / manifest.weights)]
+        remedy = f"remove {place.directories[0] / _manifest.NAME} to have the pack made anew"
 
-    resident = _tensors.read([places[name] for name in checkpoint.resident], again, paths)
+    with advised(remedy):
+        resident = _tensors.read([places[name] for name in checkpoint.resident], again, paths)
     for name, tensor in zip(checkpoint.resident, resident, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
-    streaming = _stream(checkpoint, places, opened, budget - checkpoint.resident_bytes, shown)
     _skeleton.finish(checkpoint.model, folder)
+    streaming = _stream(checkpoint, places, opened, budget - checkpoint.resident_bytes, shown, remedy)
+    checkpoint.model.register_load_state_dict_pre_hook(_refuse_weights)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
+
+
+def _refuse_weights(module: Any, *_: Any) -> None:
+    raise Unsupported(
+        None,
+        "a model whose weights are streamed takes no others by load_state_dict; save them into a folder, and "
+        "load that with from_pretrained",
+    )
 
 
 def _check_budget(budget: int, checkpoint: Checkpoint) -> None:
@@ -94,7 +110,8 @@ def _check_budget(budget: int, checkpoint: Checkpoint) -> None:
             None,
             f"memory_budget: {budget} bytes cannot hold what stays in memory of {checkpoint.folder} "
             f"({resident} bytes of embeddings, norms and head) and two units of up to {largest}; the least "
-            f"is {least} bytes ({least / 1e9:.3f} GB)",
+            f"is {least} bytes ({least / 1e9:.3f} GB), or less with a smaller unit_bytes where units hold "
+            "several weights",
             str(checkpoint.folder),
         )
 
@@ -118,6 +135,7 @@ def _stream(
     files: Sequence[File],
     memory_bytes: int,
     shown: str,
+    remedy: str,
 ) -> Streaming:
     units: Sequence[Unit] = checkpoint.units
     if not units:
@@ -140,5 +158,5 @@ def _stream(
     stream = WeightStream(list(files), described, memory_bytes=memory_bytes)
     placement = stream.placement
     streamed = sum(unit.nbytes for unit, stays in zip(units, placement["resident"], strict=True) if not stays)
-    binding = Binding(checkpoint.layers, units, bindings, stream)
+    binding = Binding(checkpoint.layers, units, bindings, stream, remedy)
     return Streaming(stream, binding, checkpoint.resident_bytes, streamed, shown)

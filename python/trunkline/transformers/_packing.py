@@ -1,5 +1,6 @@
 """Packs of Hugging Face folders: found, or made."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 
+from trunkline._errors import exception_of
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
-from trunkline.stream import _pack
+from trunkline.stream import _manifest, _pack
 from trunkline.stream._manifest import Manifest, Recipe
 from trunkline.stream._pack import Place
 from trunkline.stream._source import Source
@@ -44,20 +46,52 @@ def packed(place: Place, checkpoint: Checkpoint) -> tuple[Manifest, bool]:
     wanted = [
         Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order
     ]
+
+    def fits(found: Manifest | None) -> bool:
+        return found is not None and list(map(_described, found.tensors)) == list(map(_described, wanted))
+
     found = _pack.find(place, checkpoint.headers, recipe)
-    if found is not None and list(map(_described, found.tensors)) == list(map(_described, wanted)):
+    if found is not None and fits(found):
         return found, False
     starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
-    source = _source(checkpoint)
     try:
-        made = _pack.make(
-            *(place, checkpoint.headers, recipe, wanted, starts), source, _contents(checkpoint, source)
-        )
-    except PermissionError as error:
+        with place.lock():
+            found = _pack.find(place, checkpoint.headers, recipe)  # of another process meanwhile
+            if found is not None and fits(found):
+                return found, False
+            _check_same_model(place, recipe)
+            place.check_is_free(checkpoint.headers)
+            before = _pack.look(checkpoint.headers)
+            source = _source(checkpoint)
+            made = _pack.make(
+                *(place, checkpoint.headers, recipe, wanted, starts),
+                before,
+                source,
+                _contents(checkpoint, source),
+            )
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         raise type(error)(
             error.errno, f"{error.strerror}; give another place for the pack as pack_dir", error.filename
         ) from error
     return made, True
+
+
+def _check_same_model(place: Place, recipe: Recipe) -> None:
+    """Raise an error rather than replace the pack of another model, unless the place is this model's own."""
+    if place.directories[0].name == _DIRECTORY:
+        return
+    there = _manifest.read(place.directories[0])
+    if there is not None and there.recipe.config_sha256 != recipe.config_sha256:
+        raise exception_of(
+            "system",
+            errno.EEXIST,
+            f"{place.shown} holds the pack of a model with another config.json; give each model a directory "
+            f"of its own (on each volume), or remove {place.directories[0] / _manifest.NAME} to have it "
+            "replaced",
+            str(place.directories[0]),
+        )
 
 
 def pack(

@@ -1,5 +1,6 @@
 """Stock models of transformers without their weights."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,19 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from trunkline._errors import Unsupported
+from trunkline._errors import Format, Unsupported, exception_of
 
 _META = torch.device("meta")
 
 
-def make(model_dir: Path, dtype: torch.dtype | None) -> Any:
+def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None = None) -> Any:
     """Return the causal language model that the directory's config describes, all of it on the meta device.
 
-    `dtype`: None is that of the config. Raises Unsupported for quantised weights and for models that need
-    code of their own.
+    `dtype`: None is that of the config, or `stored` where that has none. Raises FileNotFoundError where there
+    is no config.json, Unsupported for quantised weights and for what is no causal language model of
+    transformers.
     """
-    config = AutoConfig.from_pretrained(model_dir)
+    config = _config(model_dir)
     quantisation = getattr(config, "quantization_config", None)
     if quantisation is not None:
         raise Unsupported(
@@ -27,11 +29,38 @@ def make(model_dir: Path, dtype: torch.dtype | None) -> Any:
             "use a checkpoint of bf16, fp16 or fp32, or transformers itself",
             str(model_dir),
         )
+    if dtype is None and getattr(config.get_text_config(decoder=True), "dtype", None) is None:
+        dtype = stored
     kept = {} if dtype is None else {"dtype": dtype}
-    with _META:
-        model = AutoModelForCausalLM.from_config(config, **kept)
+    try:
+        with _META:
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kept)
+    except ValueError as error:
+        raise Unsupported(None, f"{model_dir}: {_first_line(error)}", str(model_dir)) from error
     model.tie_weights()
     return model
+
+
+def _config(model_dir: Path) -> Any:
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise exception_of(
+            "system",
+            errno.ENOENT,
+            f"{model_dir} is no folder with a config.json; give the path of a Hugging Face folder on this "
+            "machine (nothing is downloaded)",
+            str(model_dir),
+        )
+    try:
+        return AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+    except ValueError as error:
+        raise Unsupported(None, f"{path}: {_first_line(error)}", str(path)) from error
+    except OSError as error:  # not of JSON
+        raise Format(None, f"{path}: {_first_line(error)}", str(path)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def finish(model: Any, model_dir: Path) -> None:

@@ -1,0 +1,120 @@
+"""What stands for a weight while it is not in memory."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trunkline._errors import Unsupported
+
+# Of a tensor without memory these say something; anything else would compute with garbage.
+_KNOWN_PROPERTIES = {
+    *("shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "names", "grad", "grad_fn"),
+    *("requires_grad", "is_leaf", "is_meta", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_quantized"),
+    *("is_sparse", "is_sparse_csr", "is_mkldnn", "is_nested", "output_nr", "_version", "_backward_hooks"),
+    *("_base", "retains_grad", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "is_xla"),
+}
+_KNOWN_METHODS = {
+    *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset"),
+    *("is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "is_shared"),
+    *("data_ptr", "untyped_storage", "get_device", "detach", "requires_grad_", "__len__", "__repr__"),
+    *("__hash__", "__format__", "_is_view", "is_pinned", "_has_compatible_shallow_copy_type"),
+}
+_CONVERSIONS = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "double": torch.float64,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class AbsentWeight(nn.Parameter):
+    """A parameter on the meta device that refuses to be computed with, by its name.
+
+    torch itself computes with some tensors that have no memory, and returns garbage.
+    """
+
+    path: str
+
+    @classmethod
+    def of(cls, path: str, parameter: nn.Parameter) -> "AbsentWeight":
+        """Return what stands for `parameter`, which is called `path` in its model."""
+        made = cls(parameter.data, requires_grad=False)
+        made.path = path
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let through what asks about the weight, not what uses it."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name in ("__get__", "__set__"):
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+            harmless = name in _KNOWN_PROPERTIES or (name == "data" and args[0] is args[-1] and len(args) > 1)
+        else:
+            harmless = name in _KNOWN_METHODS
+        if harmless:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if args and isinstance(args[0], cls) and _changes_nothing(args[0], name, args[1:], kwargs):
+            return args[0]
+        absent = next((value.path for value in _flat((args, kwargs)) if isinstance(value, cls)), "a weight")
+        raise Unsupported(
+            None,
+            f"{absent} is streamed, and in memory only while its module runs: {name} of it is not supported. "
+            "Load the model with transformers for that; or, where the model's own code uses the weight "
+            "elsewhere in its layer, give unit_bytes of a whole layer",
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Refuse."""
+        raise Unsupported(
+            None,
+            "a model whose weights are streamed cannot be copied; load it once more with from_pretrained",
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse."""
+        raise Unsupported(
+            None,
+            "a model whose weights are streamed cannot be pickled; its folder holds the weights, load it "
+            "again with from_pretrained",
+        )
+
+
+def _changes_nothing(
+    weight: AbsentWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a conversion is one to what the weight is when it is in memory."""
+    if name == "cpu":
+        return True
+    if name in _CONVERSIONS:
+        return weight.dtype == _CONVERSIONS[name]
+    if name != "to":
+        return False
+    wanted = [value for value in (*args, *kwargs.values()) if value is not None]
+    if any(isinstance(value, torch.Tensor) for value in wanted):
+        return False
+    dtypes = [value for value in wanted if isinstance(value, torch.dtype)]
+    devices = [value for value in wanted if isinstance(value, str | torch.device)]
+    return all(dtype == weight.dtype for dtype in dtypes) and all(
+        torch.device(device).type in ("cpu", "meta") for device in devices
+    )
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _flat(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _flat(each)
+    else:
+        yield value
