@@ -79,7 +79,6 @@ def load_with_deepspeed(job: dict[str, Any]) -> Any:
     """As DeepSpeed's example of ZeRO-Inference does, but with blocks of 1 MiB: its own 16 MiB would leave
     smaller weights in memory without a word.
     """
-    import deepspeed
     import torch
     import transformers
     from transformers.integrations import HfDeepSpeedConfig
@@ -112,6 +111,7 @@ def load_with_deepspeed(job: dict[str, Any]) -> Any:
         "train_micro_batch_size_per_gpu": 1,
     }
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
+    deepspeed: Any = importlib.import_module("deepspeed")
     deepspeed.init_distributed("gloo")
     kept = HfDeepSpeedConfig(settings)  # noqa: F841, transformers looks for it while it lives
     model = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.bfloat16)

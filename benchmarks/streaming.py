@@ -273,7 +273,8 @@ class _Section:
                         f"bench: {label}, {name}: other tokens than those of the model in memory"
                     )
                 results[name].append(result)
-                return median(result["steps"])
+                seconds: float = median(result["steps"])
+                return seconds
 
             return once
 

@@ -78,7 +78,8 @@ format::TensorToStore tensor_argument(nb::handle item) {
   return tensor;
 }
 
-nb::tuple lay_out(const nb::list& tensor_values, const nb::dict& metadata_values, nb::handle alignment) {
+nb::tuple lay_out(const nb::list& tensor_values, const nb::dict& metadata_values, nb::handle alignment,
+                  bool keep_order) {
   std::vector<format::TensorToStore> tensors;
   for (const nb::handle item : tensor_values) tensors.push_back(tensor_argument(item));
   format::Metadata metadata;
@@ -89,7 +90,9 @@ nb::tuple lay_out(const nb::list& tensor_values, const nb::dict& metadata_values
   const std::uint64_t multiple = count_argument(alignment, "alignment");
   Result<format::SafetensorsLayout> laid_out = [&] {
     const GilReleased unlocked;
-    return format::lay_out_safetensors(tensors, metadata, multiple);
+    return format::lay_out_safetensors(
+        tensors, metadata, multiple,
+        keep_order ? format::StorageOrder::given : format::StorageOrder::aligned_first);
   }();
   const format::SafetensorsLayout layout = unwrap(std::move(laid_out));
   nb::list places;
@@ -113,9 +116,10 @@ void register_safetensors(nb::module_& module) {
              "The metadata, and name, dtype, shape, begin and end (bytes in the file) of each tensor, in the "
              "order of their\nbytes. Raises Format. Private.");
   module.def(
-      "lay_out_safetensors", &lay_out, "tensors"_a, "metadata"_a, "alignment"_a,
+      "lay_out_safetensors", &lay_out, "tensors"_a, "metadata"_a, "alignment"_a, "keep_order"_a = false,
       nb::sig("def lay_out_safetensors(tensors: list[tuple[str, str, tuple[int, ...]]], metadata: "
-              "dict[str, str], alignment: int) -> tuple[bytes, list[tuple[int, int]], int]"),
+              "dict[str, str], alignment: int, keep_order: bool = False) -> tuple[bytes, list[tuple[int, "
+              "int]], int]"),
       "The file's head, where each tensor (name, dtype, shape) begins and ends, and the file's size, in "
       "bytes. Raises\nValueError for what the format cannot hold. Private.");
 }

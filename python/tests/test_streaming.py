@@ -620,3 +620,43 @@ def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path) -> None:
         tl.transformers.from_pretrained(folder)
     with pytest.raises(ValueError, match="unit_bytes"):
         tl.transformers.from_pretrained(make_folder(tmp_path / "other"), unit_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LlamaConfig(
+            vocab_size=97,
+            hidden_size=36,
+            intermediate_size=50,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            head_dim=10,
+            dtype="float32",
+        ),
+        transformers.Qwen2MoeConfig(
+            vocab_size=97,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_experts=5,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=40,
+            num_experts_per_tok=2,
+            dtype="float32",
+        ),
+    ],
+)
+def test_models_of_any_sizes_are_laid_out_for_reading(config: Any, tmp_path: Path) -> None:
+    """Also where hardly a weight has a size that fits anything."""
+    folder = tmp_path / "model"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for unit_bytes in (1, 1 << 20):
+        model = streamed(folder, unit_bytes=unit_bytes)  # with the least budget, as it is named
+        torch.testing.assert_close(logits(model), logits(stock(folder)))
+    tensors = json.loads((folder / "trunkline-pack" / "pack.json").read_text())["tensors"]
+    offsets = [tensor["offset"] for tensor in tensors]
+    assert offsets == sorted(offsets)
+    assert all(offset % 64 == 0 for offset in offsets)

@@ -163,10 +163,12 @@ std::unexpected<Error> bad_tensor(std::string_view name, std::string_view why) {
 }
 
 // Indices of `tensors` in the order in which they are stored.
-std::vector<std::size_t> storage_order(std::span<const TensorToStore> tensors,
-                                       std::span<const std::uint64_t> bytes, std::uint64_t alignment) {
+std::vector<std::size_t> order_of(std::span<const TensorToStore> tensors,
+                                  std::span<const std::uint64_t> bytes, std::uint64_t alignment,
+                                  StorageOrder storage_order) {
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  if (storage_order == StorageOrder::given) return order;
   const auto rank = [&](std::size_t index) {
     const bool aligned = bytes[index] % alignment == 0;
     return std::pair(aligned ? 0U : 1000U - bits_of(tensors[index].dtype), index);
@@ -262,7 +264,8 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, std::uint64_t
 }
 
 Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> tensors,
-                                              const Metadata& metadata, std::uint64_t alignment) {
+                                              const Metadata& metadata, std::uint64_t alignment,
+                                              StorageOrder storage_order) {
   if (!std::has_single_bit(alignment) || alignment < 8) {
     return std::unexpected(make_error(ErrorKind::invalid_argument,
                                       fmt::format("alignment: {} is not a power of two from 8", alignment)));
@@ -279,7 +282,7 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> ten
 
   SafetensorsLayout layout;
   layout.tensors.resize(tensors.size());
-  const std::vector<std::size_t> order = storage_order(tensors, bytes, alignment);
+  const std::vector<std::size_t> order = order_of(tensors, bytes, alignment, storage_order);
   std::uint64_t place = 0;
   for (const std::size_t index : order) {
     const TensorToStore& tensor = tensors[index];

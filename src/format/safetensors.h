@@ -92,10 +92,16 @@ struct SafetensorsLayout {
   std::uint64_t file_bytes = 0;
 };
 
+enum class StorageOrder {
+  aligned_first,  // tensors whose size is a multiple of the alignment come first and are aligned to it, the
+                  // others follow by the size of their elements, so that each is aligned to those
+  given,          // as in the request, which fills gaps itself
+};
+
 // Where each tensor goes. The data begin at a multiple of `alignment` (a power of two of at least 8; the JSON
-// is padded with spaces), and the format allows no gaps: tensors whose size is a multiple of it come first
-// and are aligned to it, the others follow by the size of their elements, so that each is aligned to those.
+// is padded with spaces), and the format allows no gaps.
 Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> tensors,
-                                              const Metadata& metadata, std::uint64_t alignment);
+                                              const Metadata& metadata, std::uint64_t alignment,
+                                              StorageOrder storage_order = StorageOrder::aligned_first);
 
 }  // namespace trunkline::format

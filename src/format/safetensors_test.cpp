@@ -177,5 +177,18 @@ TEST(Safetensors, LayingOutChecksItsArguments) {
   EXPECT_EQ(kind_of({{"a", Dtype::u8, {huge}}, {"b", Dtype::u8, {huge, 16}}}), refused);
 }
 
+TEST(SafetensorsTest, TheGivenOrderIsKept) {
+  const std::vector<TensorToStore> tensors = {
+      {"a", Dtype::u8, {5}}, {"b", Dtype::f32, {1024}}, {"c", Dtype::bf16, {3}}};
+  const auto layout = lay_out_safetensors(tensors, {}, 4096, StorageOrder::given);
+  ASSERT_TRUE(layout);
+  const std::uint64_t begin = layout->head.size();
+  EXPECT_EQ(begin % 4096, 0U);
+  EXPECT_EQ(layout->tensors[0].begin, begin);
+  EXPECT_EQ(layout->tensors[1].begin, begin + 5);
+  EXPECT_EQ(layout->tensors[2].begin, begin + 5 + 4096);
+  EXPECT_EQ(layout->file_bytes, begin + 5 + 4096 + 6);
+}
+
 }  // namespace
 }  // namespace trunkline::format

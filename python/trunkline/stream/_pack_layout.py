@@ -42,6 +42,6 @@ def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
         described.append((stored.name, dtype_name(stored.dtype), stored.shape))
         at += stored.nbytes
     metadata = {"format": "pt", MARK: "1"}
-    head, places, nbytes = _core.lay_out_safetensors(described, metadata, ALIGNMENT)
+    head, places, nbytes = _core.lay_out_safetensors(described, metadata, ALIGNMENT, keep_order=True)
     begins = {name: begin for (name, _, _), (begin, _) in zip(described, places, strict=True)}
     return Layout(head, [replace(stored, file=0, offset=begins[stored.name]) for stored in tensors], nbytes)

@@ -187,8 +187,9 @@ class Binding:
 
 def _hook(module: nn.Module, before: Any, after: Any) -> None:
     # torch.compile would run them once, with weights that do not exist, and then never again.
-    module.register_forward_pre_hook(torch.compiler.disable(before), prepend=True)
-    module.register_forward_hook(torch.compiler.disable(after), always_call=True)
+    not_compiled: Any = torch.compiler.disable
+    module.register_forward_pre_hook(not_compiled(before), prepend=True)
+    module.register_forward_hook(not_compiled(after), always_call=True)
 
 
 def _absent(module: nn.Module, weight: Weight) -> AbsentWeight:

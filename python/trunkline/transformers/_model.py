@@ -21,7 +21,7 @@ from trunkline.transformers import _skeleton
 from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
-from trunkline.transformers._packing import packed, place_argument
+from trunkline.transformers._packing import existing, packed, place_argument
 
 _PAGE_BYTES = 4096
 
@@ -64,10 +64,10 @@ def from_pretrained(
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
     checkpoint = look_into(folder, dtype, unit)
-    _check_budget(budget, checkpoint)
 
     if pack_dir is None and volumes is None and checkpoint.readable_in_place:
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
+        _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
         paths = [header.path for header in checkpoint.headers]
         before = _pack.look(checkpoint.headers)
         opened = [_core.open(path) for path in paths]
@@ -76,8 +76,12 @@ def from_pretrained(
         shown = str(folder)
         remedy = "fetch the file again, and load the model again"
     else:
-        manifest, _ = packed(place, checkpoint)
+        manifest = existing(place, checkpoint)
+        if manifest is None:
+            _check_budget(budget, checkpoint, [unit.nbytes for unit in checkpoint.units])
+            manifest, _ = packed(place, checkpoint)
         places = {stored.name: stored for stored in manifest.tensors}
+        _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
         opened, again = [place.open()], [place.open()]
         paths = [shown] = [str(place.directories[0] / manifest.weights)]
         remedy = f"remove {place.directories[0] / _manifest.NAME} to have the pack made anew"
@@ -101,11 +105,11 @@ def _refuse_weights(module: Any, *_: Any) -> None:
     )
 
 
-def _check_budget(budget: int, checkpoint: Checkpoint) -> None:
+def _check_budget(budget: int, checkpoint: Checkpoint, unit_bytes: Sequence[int]) -> None:
     resident = checkpoint.resident_bytes
-    least = resident + least_slots_bytes([unit.nbytes for unit in checkpoint.units])
+    least = resident + least_slots_bytes(unit_bytes)
     if budget < least:
-        largest = max((unit.nbytes for unit in checkpoint.units), default=0)
+        largest = max(unit_bytes, default=0)
         raise OutOfBudget(
             None,
             f"memory_budget: {budget} bytes cannot hold what stays in memory of {checkpoint.folder} "
@@ -143,20 +147,26 @@ def _stream(
     described = []
     bindings = []
     for unit in units:
-        parts, bound, at = [], [], 0
-        for weight in unit.weights:
-            stored = places[weight.path]
-            at += (stored.offset - at) % _PAGE_BYTES  # as in the file, so that nothing is copied
-            parts.append((stored.file, stored.offset, stored.nbytes, at, stored.checksum))
-            bound.append((at, stored.dtype, stored.shape))
-            at += stored.nbytes
+        nbytes, placed = _laid_out(unit, places)
+        parts = [(each.file, each.offset, each.nbytes, at, each.checksum) for at, each in placed]
         name = unit.weights[0].path
         if len(unit.weights) > 1:
             name += f" .. {unit.weights[-1].path}"
-        described.append((name, at, parts))
-        bindings.append(bound)
+        described.append((name, nbytes, parts))
+        bindings.append([(at, each.dtype, each.shape) for at, each in placed])
     stream = WeightStream(list(files), described, memory_bytes=memory_bytes)
     placement = stream.placement
     streamed = sum(unit.nbytes for unit, stays in zip(units, placement["resident"], strict=True) if not stays)
     binding = Binding(checkpoint.layers, units, bindings, stream, remedy)
     return Streaming(stream, binding, checkpoint.resident_bytes, streamed, shown)
+
+
+def _laid_out(unit: Unit, places: dict[str, Stored]) -> tuple[int, list[tuple[int, Stored]]]:
+    """Return how much memory a unit needs, and where in it each of its weights belongs."""
+    placed, at = [], 0
+    for weight in unit.weights:
+        stored = places[weight.path]
+        at += (stored.offset - at) % _PAGE_BYTES  # as in the file, so that nothing is copied
+        placed.append((at, stored))
+        at += stored.nbytes
+    return at, placed

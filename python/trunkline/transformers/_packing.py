@@ -38,44 +38,52 @@ def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence
     return Place((folder / _DIRECTORY,))
 
 
+def existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
+    """Return the manifest of the checkpoint's pack; None where it has none there."""
+    found = _pack.find(place, checkpoint.headers, _recipe(checkpoint))
+    if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
+        return None
+    return found
+
+
 def packed(place: Place, checkpoint: Checkpoint) -> tuple[Manifest, bool]:
     """Return the pack's manifest, and whether the pack was made now: else it was there."""
-    config = (checkpoint.folder / "config.json").read_bytes()
-    dtype = str(checkpoint.model.dtype).removeprefix("torch.")
-    recipe = Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
-    wanted = [
-        Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order
-    ]
-
-    def fits(found: Manifest | None) -> bool:
-        return found is not None and list(map(_described, found.tensors)) == list(map(_described, wanted))
-
-    found = _pack.find(place, checkpoint.headers, recipe)
-    if found is not None and fits(found):
+    if found := existing(place, checkpoint):
         return found, False
-    starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
     try:
         with place.lock():
-            found = _pack.find(place, checkpoint.headers, recipe)  # of another process meanwhile
-            if found is not None and fits(found):
+            if found := existing(place, checkpoint):  # of another process meanwhile
                 return found, False
-            _check_same_model(place, recipe)
-            place.check_is_free(checkpoint.headers)
-            before = _pack.look(checkpoint.headers)
-            source = _source(checkpoint)
-            made = _pack.make(
-                *(place, checkpoint.headers, recipe, wanted, starts),
-                before,
-                source,
-                _contents(checkpoint, source),
-            )
+            return _make(place, checkpoint), True
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise type(error)(
             error.errno, f"{error.strerror}; give another place for the pack as pack_dir", error.filename
         ) from error
-    return made, True
+
+
+def _make(place: Place, checkpoint: Checkpoint) -> Manifest:
+    recipe = _recipe(checkpoint)
+    _check_same_model(place, recipe)
+    place.check_is_free(checkpoint.headers)
+    starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
+    before = _pack.look(checkpoint.headers)
+    source = _source(checkpoint)
+    contents = _contents(checkpoint, source)
+    return _pack.make(
+        place, checkpoint.headers, recipe, _wanted(checkpoint), starts, before, source, contents
+    )
+
+
+def _recipe(checkpoint: Checkpoint) -> Recipe:
+    config = (checkpoint.folder / "config.json").read_bytes()
+    dtype = str(checkpoint.model.dtype).removeprefix("torch.")
+    return Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
+
+
+def _wanted(checkpoint: Checkpoint) -> list[Stored]:
+    return [Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order]
 
 
 def _check_same_model(place: Place, recipe: Recipe) -> None:
