@@ -282,8 +282,14 @@ def test_ranks_whose_options_differ(
         crew.tell(rank, "open", str(directory), timeout=LONG, **other)
     assert crew.collect(range(3)) == {}
     failed = crew.failures("save", 1, {"seed": 1}, block=True)
-    assert_named(failed, 2, 3)
-    assert tl.Checkpointer(directory, process_group=False).steps() == []
+    alone = tl.Checkpointer(directory, process_group=False)
+    if option == "volumes" and not failed:  # rank 2 came first, and the others took over what it had recorded
+        alone.verify(1)
+        return
+    # Rank 1 may have taken them over and rank 0 not, or the other way round.
+    other = next((rank for rank in (1, 2) if f"rank {rank} has another" in failed[0].message), 2)
+    assert_named(failed, other if option == "volumes" else 2, 3)
+    assert alone.steps() == []
 
 
 def test_an_error_that_one_rank_has_seen_and_the_others_not(crew: RankProcesses, directory: Path) -> None:
