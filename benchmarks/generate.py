@@ -48,12 +48,8 @@ def import_all(way: str) -> None:
 
 
 def load(job: dict[str, Any]) -> Any:
-    import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(os.cpu_count() or 1)
     if job["way"] == "trunkline":
         import trunkline as tl
 
