@@ -13,7 +13,7 @@ from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import give_up, heard, told
-from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks
+from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import Place, StepSave, warn_of
@@ -69,7 +69,7 @@ class Checkpointer:
         self._last: SaveHandle | None = None
         self._turn = threading.Lock()
         _checkpointers.add(self)
-        store = self._first(lambda: _core.CheckpointStore(os.fspath(directory), volumes=names))
+        store = self._open(os.fspath(directory), names, chosen)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
@@ -268,16 +268,33 @@ class Checkpointer:
         """Return the last save, which may be over, unless it never began."""
         return self._last if self._last is not None and self._last._started else None
 
-    def _first(self, make: Callable[[], Any]) -> Any:
-        """Let rank 0 make something on disk before the others look at it."""
+    def _open(self, directory: str, volumes: list[str] | None, writers: list[int]) -> Any:
+        """Let rank 0 open the directory first: what it makes and records, the others find."""
         exchange = self._ranks.exchange()
         if exchange is None:
-            return make()
+            return _core.CheckpointStore(directory, volumes=volumes)
+        options = {
+            "writers": writers,
+            "volumes": volumes and [str(Path(os.fsdecode(volume)).absolute()) for volume in volumes],
+        }
+
+        def opened() -> Any:
+            for rank in range(1, exchange.size):
+                theirs = exchange.read("options", rank)
+                for option, ours in options.items():
+                    if theirs[option] != ours:
+                        raise rank_error(
+                            rank,
+                            f"rank {rank} has other {option} than rank 0; pass the same on all ranks",
+                        )
+            return _core.CheckpointStore(directory, volumes=volumes)
+
         with exchange:
             if exchange.rank == 0:
-                return told(exchange, "made", make)
-            heard(exchange, "made")
-            return make()
+                return told(exchange, "opened", opened)
+            exchange.post("options", options)
+            heard(exchange, "opened", f"{directory} was not opened")
+            return _core.CheckpointStore(directory)
 
     def _agree(self, decide: Callable[[], Any]) -> Any:
         """Let rank 0 decide."""
@@ -287,7 +304,7 @@ class Checkpointer:
         with exchange:
             if exchange.rank == 0:
                 return told(exchange, "decided", lambda: {"this": decide()})["this"]
-            return heard(exchange, "decided")["this"]
+            return heard(exchange, "decided", "nothing was loaded")["this"]
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

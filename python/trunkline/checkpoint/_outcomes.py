@@ -6,6 +6,8 @@ from typing import Any
 from trunkline._errors import Error
 from trunkline.checkpoint._ranks import Exchange, RankError, rank_error
 
+_NOT_SAVED = "the checkpoint was not saved"
+
 
 def told(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
     """Make something, and tell the others what came of it."""
@@ -45,14 +47,15 @@ def give_up(exchange: Exchange, error: BaseException) -> None:
         exchange.__exit__(None, None, None)
 
 
-def heard(exchange: Exchange, topic: str) -> Any:
-    """Wait for what came of it at rank 0."""
+def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
+    """Wait for what came of it at rank 0; `but`: what to say did not happen if it failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:
-        raise _failed_elsewhere(outcome)
+        raise _failed_elsewhere(outcome, but)
     return outcome["value"]
 
 
-def _failed_elsewhere(outcome: dict[str, Any]) -> Error:
-    rank = outcome["rank"]
-    return rank_error(rank, f"the checkpoint was not saved: rank {rank}: {outcome['error']}")
+def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
+    rank, why = outcome["rank"], outcome["error"]
+    named = why if why.startswith(f"rank {rank} ") else f"rank {rank}: {why}"
+    return rank_error(rank, f"{but}: {named}")
