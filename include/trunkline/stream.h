@@ -67,6 +67,7 @@ struct StreamStats {
   std::uint64_t waited = 0;     // of these, those that were not there yet
   std::uint64_t wait_ns = 0;    // time spent waiting for storage
   std::uint64_t verify_ns = 0;  // time spent on checksums
+  std::uint64_t read_ns = 0;    // time in which anything was being read
   std::uint64_t unused = 0;     // units read, or begun, that were given up for others
   std::uint64_t failed = 0;     // units whose reading failed
 };
@@ -88,9 +89,10 @@ class WeightStream {
   ~WeightStream();
 
   // The unit's memory, to be read until its release. Waits for this unit only. A failed read is reported
-  // here, once: acquiring again reads again. corrupt when bytes differ from their checksum; timed_out when
-  // they did not come in time (they still come); invalid_argument when all slots hold acquired units. A unit
-  // acquired several times must be released as often.
+  // here, once: acquiring again reads again, and so does acquiring others that were read ahead of it. corrupt
+  // when bytes differ from their checksum; timed_out when they did not come in time (they still come);
+  // invalid_argument when all slots hold acquired units. A unit acquired several times must be released as
+  // often.
   Result<MemoryView> acquire(std::size_t unit,
                              std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
 

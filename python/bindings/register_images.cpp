@@ -23,6 +23,17 @@ namespace trunkline::python {
 
 using namespace nb::literals;
 
+namespace {
+
+std::uint32_t sum_argument(nb::handle value, const char* name) {
+  const std::uint64_t given = count_argument(value, name);
+  if (given > std::numeric_limits<std::uint32_t>::max())
+    raise_value_error(std::string(name) + ": must be less than 2^32");
+  return static_cast<std::uint32_t>(given);
+}
+
+}  // namespace
+
 FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
   image_.path = path_argument(path, "path");
   image_.bytes = count_argument(bytes, "nbytes");
@@ -54,12 +65,7 @@ std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::ha
   } else if (!kind.equal(nb::str("crc32c"))) {
     raise_value_error("kind: must be \"crc32\" or \"crc32c\"");
   }
-  if (!expected.is_none()) {
-    const std::uint64_t value = count_argument(expected, "expected");
-    if (value > std::numeric_limits<std::uint32_t>::max())
-      raise_value_error("expected: must be less than 2^32");
-    sum.expected = static_cast<std::uint32_t>(value);
-  }
+  if (!expected.is_none()) sum.expected = sum_argument(expected, "expected");
   image_.sums.push_back(sum);
   return static_cast<std::uint32_t>(image_.sums.size() - 1);
 }
@@ -228,19 +234,13 @@ class ImageReadObject {
 
 std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
   const HostView view(buffer, Access::read_only);
-  const std::uint64_t start = count_argument(seed, "seed");
+  const std::uint32_t start = sum_argument(seed, "seed");
   const GilReleased unlocked;
-  return crc32c({view.memory().data, view.memory().bytes}, static_cast<std::uint32_t>(start));
+  return crc32c({view.memory().data, view.memory().bytes}, start);
 }
 
 std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle second_bytes) {
-  const auto sum = [](nb::handle value, const char* name) {
-    const std::uint64_t given = count_argument(value, name);
-    if (given > std::numeric_limits<std::uint32_t>::max())
-      raise_value_error(std::string(name) + ": must be less than 2^32");
-    return static_cast<std::uint32_t>(given);
-  };
-  return crc32c_combine(sum(first, "first"), sum(second, "second"),
+  return crc32c_combine(sum_argument(first, "first"), sum_argument(second, "second"),
                         count_argument(second_bytes, "second_bytes"));
 }
 

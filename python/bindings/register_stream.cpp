@@ -168,6 +168,7 @@ nb::dict stats_of(StreamObject& self) {
   dict["waited"] = stats.waited;
   dict["wait_seconds"] = static_cast<double>(stats.wait_ns) * 1e-9;
   dict["verify_seconds"] = static_cast<double>(stats.verify_ns) * 1e-9;
+  dict["read_seconds"] = static_cast<double>(stats.read_ns) * 1e-9;
   dict["unused"] = stats.unused;
   dict["failed"] = stats.failed;
   return dict;

@@ -73,12 +73,13 @@ def test_large_models_from_their_configurations_alone(
     streamed, total = sizes
     assert planned["weight_bytes"] == total
     assert total == pytest.approx(billions * 2e9, rel=1e-4)
-    assert planned["resident_bytes"] == total - streamed
+    assert planned["least_resident_bytes"] == total - streamed
+    assert planned["resident_bytes"] == total - planned["streamed_bytes"]
     assert planned["bound"] == "storage"
     assert planned["tokens_per_second"] == pytest.approx(32 / (planned["streamed_bytes"] / 10e9))
     # What fits beside two slots stays, but for less than a unit of it.
     assert planned["streamed_bytes"] <= total - 12e9 + 2 * (
-        planned["least_budget"] - planned["resident_bytes"]
+        planned["least_budget"] - planned["least_resident_bytes"]
     )
     assert [row["batch_size"] for row in planned["batch_sizes"]] == [1, 4, 16, 64, 256]
     assert planned["memory"][-1]["memory_budget"] == total
@@ -177,11 +178,16 @@ def test_the_command_line(tmp_path: Path) -> None:
     model = tl.transformers.from_pretrained(folder, volumes=[tmp_path / "a", tmp_path / "b"])
     assert tl.stream.stats(model)["source"] == str(tmp_path / "a" / "weights.safetensors")
 
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "file").write_bytes(bytes(40 << 20))
     options = ("--bandwidth", "2GB", "--flops", "1e12", "--memory", "1GB", "--batch", "4")
     planned = run("plan", str(folder), *options)
     assert "bound by compute" in planned.stdout
     assert json.loads(run("plan", str(folder), *options, "--json").stdout)["batch_size"] == 4
 
+    measured = run("plan", str(folder), "--volumes", str(large), str(large), *options[2:], "--json")
+    assert json.loads(measured.stdout)["bandwidth"] > 0
     for arguments, status, says in (
         (("pack",), 2, "see trunkline pack --help"),
         (("plan", str(folder), "--batch", "many"), 2, "--batch"),

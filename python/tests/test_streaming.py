@@ -114,6 +114,7 @@ def test_stats_say_what_was_done(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     model = streamed(folder)
     assert tl.stream.stats(model)["passes"] == 0
+    assert tl.stream.stats(model)["of_limit"] is None
     generated(model, do_sample=False)
     stats = tl.stream.stats(model)
     total = sum(parameter.nbytes for parameter in stock(folder).parameters())
@@ -124,6 +125,9 @@ def test_stats_say_what_was_done(tmp_path: Path) -> None:
     parts = stats["wait_seconds"] + stats["verify_seconds"] + stats["compute_seconds"]
     assert parts == pytest.approx(stats["seconds"])
     assert stats["gb_s"] > 0
+    assert stats["limit_seconds"] <= stats["seconds"]
+    assert stats["of_limit"] == pytest.approx(stats["limit_seconds"] / stats["seconds"])
+    assert stats["storage_gb_s"] > 0
     assert stats["source"].endswith("weights.safetensors")
     with pytest.raises(TypeError, match="model"):
         tl.stream.stats(stock(folder))
@@ -263,6 +267,39 @@ def test_a_read_error_is_raised_by_generate_and_the_model_works_again(tmp_path: 
         several_times(model)
     weights.write_bytes(data)
     assert torch.equal(generated(model, do_sample=False), expected)
+
+
+def test_a_pack_that_was_mended_is_read_at_once(tmp_path: Path) -> None:
+    """What was read ahead while it was damaged is not used."""
+    folder = make_folder(tmp_path)
+    model = streamed(folder, unit_bytes=1)
+    expected = generated(model, do_sample=False)
+    weights = folder / "trunkline-pack" / "weights.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
+    with pytest.raises(tl.Corrupt):
+        several_times(model)
+    weights.write_bytes(data)
+    assert torch.equal(generated(model, do_sample=False), expected)
+
+
+def test_a_source_with_other_contents_is_compared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trunkline.stream._source import Source
+
+    folder = make_folder(tmp_path)
+    streamed(folder)
+    path = next(folder.glob("*.safetensors"))
+    with path.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\1\2")
+    compared = []
+    sums = Source.data_checksums
+    monkeypatch.setattr(Source, "data_checksums", lambda self: compared.append(self) or sums(self))
+    model = tl.transformers.from_pretrained(folder)
+    assert torch.equal(logits(model), logits(stock(folder)))
+    assert len(compared) == 2  # and once as the pack was made anew
 
 
 def test_a_changed_pack_is_detected(tmp_path: Path) -> None:
@@ -429,11 +466,15 @@ def test_weights_cannot_be_used_while_they_are_not_there(tmp_path: Path) -> None
         lambda: pickle.dumps(module.weight),
         lambda: model.model.layers.to(torch.float32),
         lambda: model.model.layers.half(),
+        model.half,
+        lambda: model.to("meta:0", torch.float64),
     ):
         with pytest.raises(tl.Unsupported, match=r"streamed"):
             use()
     assert module.weight.shape == (64, 64)
     assert module.weight.device.type == "meta"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.get_input_embeddings().weight.device.type == "cpu"
     assert model.to("cpu") is model
     assert model.model.layers.bfloat16() is model.model.layers
     assert torch.equal(logits(model), expected)

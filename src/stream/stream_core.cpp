@@ -105,7 +105,9 @@ Status StreamCore::set_order(std::vector<std::size_t> order) {
 
 StreamStats StreamCore::stats() const {
   const std::scoped_lock lock(mutex_);
-  return stats_;
+  StreamStats stats = stats_;
+  if (reading_ > 0) stats.read_ns += since(reading_since_);
+  return stats;
 }
 
 Status StreamCore::check_unit(std::size_t unit) const {
@@ -157,6 +159,7 @@ void StreamCore::read(Lock& lock, Place& place, std::size_t unit) {
   place.futures.clear();
   at_[unit] = place_index(place);
   ++under_way_;
+  if (reading_++ == 0) reading_since_ = Clock::now();
   lock.unlock();
 
   const auto looked = look(units_[unit]);
@@ -204,6 +207,7 @@ void StreamCore::arrived(Place& place, const Result<std::uint64_t>& result) {
     ++stats_.units_read;
     for (const StreamPart& part : units_[place.unit].parts) stats_.bytes_read += part.bytes;
   }
+  if (--reading_ == 0) stats_.read_ns += since(reading_since_);
   --under_way_;
   changed_.notify_all();  // under the lock: whoever waits may destroy this next
 }
@@ -333,12 +337,22 @@ void StreamCore::give_up(Lock& lock, const std::vector<Place*>& places) {
   changed_.notify_all();
 }
 
+// After an error: what was read ahead came from the same storage, perhaps before its cause was gone.
+void StreamCore::give_up_unchecked(Lock& lock) {
+  std::vector<Place*> suspect;
+  for (Place& place : places_) {
+    if (may_give_up(place) && (is_slot(place) || !checked_[place.unit])) suspect.push_back(&place);
+  }
+  give_up(lock, suspect);
+}
+
 // Hands out what has arrived, once it is known to be good, and goes on reading ahead.
 Result<MemoryView> StreamCore::take(Lock& lock, Place& place) {
   const std::size_t unit = place.unit;
   if (place.error) {
     Error error = std::move(*place.error);
     empty(place);
+    give_up_unchecked(lock);
     changed_.notify_all();
     return std::unexpected(std::move(error));
   }
@@ -354,6 +368,8 @@ Result<MemoryView> StreamCore::take(Lock& lock, Place& place) {
     if (!good) {
       ++stats_.failed;
       empty(place);
+      give_up_unchecked(lock);
+      changed_.notify_all();
       return std::unexpected(good.error());
     }
     place.state = State::held;

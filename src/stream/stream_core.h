@@ -81,6 +81,7 @@ class StreamCore {
   void make_room(Lock& lock, std::size_t unit);
   static bool may_give_up(const Place& place);
   void give_up(Lock& lock, const std::vector<Place*>& places);
+  void give_up_unchecked(Lock& lock);
   void empty(Place& place);
   bool wait(Lock& lock, const Deadline& deadline);
   Result<MemoryView> take(Lock& lock, Place& place);
@@ -109,6 +110,8 @@ class StreamCore {
   std::size_t passing_ = 0;            // units that pass through slots
   std::size_t next_ = 0;               // position of what is read next
   std::size_t under_way_ = 0;          // readings, and threads that submit or cancel some
+  std::size_t reading_ = 0;            // readings
+  std::chrono::steady_clock::time_point reading_since_;  // while there are any
   std::uint64_t readings_ = 0;
   std::vector<std::optional<std::uint64_t>> checked_;  // of a unit: the look at which its bytes were good
   StreamStats stats_;

@@ -45,12 +45,12 @@ class StreamFaultTest : public test::StreamTest {
     return errors;
   }
 
-  // Changes one byte of a unit in its file.
-  void flip(std::size_t unit, std::size_t at) {
+  // Changes one byte of a unit in its file; with `mask` 0 it is right again.
+  void flip(std::size_t unit, std::size_t at, unsigned char mask = 1) {
     std::fstream file(stored_.paths[0], std::ios::binary | std::ios::in | std::ios::out);
     const auto place = static_cast<std::streamoff>(stored_.units[unit].parts[0].offset + at);
     file.seekp(place);
-    file.put(static_cast<char>(stored_.contents[unit][at] ^ std::byte{1}));
+    file.put(static_cast<char>(stored_.contents[unit][at] ^ std::byte{mask}));
   }
 
   StoredUnits stored_;
@@ -136,6 +136,33 @@ TEST_F(StreamFaultTest, DestructionWaitsForWhatIsUnderWay) {
     faults_->release();
     ended.get();
   }
+}
+
+TEST_F(StreamFaultTest, WhatWasReadAheadOfAnErrorIsReadAgain) {
+  for (const std::uint64_t memory : {2U * 303'104U, 5U * 303'104U}) {
+    const Engine engine = make_engine();
+    for (const std::size_t unit : {0U, 1U}) flip(unit, 1000, 1);
+    WeightStream stream = open_stream(engine, StreamVerify::once, memory);
+    while (stream.stats().units_read < memory / 303'104U) std::this_thread::sleep_for(1ms);
+    const auto damaged = stream.acquire(0);
+    ASSERT_FALSE(damaged);
+    EXPECT_EQ(damaged.error().kind, ErrorKind::corrupt);
+    for (const std::size_t unit : {0U, 1U}) flip(unit, 1000, 0);  // mended
+    EXPECT_TRUE(cycle(stream).empty());
+  }
+}
+
+TEST_F(StreamFaultTest, TheTimeOfReadingIsCounted) {
+  const Engine engine = faulty_engine();
+  faults_->hold(Op::read, 5, 5);  // all of the second unit
+  WeightStream stream = open_stream(engine);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_GE(stream.stats().read_ns, 50'000'000U);
+  faults_->release();
+  while (stream.stats().units_read < 2) std::this_thread::sleep_for(1ms);
+  const std::uint64_t spent = stream.stats().read_ns;  // both slots are full: nothing is read any more
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(stream.stats().read_ns, spent);
 }
 
 TEST_F(StreamFaultTest, ATruncatedFileIsReported) {

@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RATE",
         help='of the storage a second, as "6.8GB" (measured on the model\'s files)',
     )
+    plan.add_argument(
+        "--volumes", nargs="+", metavar="DIR", help="directories on other disks to measure, all at once"
+    )
     plan.add_argument("--flops", type=float, metavar="N", help="operations a second (measured)")
     plan.set_defaults(run=_plan)
     for each in (pack, plan):
@@ -93,6 +96,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         batch_size=options.batch,
         memory_budget=options.memory,
         bandwidth=options.bandwidth,
+        volumes=options.volumes,
         dtype=options.dtype,
         flops=options.flops,
     )
@@ -101,7 +105,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def table(document: dict[str, Any]) -> str:
     """Lay the result of plan() out for reading."""
-    stays = _gb(document["resident_bytes"])
+    stays = _gb(document["least_resident_bytes"])
     times = (
         f"reading {document['storage_seconds']:.3g} s, computing {document['compute_seconds']:.3g} s a step"
     )

@@ -74,6 +74,15 @@ class Manifest:
         write_images([image])
 
 
+def stamp(directory: Path) -> tuple[int, int, int] | None:
+    """Return what differs once another manifest stands in the directory; None where there is none."""
+    try:
+        status = (directory / NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
 def read(directory: Path) -> Manifest | None:
     """Return the manifest of the pack in the directory; None where there is none. Raises Format."""
     path = directory / NAME

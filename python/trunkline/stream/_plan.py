@@ -39,11 +39,11 @@ def plan(
     `model_dir`. `flops`: operations a second that the machine computes; None measures how long multiplying
     takes here.
 
-    Returns a dict: "model", "weight_bytes", "resident_bytes" (that stay in any case), "least_budget",
-    "memory_budget", "streamed_bytes" by each step, "bandwidth", "batch_size", "tokens_per_second" of all rows
-    together, "seconds_per_step", "storage_seconds", "compute_seconds", "bound" ("storage" or "compute"); and
-    what else would bring how much: "batch_sizes", "memory" and "disks", lists of dicts with
-    "tokens_per_second".
+    Returns a dict: "model", "weight_bytes", "least_budget", "memory_budget", "resident_bytes" that stay in
+    memory with it ("least_resident_bytes" in any case), "streamed_bytes" by each step, "bandwidth",
+    "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
+    "compute_seconds", "bound" ("storage" or "compute"); and what else would bring how much: "batch_sizes",
+    "memory" and "disks", lists of dicts with "tokens_per_second".
 
     Raises OutOfBudget, naming the least that would do, Unsupported as from_pretrained does, FileNotFoundError
     where nothing can be measured, ValueError for arguments out of range.
@@ -81,13 +81,15 @@ def plan(
         return _roofline.rate(sizes, memory, rate, rows, compute)
 
     chosen = predict(budget, bytes_per_second, batch_size)
+    streamed = _roofline.streamed_bytes(sizes, budget)
     return {
         "model": name,
         "weight_bytes": sizes.weight_bytes,
-        "resident_bytes": sizes.resident_bytes,
         "least_budget": least,
         "memory_budget": budget,
-        "streamed_bytes": _roofline.streamed_bytes(sizes, budget),
+        "least_resident_bytes": sizes.resident_bytes,
+        "resident_bytes": sizes.weight_bytes - streamed,
+        "streamed_bytes": streamed,
         "bandwidth": bytes_per_second,
         **_of_rate(chosen),
         "batch_sizes": [_of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],

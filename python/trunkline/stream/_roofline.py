@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trunkline import _core
 from trunkline._errors import OutOfBudget
 
-_PAGE_BYTES = 4096
+PAGE_BYTES = 4096
 
 # Seconds of computing a pass over so many bytes of weights takes for a batch of so many rows.
 Compute = Callable[[int, int], float]
@@ -52,7 +52,7 @@ class Rate:
 def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
     """Return how much memory streaming needs at least: two slots of the largest unit, or all units."""
     # One page more: where files are read as they are, units begin anywhere in a page.
-    pages = [(-(-nbytes // _PAGE_BYTES) + 1) * _PAGE_BYTES for nbytes in unit_bytes]
+    pages = [(-(-nbytes // PAGE_BYTES) + 1) * PAGE_BYTES for nbytes in unit_bytes]
     return min(sum(pages), 2 * max(pages, default=0))
 
 

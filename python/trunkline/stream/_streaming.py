@@ -33,9 +33,12 @@ def stats(model: Any) -> dict[str, Any]:
 
     "passes" through its layers (one for the prompt, one for each further token) and the "seconds" that they
     took, of which "wait_seconds" were spent waiting for storage, "verify_seconds" on checksums, and
-    "compute_seconds" on the rest; "bytes_read", also ahead of the next pass; "gb_s", streamed bytes by second
-    of the passes. "streamed_bytes" are read in each pass, "resident_bytes" stay, "memory_bytes" is what all
-    weights and slots take; "source" is the file that is read, or the folder.
+    "compute_seconds" on the rest; "gb_s", streamed bytes by second of the passes. "bytes_read" since the
+    model was loaded, also ahead of the next pass, and "storage_gb_s", that by second in which anything was
+    being read. "limit_seconds" is what the passes would have taken at the least, the longer of reading at
+    that rate and computing, and "of_limit" the share of it in "seconds" (None before the first pass).
+    "streamed_bytes" are read in each pass, "resident_bytes" stay, "memory_bytes" is what all weights and
+    slots take; "source" is the file that is read, or the folder.
 
     Raises TypeError for any other model. Thread-safe.
     """
@@ -51,14 +54,21 @@ def stats(model: Any) -> dict[str, Any]:
     seconds = 0.0 if streaming.binding is None else streaming.binding.seconds
     wait, verify = counts.get("wait_seconds", 0.0), counts.get("verify_seconds", 0.0)
     slots = placement["slots"] * placement.get("slot_bytes", 0)
+    compute = max(0.0, seconds - wait - verify)
+    streamed = streaming.streamed_bytes * passes
+    storage = counts.get("bytes_read", 0) / counts["read_seconds"] if counts.get("read_seconds") else 0.0
+    limit = max(streamed / storage if storage else 0.0, compute)
     return {
         "passes": passes,
         "seconds": seconds,
         "wait_seconds": wait,
         "verify_seconds": verify,
-        "compute_seconds": max(0.0, seconds - wait - verify),
+        "compute_seconds": compute,
+        "limit_seconds": limit,
+        "of_limit": min(1.0, limit / seconds) if seconds else None,
+        "gb_s": streamed / seconds / 1e9 if seconds else 0.0,
         "bytes_read": counts.get("bytes_read", 0),
-        "gb_s": streaming.streamed_bytes * passes / seconds / 1e9 if seconds else 0.0,
+        "storage_gb_s": storage / 1e9,
         "streamed_bytes": streaming.streamed_bytes,
         "resident_bytes": streaming.resident_bytes + placement["memory_bytes"] - slots,
         "memory_bytes": streaming.resident_bytes + placement["memory_bytes"],

@@ -1,5 +1,6 @@
 """Models larger than memory: trunkline.transformers.from_pretrained."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -14,16 +15,15 @@ from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _manifest, _pack, _tensors
 from trunkline.stream._memory import default_budget
-from trunkline.stream._roofline import least_slots_bytes
+from trunkline.stream._roofline import PAGE_BYTES, least_slots_bytes
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _skeleton
+from trunkline.transformers._absent import AbsentWeight
 from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
-from trunkline.transformers._packing import existing, packed, place_argument
-
-_PAGE_BYTES = 4096
+from trunkline.transformers._packing import packed, place_argument
 
 
 def from_pretrained(
@@ -76,10 +76,8 @@ def from_pretrained(
         shown = str(folder)
         remedy = "fetch the file again, and load the model again"
     else:
-        manifest = existing(place, checkpoint)
-        if manifest is None:
-            _check_budget(budget, checkpoint, [unit.nbytes for unit in checkpoint.units])
-            manifest, _ = packed(place, checkpoint)
+        sizes = [unit.nbytes for unit in checkpoint.units]
+        manifest, _ = packed(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
         places = {stored.name: stored for stored in manifest.tensors}
         _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
         opened, again = [place.open()], [place.open()]
@@ -93,6 +91,7 @@ def from_pretrained(
     _skeleton.finish(checkpoint.model, folder)
     streaming = _stream(checkpoint, places, opened, budget - checkpoint.resident_bytes, shown, remedy)
     checkpoint.model.register_load_state_dict_pre_hook(_refuse_weights)
+    _convert_whole_or_not(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
 
@@ -103,6 +102,20 @@ def _refuse_weights(module: Any, *_: Any) -> None:
         "a model whose weights are streamed takes no others by load_state_dict; save them into a folder, and "
         "load that with from_pretrained",
     )
+
+
+def _convert_whole_or_not(model: Any) -> None:
+    """Let half(), to() and the like be refused before they have converted what is in memory."""
+    absent = next((each for each in model.parameters() if isinstance(each, AbsentWeight)), None)
+    if absent is None:
+        return
+    convert, this = type(model)._apply, weakref.ref(model)
+
+    def checked(conversion: Any, *options: Any, **others: Any) -> Any:
+        conversion(absent)
+        return convert(this(), conversion, *options, **others)
+
+    model._apply = checked
 
 
 def _check_budget(budget: int, checkpoint: Checkpoint, unit_bytes: Sequence[int]) -> None:
@@ -166,7 +179,7 @@ def _laid_out(unit: Unit, places: dict[str, Stored]) -> tuple[int, list[tuple[in
     placed, at = [], 0
     for weight in unit.weights:
         stored = places[weight.path]
-        at += (stored.offset - at) % _PAGE_BYTES  # as in the file, so that nothing is copied
+        at += (stored.offset - at) % PAGE_BYTES  # as in the file, so that nothing is copied
         placed.append((at, stored))
         at += stored.nbytes
     return at, placed

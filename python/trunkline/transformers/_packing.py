@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
@@ -38,7 +38,7 @@ def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence
     return Place((folder / _DIRECTORY,))
 
 
-def existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
+def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the checkpoint's pack; None where it has none there."""
     found = _pack.find(place, checkpoint.headers, _recipe(checkpoint))
     if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
@@ -46,13 +46,18 @@ def existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
     return found
 
 
-def packed(place: Place, checkpoint: Checkpoint) -> tuple[Manifest, bool]:
+def packed(
+    place: Place, checkpoint: Checkpoint, before_making: Callable[[], None] = lambda: None
+) -> tuple[Manifest, bool]:
     """Return the pack's manifest, and whether the pack was made now: else it was there."""
-    if found := existing(place, checkpoint):
+    looked = _manifest.stamp(place.directories[0])
+    if found := _existing(place, checkpoint):
         return found, False
+    before_making()
     try:
         with place.lock():
-            if found := existing(place, checkpoint):  # of another process meanwhile
+            # Of another process meanwhile; else there is no need to read all that is compared once more.
+            if _manifest.stamp(place.directories[0]) != looked and (found := _existing(place, checkpoint)):
                 return found, False
             return _make(place, checkpoint), True
     except OSError as error:
