@@ -45,8 +45,12 @@ def make_folder(
     folder: Path, kind: str = "llama", dtype: torch.dtype = torch.bfloat16, seed: int = 0
 ) -> Path:
     """Save a model of random weights, in shards."""
+    return save_model(ARCHITECTURES[kind](), folder, dtype, seed)
+
+
+def save_model(config: Any, folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Path:
+    """The same for another configuration."""
     torch.manual_seed(seed)
-    config = ARCHITECTURES[kind]()
     config.dtype = dtype
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="150KB")

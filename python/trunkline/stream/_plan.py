@@ -111,7 +111,8 @@ def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, 
 
     model = _skeleton.make(folder, dtype_argument(dtype))
     _, units = _layers.cut(model)
-    total = sum(parameter.nbytes for parameter in model.parameters())
+    stored = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
+    total = sum(stored.values())
     streamed = tuple(unit.nbytes for unit in units)
     return Sizes(total - sum(streamed), streamed), model.dtype, f"{type(model).__name__} ({folder.name})"
 

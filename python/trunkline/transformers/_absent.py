@@ -18,15 +18,40 @@ _KNOWN_PROPERTIES = {
 _KNOWN_METHODS = {
     *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset"),
     *("is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "is_shared"),
-    *("data_ptr", "untyped_storage", "get_device", "detach", "requires_grad_", "__len__", "__repr__"),
+    *("data_ptr", "untyped_storage", "get_device", "requires_grad_", "__len__", "__repr__"),
     *("__hash__", "__format__", "_is_view", "is_pinned", "_has_compatible_shallow_copy_type"),
 }
+_NO_COPY = "a model whose weights are streamed cannot be copied; load it once more with from_pretrained"
+_NO_PICKLE = (
+    "a model whose weights are streamed cannot be pickled; its folder holds the weights, load it again with "
+    "from_pretrained"
+)
 _CONVERSIONS = {
     "float": torch.float32,
     "half": torch.float16,
     "double": torch.float64,
     "bfloat16": torch.bfloat16,
 }
+
+
+class Refusal:
+    """A hook that raises Unsupported, and keeps what it belongs to from being copied and pickled."""
+
+    def __init__(self, message: str) -> None:
+        """`message`: of the error, when it is called."""
+        self._message = message
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Refuse."""
+        raise Unsupported(None, self._message)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Refuse."""
+        raise Unsupported(None, _NO_COPY)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse."""
+        raise Unsupported(None, _NO_PICKLE)
 
 
 class AbsentWeight(nn.Parameter):
@@ -75,25 +100,18 @@ class AbsentWeight(nn.Parameter):
 
     def __deepcopy__(self, memo: Any) -> Any:
         """Refuse."""
-        raise Unsupported(
-            None,
-            "a model whose weights are streamed cannot be copied; load it once more with from_pretrained",
-        )
+        raise Unsupported(None, _NO_COPY)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse."""
-        raise Unsupported(
-            None,
-            "a model whose weights are streamed cannot be pickled; its folder holds the weights, load it "
-            "again with from_pretrained",
-        )
+        raise Unsupported(None, _NO_PICKLE)
 
 
 def _changes_nothing(
     weight: AbsentWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a conversion is one to what the weight is when it is in memory."""
-    if name == "cpu":
+    """Whether the result is what the weight is when it is in memory."""
+    if name in ("cpu", "detach"):
         return True
     if name in _CONVERSIONS:
         return weight.dtype == _CONVERSIONS[name]

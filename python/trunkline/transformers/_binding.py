@@ -25,6 +25,12 @@ def advised(remedy: str) -> Iterator[None]:
         raise
 
 
+_NO_GRADIENTS = (
+    "training a model whose weights are streamed, and gradients through it, are not supported; call "
+    "model.eval() and use torch.no_grad(), or load it with transformers"
+)
+
+
 class Binding:
     """Hooks on the modules of a model that acquire and release the units of a stream.
 
@@ -53,7 +59,7 @@ class Binding:
             for memory in stream.memory
         ]
         # Of a unit at a place of its: what its modules get. They come by again with each cycle.
-        self._bound: dict[tuple[int, int, int], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
+        self._bound: dict[tuple[int, int, int, bool], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
             [
                 (part.module._parameters, weight.name, _absent(part.module, weight))
@@ -64,6 +70,7 @@ class Binding:
         ]
         self._taken: set[int] = set()  # units that are acquired, or may be: an interrupt can come any time
         self._held: dict[int, set[int]] = {}  # unit that is bound: modules that have run
+        self._acquirer: dict[int, int] = {}  # the module for which a unit was acquired
         self._thread: threading.Thread | None = None  # that runs a layer
         self._order: list[int] = []  # of units in this pass
         self._usual_order = list(range(len(units)))
@@ -82,33 +89,44 @@ class Binding:
             _hook(layer, self._before_layer(number), self._after_layer(number))
 
     def _before_module(self, index: int) -> Any:
-        def hook(module: nn.Module, arguments: Any) -> None:
+        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
+            if torch.is_grad_enabled() and _requires_grad((arguments, named)):
+                raise Unsupported(None, _NO_GRADIENTS)
             if index not in self._held:
                 self._acquire(index)
+                self._acquirer[index] = id(module)
 
         return hook
 
     def _after_module(self, index: int, module: nn.Module) -> Any:
         key, count = id(module), len(self._units[index].parts)
+        # Its modules may run several times, and its weights be used between them.
+        is_whole_layer = self._of_layer[self._units[index].layer] == [index]
 
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
             run = self._held.get(index)
             if run is None:
                 return
             run.add(key)
-            if len(run) == count:
+            if self._thread is None:  # it was called outside of its layer
+                is_over = self._acquirer[index] == key
+            else:
+                is_over = len(run) == count and not is_whole_layer
+            if is_over:
                 self._release(index)
+            if torch.is_grad_enabled() and _requires_grad(output):  # of what a hook of the user's put in
+                raise Unsupported(None, _NO_GRADIENTS)
 
         return hook
 
     def _before_layer(self, number: int) -> Any:
-        def hook(module: nn.Module, arguments: Any) -> None:
-            if torch.is_grad_enabled() and (module.training or _wants_gradients(module, arguments)):
-                raise Unsupported(
-                    None,
-                    "training a model whose weights are streamed, and gradients through it, are not "
-                    "supported; call model.eval() and use torch.no_grad(), or load it with transformers",
-                )
+        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
+            if torch.is_grad_enabled() and (
+                module.training
+                or _requires_grad((arguments, named))
+                or any(parameter.requires_grad for parameter in module.parameters())
+            ):
+                raise Unsupported(None, _NO_GRADIENTS)
             thread = threading.current_thread()
             if self._thread is not None and self._thread is not thread and self._thread.is_alive():
                 raise Unsupported(
@@ -159,10 +177,13 @@ class Binding:
         with advised(self._remedy):
             memory, offset = self._stream.acquire(index)
         self._order.append(index)
-        bound = self._bound.get((index, memory, offset))
+        # As in a stock model, since torch computes some products in another order, and rounds otherwise, for
+        # weights that could have gradients.
+        trainable = not torch.is_grad_enabled()
+        bound = self._bound.get((index, memory, offset, trainable))
         if bound is None:
-            bound = self._bound[index, memory, offset] = [
-                (parameters, name, self._parameter(memory, offset + at, dtype, shape))
+            bound = self._bound[index, memory, offset, trainable] = [
+                (parameters, name, self._parameter(memory, offset + at, dtype, shape, trainable))
                 for (parameters, name, _), (at, dtype, shape) in zip(
                     self._unbound[index], self._places[index], strict=True
                 )
@@ -171,10 +192,12 @@ class Binding:
         for parameters, name, parameter in bound:
             parameters[name] = parameter
 
-    def _parameter(self, memory: int, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> nn.Parameter:
+    def _parameter(
+        self, memory: int, at: int, dtype: torch.dtype, shape: tuple[int, ...], trainable: bool
+    ) -> nn.Parameter:
         nbytes = dtype.itemsize * torch.Size(shape).numel()
         tensor = self._memory[memory][at : at + nbytes].view(dtype).reshape(shape)
-        return nn.Parameter(tensor, requires_grad=False)
+        return nn.Parameter(tensor, requires_grad=trainable and dtype.is_floating_point)
 
     def _release(self, index: int) -> None:
         for parameters, name, absent in self._unbound[index]:
@@ -188,7 +211,7 @@ class Binding:
 def _hook(module: nn.Module, before: Any, after: Any) -> None:
     # torch.compile would run them once, with weights that do not exist, and then never again.
     not_compiled: Any = torch.compiler.disable
-    module.register_forward_pre_hook(not_compiled(before), prepend=True)
+    module.register_forward_pre_hook(not_compiled(before), prepend=True, with_kwargs=True)
     module.register_forward_hook(not_compiled(after), always_call=True)
 
 
@@ -199,6 +222,12 @@ def _absent(module: nn.Module, weight: Weight) -> AbsentWeight:
     return made
 
 
-def _wants_gradients(module: nn.Module, arguments: tuple[Any, ...]) -> bool:
-    given = (value.requires_grad for value in arguments if isinstance(value, torch.Tensor))
-    return any(given) or any(parameter.requires_grad for parameter in module.parameters())
+def _requires_grad(value: Any) -> bool:
+    """Whether any tensor in arguments or an output does."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, tuple | list):
+        return any(map(_requires_grad, value))
+    if isinstance(value, dict):
+        return any(map(_requires_grad, value.values()))
+    return False

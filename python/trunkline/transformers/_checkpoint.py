@@ -10,7 +10,7 @@ from torch import nn
 
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._safetensors_folder import folder_headers
-from trunkline.checkpoint._safetensors_load import Header
+from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
 from trunkline.stream import _tensors
 from trunkline.stream._pack_layout import TENSOR_ALIGNMENT
 from trunkline.stream._source import Source
@@ -18,6 +18,8 @@ from trunkline.stream._tensors import Stored
 from trunkline.transformers import _layers, _skeleton, _weights
 from trunkline.transformers._layers import Unit
 from trunkline.transformers._weights import Weights
+
+_MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass
@@ -63,8 +65,7 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
     """Read configuration and headers. Raises as from_pretrained does."""
     headers = folder_headers(folder)
     tensors = _tensors.of_headers(headers)
-    floats = (stored.dtype for stored in tensors.values() if stored.dtype.is_floating_point)
-    model = _skeleton.make(folder, dtype_argument(dtype), next(floats, None))
+    model = _skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers))
     weights = _weights.find(model, tensors, str(folder))
     layers, units = _layers.cut(model, unit_bytes)
     streamed = [weight.path for unit in units for weight in unit.weights]
@@ -89,10 +90,20 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
         units=units,
         resident=resident,
         order=[*streamed, *resident],
-        dtypes=_weights.dtypes(model),
+        dtypes={name: value.dtype for name, value in state.items()},
         shapes={name: tuple(state[name].shape) for name in aliases},
         aliases=aliases,
     )
+
+
+def _first_dtype(headers: list[Header]) -> torch.dtype | None:
+    """Return the dtype that transformers takes for that of the model where its config names none."""
+    first = min(headers, key=lambda header: Path(header.path).name)
+    for stored in sorted(first.tensors, key=lambda each: each.name):
+        dtype, _ = dtype_and_shape(stored, first.path)
+        if dtype in _MODEL_DTYPES:
+            return dtype
+    return None
 
 
 def _check_tied(stored: list[Stored], headers: list[Header]) -> None:
@@ -125,8 +136,9 @@ def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
         if not isinstance(named, torch.dtype):
             raise ValueError(f'dtype: must be a torch.dtype or the name of one, as "bfloat16", not {dtype!r}')
         dtype = named
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"dtype: must be a floating-point torch.dtype, not {dtype!r}")
+    if dtype not in _MODEL_DTYPES:
+        names = ", ".join(str(each).removeprefix("torch.") for each in _MODEL_DTYPES)
+        raise ValueError(f"dtype: must be one of {names}, not {dtype!r}")
     return dtype
 
 

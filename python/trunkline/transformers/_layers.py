@@ -85,21 +85,24 @@ def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    by_layer = [
-        _parts(f"{path}.{index}", layer, {key for key, count in uses.items() if count == 1})
-        for index, layer in enumerate(layers)
-    ]
-    largest = max((part.nbytes for parts in by_layer for part in parts), default=0)
+    streamable = {key for key, count in uses.items() if count == 1}
+    by_layer = [_parts(f"{path}.{index}", layer, streamable) for index, layer in enumerate(layers)]
+    largest = max((_bytes(parts) for groups in by_layer for parts in groups), default=0)
     bound = max(UNIT_BYTES if unit_bytes is None else unit_bytes, largest)
     units: list[Unit] = []
-    for index, parts in enumerate(by_layer):
-        units += _grouped(index, parts, bound)
+    for index, groups in enumerate(by_layer):
+        units += _grouped(index, groups, bound)
     return layers, units
 
 
-def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[Part]:
+def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[list[Part]]:
+    """Return the modules with streamed weights; those within another one of them go with it.
+
+    It needs its own weights while they run: in units of their own they would all be held at once.
+    """
     total = sum(parameter.nbytes for parameter in layer.parameters())
-    parts = []
+    groups: list[list[Part]] = []
+    outer: str | None = None
     for inner, module in layer.named_modules():
         prefix = f"{path}.{inner}" if inner else path
         weights = [
@@ -109,15 +112,22 @@ def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[Part]:
             and parameter.dim() >= _MIN_DIMENSIONS
             and parameter.nbytes >= total * _SMALL_SHARE
         ]
-        if weights:
-            parts.append(Part(module, weights))
-    return parts
+        if weights and outer is not None and inner.startswith(outer):
+            groups[-1].append(Part(module, weights))
+        elif weights:
+            groups.append([Part(module, weights)])
+            outer = f"{inner}." if inner else ""
+    return groups
 
 
-def _grouped(layer: int, parts: Sequence[Part], bound: int) -> list[Unit]:
+def _bytes(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in parts)
+
+
+def _grouped(layer: int, groups: Sequence[list[Part]], bound: int) -> list[Unit]:
     units: list[Unit] = []
-    for part in parts:
-        if not units or units[-1].nbytes + part.nbytes > bound:
+    for parts in groups:
+        if not units or units[-1].nbytes + _bytes(parts) > bound:
             units.append(Unit(layer))
-        units[-1].parts.append(part)
+        units[-1].parts += parts
     return units

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
@@ -19,7 +20,7 @@ from trunkline.stream._roofline import PAGE_BYTES, least_slots_bytes
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _skeleton
-from trunkline.transformers._absent import AbsentWeight
+from trunkline.transformers._absent import AbsentWeight, Refusal
 from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
@@ -90,25 +91,31 @@ def from_pretrained(
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     _skeleton.finish(checkpoint.model, folder)
     streaming = _stream(checkpoint, places, opened, budget - checkpoint.resident_bytes, shown, remedy)
-    checkpoint.model.register_load_state_dict_pre_hook(_refuse_weights)
-    _convert_whole_or_not(checkpoint.model)
+    _refuse_what_needs_all_weights(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
 
 
-def _refuse_weights(module: Any, *_: Any) -> None:
-    raise Unsupported(
-        None,
-        "a model whose weights are streamed takes no others by load_state_dict; save them into a folder, and "
-        "load that with from_pretrained",
-    )
-
-
-def _convert_whole_or_not(model: Any) -> None:
-    """Let half(), to() and the like be refused before they have converted what is in memory."""
+def _refuse_what_needs_all_weights(model: Any) -> None:
+    """Refuse it as a whole, before it has changed anything (save_pretrained() removes older files first)."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.register_load_state_dict_pre_hook(
+                Refusal(
+                    "a model whose weights are streamed takes no others by load_state_dict; save them into a "
+                    "folder, and load that with from_pretrained"
+                )
+            )
+            module.register_state_dict_pre_hook(
+                Refusal(
+                    "a model whose weights are streamed has no state_dict, and cannot be saved: its weights "
+                    "are in its folder; load that with transformers to get them"
+                )
+            )
     absent = next((each for each in model.parameters() if isinstance(each, AbsentWeight)), None)
     if absent is None:
         return
+    # half(), to() and the like convert one module after another.
     convert, this = type(model)._apply, weakref.ref(model)
 
     def checked(conversion: Any, *options: Any, **others: Any) -> Any:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.core_model_loading import build_glob_alternation
 
 from trunkline._errors import Format, Unsupported, exception_of
 
@@ -35,10 +36,32 @@ def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None 
     try:
         with _META:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kept)
-    except ValueError as error:
-        raise Unsupported(None, f"{model_dir}: {_first_line(error)}", str(model_dir)) from error
-    model.tie_weights()
+        model.tie_weights()
+    except Exception as error:  # whatever the code of a model meets in a config that is wrong
+        what = "" if isinstance(error, ValueError) else f"no model of this config: {type(error).__name__}: "
+        raise Unsupported(None, f"{model_dir}: {what}{_first_line(error)}", str(model_dir)) from error
+    _keep_in_fp32(model)
     return model
+
+
+def _keep_in_fp32(model: Any) -> None:
+    """Give parameters and stored buffers the dtype that transformers does: some stay in fp32."""
+    plan = model._get_dtype_plan(model.dtype)
+    if not plan:
+        return
+    pattern, by_group, _ = build_glob_alternation(list(plan))
+    made: dict[int, torch.Tensor] = {}  # by what was there: tied weights stay one
+    for name, value in model.state_dict(keep_vars=True).items():
+        match = pattern.search(name)
+        if match is None or not value.is_floating_point():
+            continue
+        if id(value) not in made:
+            other = torch.empty_like(value, dtype=plan[by_group[match.lastgroup]], requires_grad=False)
+            is_parameter = isinstance(value, nn.Parameter)
+            made[id(value)] = nn.Parameter(other, requires_grad=False) if is_parameter else other
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        (module._parameters if leaf in module._parameters else module._buffers)[leaf] = made[id(value)]
 
 
 def _config(model_dir: Path) -> Any:
@@ -55,8 +78,8 @@ def _config(model_dir: Path) -> Any:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
     except ValueError as error:
         raise Unsupported(None, f"{path}: {_first_line(error)}", str(path)) from error
-    except OSError as error:  # not of JSON
-        raise Format(None, f"{path}: {_first_line(error)}", str(path)) from error
+    except Exception as error:  # OSError where it is no JSON, and whatever odd values lead to
+        raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -76,12 +99,22 @@ def finish(model: Any, model_dir: Path) -> None:
     model.initialize_weights()
     model.eval()
     model.config.name_or_path = str(model_dir)
-    if model.can_generate() and (model_dir / transformers.utils.GENERATION_CONFIG_NAME).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(model_dir)
+    if model.can_generate():
+        model.generation_config = _generation_config(model_dir)
     missing = [name for name, buffer in model.named_buffers() if buffer.device == _META]
     if missing:
         raise Unsupported(
             None, f"{model_dir}: the buffers {missing[:4]} cannot be made without the stock loader"
+        )
+
+
+def _generation_config(model_dir: Path) -> GenerationConfig:
+    """Return what transformers takes: of its own file, or, as older checkpoints have it, of config.json."""
+    try:
+        return GenerationConfig.from_pretrained(model_dir)
+    except OSError:
+        return GenerationConfig.from_pretrained(
+            model_dir, config_file_name="config.json", _from_model_config=True
         )
 
 

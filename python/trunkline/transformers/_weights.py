@@ -11,7 +11,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    build_glob_alternation,
     dot_natural_key,
     rename_source_key,
 )
@@ -70,7 +69,7 @@ def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
         if weight not in wanted:
             continue
         if pattern is None:
-            stored[weight] = checkpoint[name]
+            stored.setdefault(weight, checkpoint[name])  # the first of two names that mean the same
         else:
             group = groups.setdefault(weight, Conversion(weight, by_pattern[pattern], []))
             group.sources.append((name, pattern))
@@ -78,10 +77,19 @@ def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
     computed: dict[str, Conversion] = {}
     shapes = {weight: place.shape for weight, place in stored.items()}
     for group in groups.values():
-        made = group.run(
-            model,
-            lambda name: torch.empty(checkpoint[name].shape, dtype=checkpoint[name].dtype, device="meta"),
-        )
+        try:
+            made = group.run(
+                model,
+                lambda name: torch.empty(checkpoint[name].shape, dtype=checkpoint[name].dtype, device="meta"),
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            why = str(error).partition("\n")[0]
+            raise Format(
+                None,
+                f"{source}: {group.first} cannot be made of the {len(group.sources)} tensors "
+                f"{group.sources[0][0]} .. {group.sources[-1][0]} ({why}); is one of them missing?",
+                source,
+            ) from None
         computed.update(dict.fromkeys(made, group))
         shapes.update({weight: tuple(value.shape) for weight, value in made.items()})
     _check(model, shapes, source)
@@ -110,16 +118,3 @@ def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> No
                 f"{list(wanted[name].shape)}",
                 source,
             )
-
-
-def dtypes(model: Any) -> dict[str, torch.dtype]:
-    """Return the dtype that transformers gives each weight: some stay in fp32 whatever the model's is."""
-    plan = model._get_dtype_plan(model.dtype)
-    wanted = {name: value.dtype for name, value in model.state_dict().items()}
-    if plan:
-        pattern, by_group, _ = build_glob_alternation(list(plan))
-        for name in wanted:
-            match = pattern.search(name)
-            if match is not None:
-                wanted[name] = plan[by_group[match.lastgroup]]
-    return wanted
