@@ -52,7 +52,7 @@ struct EngineConfig {
 };
 
 struct Refusal {
-  std::string what;  // "io_uring", "direct I/O", "registered buffers", "huge pages", "memory lock"
+  std::string what;  // "io_uring", "direct I/O", "registered buffers", "huge pages", "memory lock", ...
   std::string why;
 };
 
@@ -66,6 +66,8 @@ struct Explanation {
   std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
   std::string filesystem;  // "ext4", "tmpfs", ...
   std::string mount;       // mount point
+  std::string gpu;         // which way the memory of a GPU takes: "bounce"
+  std::string gpu_why;
   std::vector<Refusal> refused;
 };
 

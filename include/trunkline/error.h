@@ -19,6 +19,7 @@ enum class ErrorKind {
   out_of_budget,     // the pinned-memory budget cannot hold the request
   corrupt,           // stored bytes contradict what was recorded about them
   format,            // a file is not of the format it should be, or of a newer version
+  device,            // a GPU or its driver failed; the message has its error
   closed,            // the file or engine was closed, or belongs to the parent of a fork
 };
 

@@ -8,7 +8,7 @@
 
 namespace trunkline {
 
-class Device;  // where the bytes live; src/device
+class Device;  // where the bytes live; trunkline/device.h
 
 // Contiguous bytes of a caller, on the host or on a device. A view owns nothing: whoever submits an operation
 // keeps the bytes alive until the operation is done, or hands a Keepalive with it.
@@ -16,10 +16,14 @@ struct MemoryView {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   Device* device = nullptr;  // nullptr: host memory
+  // Of the device: what it holds when the operation is submitted comes before the operation (a CUstream;
+  // null: the default stream).
+  void* stream = nullptr;
 
   MemoryView() = default;
-  MemoryView(std::byte* data_in, std::uint64_t bytes_in, Device* device_in = nullptr)
-      : data(data_in), bytes(bytes_in), device(device_in) {}
+  MemoryView(std::byte* data_in, std::uint64_t bytes_in, Device* device_in = nullptr,
+             void* stream_in = nullptr)
+      : data(data_in), bytes(bytes_in), device(device_in), stream(stream_in) {}
   MemoryView(std::span<std::byte> span) : data(span.data()), bytes(span.size()) {}  // NOLINT(*-explicit-*)
 };
 

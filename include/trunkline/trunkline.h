@@ -3,6 +3,7 @@
 
 #include "trunkline/buffer.h"
 #include "trunkline/checksum.h"
+#include "trunkline/device.h"
 #include "trunkline/engine.h"
 #include "trunkline/error.h"
 #include "trunkline/fault.h"

@@ -126,6 +126,9 @@ Error make_error(ErrorKind kind, std::string message, std::string_view path) {
     case ErrorKind::end_of_file:
       code = ENODATA;
       break;
+    case ErrorKind::device:
+      code = EIO;
+      break;
     case ErrorKind::system:
     case ErrorKind::corrupt:
     case ErrorKind::format:
@@ -154,6 +157,8 @@ std::string_view to_string(ErrorKind kind) {
       return "corrupt";
     case ErrorKind::format:
       return "format";
+    case ErrorKind::device:
+      return "device";
     case ErrorKind::closed:
       return "closed";
   }

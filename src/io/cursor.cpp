@@ -1,5 +1,6 @@
 #include "io/cursor.h"
 
+#include "device/device.h"
 #include "io/file_core.h"
 #include "io/plan.h"
 
@@ -25,7 +26,8 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
       .direct = limits.usable && fits && !member.direct_refused.load(std::memory_order_relaxed),
       .memory_alignment = limits.memory_alignment,
       .offset_alignment = limits.offset_alignment,
-      .block_bytes = block_bytes};
+      .block_bytes = block_bytes,
+      .host_memory = is_host(memory)};
   transfer.member = &member;
   transfer.memory = memory.data + issued;
   transfer.piece =

@@ -143,8 +143,17 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
     if (!ready) return std::unexpected(ready.error());
     return Operation::finished(0);
   }
+  Fence fence;
+  if (!is_host(memory)) {
+    auto recorded = memory.device->fence(memory.stream);
+    if (!recorded) {
+      file->end(request.op, write_epoch);
+      return std::unexpected(recorded.error());
+    }
+    fence = std::move(*recorded);
+  }
   auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset,
-                                               request.keepalive);
+                                               request.keepalive, std::move(fence));
   operation->write_epoch = write_epoch;
   return operation;
 }
@@ -191,7 +200,8 @@ void EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations)
 
 Result<std::uint64_t> EngineCore::run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
                                       std::uint64_t offset) {
-  if (memory.bytes <= config_.slot_bytes && queue_.empty()) return run_inline(*file, op, memory, offset);
+  if (is_host(memory) && memory.bytes <= config_.slot_bytes && queue_.empty())
+    return run_inline(*file, op, memory, offset);
   const File handle(file);
   const Request request{.op = op, .file = &handle, .memory = memory, .offset = offset};
   return submit({&request, 1}).front().result();
@@ -235,7 +245,7 @@ Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const Memory
 Status EngineCore::move_all_inline(io::Cursor cursor) {
   io::Transfer transfer;
   while (cursor.next(config_.block_bytes, transfer)) {
-    if (auto moved = move_inline(transfer, cursor.memory); !moved) return moved;
+    if (auto moved = move_inline(transfer); !moved) return moved;
     transfer = {};
   }
   return {};
@@ -248,11 +258,11 @@ SlotPool& EngineCore::inline_slots() {
   return *inline_slots_;
 }
 
-Status EngineCore::move_inline(io::Transfer& transfer, const MemoryView& memory) {
-  if (transfer.piece.way == io::Way::bounced && transfer.op != Op::sync) {
+Status EngineCore::move_inline(io::Transfer& transfer) {
+  if (transfer.piece.through_slot && transfer.op != Op::sync) {
     transfer.slot = inline_slots().try_lease();
     if (transfer.slot.valid())
-      copy_in(transfer, memory);
+      copy_in(transfer);
     else
       avoid_slot(transfer);
   }
@@ -265,7 +275,7 @@ Status EngineCore::move_inline(io::Transfer& transfer, const MemoryView& memory)
     if (verdict.step == io::Verdict::Step::failed) return std::unexpected(std::move(verdict.error));
     if (verdict.step == io::Verdict::Step::finished) break;
   }
-  copy_out(transfer, memory);
+  copy_out(transfer);
   if (transfer.op != Op::sync)
     counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
   return {};
@@ -294,6 +304,12 @@ std::vector<Refusal> EngineCore::refusals() const {
   for (const auto& lane : lanes_) {
     if (const auto refusal = lane->registration_refusal()) {
       all.push_back({"registered buffers", refusal->message});
+      break;
+    }
+  }
+  for (const auto& lane : lanes_) {
+    if (const auto refusal = lane->pin_refusal()) {
+      all.push_back({"pinned bounce buffers", refusal->message});
       break;
     }
   }

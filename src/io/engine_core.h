@@ -65,7 +65,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void enqueue(std::span<const std::shared_ptr<Operation>> operations);
   Result<std::uint64_t> run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset);
   Status move_all_inline(io::Cursor cursor);
-  Status move_inline(io::Transfer& transfer, const MemoryView& memory);
+  Status move_inline(io::Transfer& transfer);
   SlotPool& inline_slots();
   std::int64_t run_command_inline(const io::Command& command);
 

@@ -93,6 +93,10 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   explanation.device = location->device;
   explanation.filesystem = location->filesystem;
   explanation.mount = location->mount;
+  explanation.gpu = "bounce";
+  explanation.gpu_why = fmt::format(
+      "this version has no GPUDirect Storage: memory of GPUs is copied through pinned buffers of {} bytes",
+      core.config().slot_bytes);
 
   probe_memory(core, explanation.refused);
   probe_huge_pages(explanation.refused);

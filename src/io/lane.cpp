@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,32 +10,14 @@
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/file_core.h"
+#include "mem/streaming_copy.h"
+#include "os/signals_blocked.h"
 
 namespace trunkline::io {
 namespace {
 
 // Of the transfers in flight: enough remain for the device to stay busy.
 constexpr unsigned kSharePerReap = 8;
-
-Device& device_of(const MemoryView& memory) {
-  return memory.device != nullptr ? *memory.device : host_device();
-}
-
-// Signals are for the threads of the program that uses us.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
@@ -46,19 +27,28 @@ std::uint64_t now_ns() {
                                         .count());
 }
 
-void copy_out(const Transfer& transfer, const MemoryView& memory) {
-  if (transfer.piece.way != Way::bounced || transfer.op != Op::read) return;
-  const std::uint64_t rounding = transfer.piece.offset - transfer.piece.span_offset;
-  device_of(memory).copy_from_host(transfer.memory, transfer.slot.data() + rounding, transfer.piece.length);
+namespace {
+
+// Where the payload of a transfer is, or will be, in its slot.
+std::byte* payload(const Transfer& transfer) {
+  return transfer.slot.data() + (transfer.piece.offset - transfer.piece.span_offset);
 }
 
-void copy_in(const Transfer& transfer, const MemoryView& memory) {
-  if (transfer.piece.way != Way::bounced || transfer.op != Op::write) return;
-  device_of(memory).copy_to_host(transfer.slot.data(), transfer.memory, transfer.piece.length);
+}  // namespace
+
+void copy_out(const Transfer& transfer) {
+  if (transfer.piece.through_slot && transfer.op == Op::read)
+    streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
+}
+
+void copy_in(const Transfer& transfer) {
+  if (transfer.piece.through_slot && transfer.op == Op::write)
+    streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
 }
 
 void avoid_slot(Transfer& transfer) {
   transfer.piece.way = Way::buffered;
+  transfer.piece.through_slot = false;
   transfer.piece.span_offset = transfer.piece.offset;
   transfer.piece.span_length = transfer.piece.length;
 }
@@ -69,7 +59,7 @@ Status Lane::start() {
   std::promise<Status> started;
   auto status = started.get_future();
   {
-    const SignalsBlocked blocked;
+    const os::SignalsBlocked blocked;
     try {
       thread_ = std::thread([this, &started] { run(started); });
     } catch (const std::system_error& error) {
@@ -99,6 +89,11 @@ std::optional<Error> Lane::registration_refusal() const {
   return registration_refusal_;
 }
 
+std::optional<Error> Lane::pin_refusal() const {
+  const std::scoped_lock lock(refusal_mutex_);
+  return pin_refusal_;
+}
+
 void Lane::run(std::promise<Status>& started) {
   pthread_setname_np(pthread_self(), fmt::format("trunkline-{}", options_.index).c_str());
   auto backend = make_backend(options_.backend, options_.depth);
@@ -117,6 +112,7 @@ void Lane::run(std::promise<Status>& started) {
     submit_ready();
     const bool idle = free_tags_.size() == options_.depth;
     if (idle && stopping_.load() && queue_.empty()) break;
+    for (const auto& [device, copies] : copies_) copies->send();
     if (!free_tags_.empty() && !parked_) {
       hungry_.store(true);
       // Work that came before the flag was set woke nobody.
@@ -129,6 +125,7 @@ void Lane::run(std::promise<Status>& started) {
     backend_->reap(completions, wanted());
     hungry_.store(false);
     for (const Completion& completion : completions) finish(completion);
+    finish_copies();
   }
 }
 
@@ -136,7 +133,7 @@ void Lane::run(std::promise<Status>& started) {
 // but when all places are taken and more work stands in line, each of them waits for all the others anyway,
 // and a few at a time spare most of the waking up.
 unsigned Lane::wanted() const {
-  const bool saturated = free_tags_.empty() && !queue_.empty();
+  const bool saturated = free_tags_.empty() && !queue_.empty() && copying_ == 0;
   return saturated ? std::max(1U, options_.depth / kSharePerReap) : 1;
 }
 
@@ -145,26 +142,94 @@ void Lane::submit_ready() {
     Transfer transfer = parked_ ? std::move(*parked_) : queue_.take();
     parked_.reset();
     if (transfer.operation == nullptr) return;
-    if (!prepare(transfer)) {
+    auto ready = prepare(transfer);
+    if (!ready) {
+      transfer.operation->fail(std::move(ready.error()));
+      transfer.operation->end_share();
+    } else if (!*ready) {
       parked_ = std::move(transfer);
       return;
+    } else {
+      send(std::move(transfer));
     }
-    send(std::move(transfer));
   }
 }
 
-// Gives a bouncing transfer its slot, and a writing one its bytes. False: no slot is free now.
-bool Lane::prepare(Transfer& transfer) {
-  if (transfer.op == Op::sync || transfer.piece.way != Way::bounced) return true;
+// Gives a transfer its slot, and one that writes from the host its bytes. False: no slot is free now.
+Result<bool> Lane::prepare(Transfer& transfer) {
+  if (transfer.op == Op::sync || !transfer.piece.through_slot) return true;
+  const MemoryView& memory = transfer.operation->memory();
+  const bool on_host = is_host(memory);
+  // The budget may have room by now, and this cannot do without.
+  if (!on_host && slots_ != nullptr && slots_->slots() == 0) slots_.reset();
   if (slots().slots() == 0) {
+    if (!on_host) {
+      return std::unexpected(make_error(
+          ErrorKind::out_of_budget,
+          fmt::format("memory of {} needs a bounce buffer, and the budget of {} bytes of pinned memory has "
+                      "no room for one; free buffers or raise pinned_budget_bytes",
+                      memory.device->name(), options_.budget->limit_bytes())));
+    }
     avoid_slot(transfer);
     return true;
+  }
+  if (!on_host) {
+    if (auto opened = copies_of(*memory.device); !opened) return std::unexpected(opened.error());
   }
   transfer.slot = slots().try_lease();
   if (!transfer.slot.valid()) return false;
   transfer.slot_registered = registered_;
-  copy_in(transfer, transfer.operation->memory());
+  if (on_host) copy_in(transfer);
   return true;
+}
+
+// Opened when a transfer first needs it, and the slots are made known to the device.
+Result<CopyQueue*> Lane::copies_of(Device& device) {
+  for (const auto& [known, copies] : copies_) {
+    if (known == &device) return copies.get();
+  }
+  auto opened = device.open_queue([this] { backend_->wake(); });
+  if (!opened) return std::unexpected(opened.error());
+  if (pin_ == nullptr) {
+    auto pinned = device.pin(slots().arena());
+    const std::scoped_lock lock(refusal_mutex_);
+    if (pinned)
+      pin_ = std::move(*pinned);
+    else
+      pin_refusal_ = pinned.error();
+  }
+  return copies_.emplace_back(&device, std::move(*opened)).second.get();
+}
+
+void Lane::start_copy(Transfer& transfer, std::uint32_t tag) {
+  const MemoryView& memory = transfer.operation->memory();
+  (*copies_of(*memory.device))
+      ->start({.direction = transfer.op == Op::read ? Direction::from_host : Direction::to_host,
+               .host = payload(transfer),
+               .device = transfer.memory,
+               .bytes = transfer.piece.length,
+               .after = transfer.operation->fence(),
+               .tag = tag});
+  ++copying_;
+}
+
+void Lane::finish_copies() {
+  if (copying_ == 0) return;
+  std::vector<CopyQueue::Ended> ended;
+  for (const auto& [device, copies] : copies_) copies->take(ended);
+  for (CopyQueue::Ended& copy : ended) {
+    --copying_;
+    Transfer& transfer = transfers_[copy.tag];
+    if (copy.error) {
+      transfer.operation->fail(std::move(*copy.error));
+      release(copy.tag);
+    } else if (transfer.op == Op::write && !transfer.operation->stopped()) {
+      push(transfer, copy.tag);
+    } else {
+      if (transfer.op == Op::read) count_moved(transfer);
+      release(copy.tag);
+    }
+  }
 }
 
 SlotPool& Lane::slots() {
@@ -186,10 +251,22 @@ void Lane::send(Transfer&& transfer) {
   const std::uint32_t tag = free_tags_.back();
   free_tags_.pop_back();
   Transfer& sent = transfers_[tag] = std::move(transfer);
-  sent.sent_ns = now_ns();
-  Command command = sent.next_command();
+  if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory()))
+    start_copy(sent, tag);
+  else
+    push(sent, tag);
+}
+
+void Lane::push(Transfer& transfer, std::uint32_t tag) {
+  transfer.sent_ns = now_ns();
+  Command command = transfer.next_command();
   command.tag = tag;
   backend_->push(command);
+}
+
+void Lane::count_moved(const Transfer& transfer) {
+  counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
+  transfer.operation->add_bytes(transfer.piece.length);
 }
 
 void Lane::finish(const Completion& completion) {
@@ -201,19 +278,18 @@ void Lane::finish(const Completion& completion) {
   switch (verdict.step) {
     case Verdict::Step::again:
       if (!transfer.operation->stopped()) {
-        transfer.sent_ns = now;
-        Command command = transfer.next_command();
-        command.tag = completion.tag;
-        backend_->push(command);
+        push(transfer, completion.tag);
         return;
       }
       break;
     case Verdict::Step::finished:
-      copy_out(transfer, transfer.operation->memory());
-      if (transfer.op != Op::sync) {
-        counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
-        transfer.operation->add_bytes(transfer.piece.length);
+      if (transfer.op == Op::sync) break;
+      if (transfer.op == Op::read && transfer.piece.through_slot && !is_host(transfer.operation->memory())) {
+        start_copy(transfer, completion.tag);
+        return;
       }
+      copy_out(transfer);
+      count_moved(transfer);
       break;
     case Verdict::Step::failed:
       transfer.operation->fail(std::move(verdict.error));

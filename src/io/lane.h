@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/device.h"
 #include "io/backend.h"
 #include "io/counters.h"
 #include "io/transfer.h"
@@ -30,7 +31,8 @@ struct LaneOptions {
 };
 
 // Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish
-// (judge each result; resume, retry, copy out, release). Only the lane's thread touches its transfers, so
+// (judge each result; resume, retry, copy out, release). Bytes of a device's memory are copied beside all
+// that: before a write is sent, and after a read. Only the lane's thread touches its transfers, so
 // none of it is locked.
 class Lane {
  public:
@@ -54,13 +56,19 @@ class Lane {
   Counters& counters() { return counters_; }
   std::vector<std::string> features() const { return features_; }
   std::optional<Error> registration_refusal() const;
+  std::optional<Error> pin_refusal() const;
 
  private:
   void run(std::promise<Status>& started);
   void submit_ready();
   unsigned wanted() const;
-  bool prepare(Transfer& transfer);
+  Result<bool> prepare(Transfer& transfer);
   void send(Transfer&& transfer);
+  void push(Transfer& transfer, std::uint32_t tag);
+  Result<CopyQueue*> copies_of(Device& device);
+  void start_copy(Transfer& transfer, std::uint32_t tag);
+  void finish_copies();
+  void count_moved(const Transfer& transfer);
   void finish(const Completion& completion);
   void release(std::uint32_t tag);
   SlotPool& slots();
@@ -77,6 +85,10 @@ class Lane {
   std::atomic<bool> registered_{false};
   mutable std::mutex refusal_mutex_;
   std::optional<Error> registration_refusal_;
+  std::optional<Error> pin_refusal_;
+  std::shared_ptr<const void> pin_;  // of the slots
+  std::vector<std::pair<Device*, std::unique_ptr<CopyQueue>>> copies_;
+  unsigned copying_ = 0;  // transfers whose bytes are on their way to or from a device
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
@@ -87,9 +99,9 @@ class Lane {
 // Monotonic nanoseconds.
 std::uint64_t now_ns();
 
-// Copies what a bounced transfer read to where it belongs, or what it writes to its slot.
-void copy_out(const Transfer& transfer, const MemoryView& memory);
-void copy_in(const Transfer& transfer, const MemoryView& memory);
+// Copies what was read through a slot to where it belongs on the host, or what is written to its slot.
+void copy_out(const Transfer& transfer);
+void copy_in(const Transfer& transfer);
 
 // Where no slot can be had for a transfer that should bounce: the page cache takes any address and offset.
 void avoid_slot(Transfer& transfer);

@@ -9,12 +9,13 @@
 namespace trunkline {
 
 Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file,
-                     MemoryView memory, std::uint64_t offset, Keepalive keepalive)
+                     MemoryView memory, std::uint64_t offset, Keepalive keepalive, Fence fence)
     : cursor{.op = op, .file = file.get(), .memory = memory, .offset = offset},
       generation_(os::fork_generation()),
       engine_(std::move(engine)),
       file_(std::move(file)),
-      keepalive_(std::move(keepalive)) {}
+      keepalive_(std::move(keepalive)),
+      fence_(std::move(fence)) {}
 
 std::shared_ptr<Operation> Operation::failed(Error error) {
   auto operation = std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr);
@@ -104,6 +105,7 @@ void Operation::end_share() {
 void Operation::complete() {
   // 1 nothing touches the memory any more: let it and the file go, before anybody can learn that we are done
   keepalive_.reset();
+  fence_.reset();
   std::shared_ptr<FileCore> file;
   std::shared_ptr<EngineCore> engine;  // may be the last reference: it goes when everything else is done
   bool failed = false;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/device.h"
 #include "io/cursor.h"
 #include "trunkline/error.h"
 #include "trunkline/fault.h"
@@ -25,7 +26,7 @@ namespace trunkline {
 class Operation {
  public:
   Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
-            std::uint64_t offset, Keepalive keepalive);
+            std::uint64_t offset, Keepalive keepalive, Fence fence = {});
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
@@ -35,6 +36,7 @@ class Operation {
 
   Op op() const { return cursor.op; }
   const MemoryView& memory() const { return cursor.memory; }
+  const Fence& fence() const { return fence_; }  // of memory of a device; its copies come after it
 
   // --- the waiting side, any thread
   bool done() const;
@@ -73,6 +75,7 @@ class Operation {
   std::shared_ptr<EngineCore> engine_;  // these two and the memory are dropped at completion
   std::shared_ptr<FileCore> file_;
   Keepalive keepalive_;
+  Fence fence_;
 
   std::atomic<std::uint64_t> shares_{1};
   std::atomic<std::uint64_t> bytes_done_{0};

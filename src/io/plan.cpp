@@ -9,7 +9,7 @@ std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) { return value
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return round_down(value + unit - 1, unit); }
 
 Piece exact(Way way, std::uint64_t offset, std::uint64_t end) {
-  return {way, offset, end - offset, offset, end - offset};
+  return {way, offset, end - offset, offset, end - offset, way == Way::bounced};
 }
 
 // Pieces end at multiples of their unit in the file, so that all but the first start at one.
@@ -21,16 +21,24 @@ std::uint64_t slot_end(const PlanLimits& limits, std::uint64_t offset, std::uint
   return unit_end(slot_bytes(limits.block_bytes), offset, end);
 }
 
+// Through the page cache.
+Piece buffered(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
+  if (limits.host_memory) return exact(Way::buffered, offset, end);
+  Piece piece = exact(Way::buffered, offset, slot_end(limits, offset, end));
+  piece.through_slot = true;
+  return piece;
+}
+
 Piece bounced_read(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
   const std::uint64_t span_offset = round_down(offset, limits.offset_alignment);
-  return {Way::bounced, offset, end - offset, span_offset,
-          round_up(end, limits.offset_alignment) - span_offset};
+  const std::uint64_t span_end = round_up(end, limits.offset_alignment);
+  return {Way::bounced, offset, end - offset, span_offset, span_end - span_offset, true};
 }
 
 Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
   const std::uint64_t first = round_up(offset, limits.offset_alignment);
   const std::uint64_t last = round_down(end, limits.offset_alignment);
-  const bool lands = (address + (first - offset)) % limits.memory_alignment == 0;
+  const bool lands = limits.host_memory && (address + (first - offset)) % limits.memory_alignment == 0;
   const bool aligned = first == offset && last == end;
   const bool small = end - offset <= kWholeBounceBytes;
   if (!lands || first >= last || (small && !aligned))
@@ -43,10 +51,9 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   const std::uint64_t unit = std::max(limits.offset_alignment, kWriteGranularity);
   const std::uint64_t first = round_up(offset, unit);
   const std::uint64_t last = round_down(end, unit);
-  if (first >= last)
-    return exact(Way::buffered, offset, end);  // less than one unit, or an edge on either side
-  if (first != offset) return exact(Way::buffered, offset, first);
-  const bool lands = address % limits.memory_alignment == 0;
+  if (first >= last) return buffered(limits, offset, end);  // less than one unit, or an edge on either side
+  if (first != offset) return buffered(limits, offset, first);
+  const bool lands = limits.host_memory && address % limits.memory_alignment == 0;
   if (!lands) return exact(Way::bounced, offset, slot_end(limits, offset, last));
   return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
@@ -56,7 +63,7 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                  std::uint64_t length) {
   const std::uint64_t end = offset + length;
-  if (!limits.direct) return exact(Way::buffered, offset, slot_end(limits, offset, end));
+  if (!limits.direct) return buffered(limits, offset, slot_end(limits, offset, end));
   return op == Op::read ? next_read(limits, address, offset, end) : next_write(limits, address, offset, end);
 }
 

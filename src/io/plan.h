@@ -11,7 +11,7 @@ namespace trunkline::io {
 enum class Way {
   direct,    // O_DIRECT, to or from the caller's memory
   bounced,   // O_DIRECT, through a slot of the lane
-  buffered,  // through the page cache, to or from the caller's memory
+  buffered,  // through the page cache, to or from the caller's memory, or through a slot for a device's
 };
 
 struct PlanLimits {
@@ -21,6 +21,7 @@ struct PlanLimits {
   // A direct piece is at most this, any other at most slot_bytes() of it, but for small buffered edges of
   // writes.
   std::uint64_t block_bytes = 4ULL << 20;
+  bool host_memory = true;  // else a device's: every piece goes through a slot, and is no larger
 };
 
 // A piece whose bytes are copied on the way. Large pieces spare commands and wake-ups where the device moves
@@ -37,6 +38,7 @@ struct Piece {
   std::uint64_t span_offset =
       0;  // what is moved: the payload, rounded out to the alignment for bounced reads
   std::uint64_t span_length = 0;
+  bool through_slot = false;  // copied by the processor or a device; always so when bounced
 };
 
 // Direct writes begin and end at multiples of this, whatever less the device asks for: an edge that goes

@@ -137,7 +137,8 @@ TEST(Plan, EveryCutIsSound) {
     PlanLimits limits{.direct = true,
                       .memory_alignment = alignments[random() % 4],
                       .offset_alignment = alignments[1 + random() % 3],
-                      .block_bytes = std::uint64_t{4096} << (random() % 11)};
+                      .block_bytes = std::uint64_t{4096} << (random() % 11),
+                      .host_memory = random() % 2 == 0};
     const Op op = random() % 2 == 0 ? Op::read : Op::write;
     std::uintptr_t address = 1 << 20;
     if (random() % 2 == 0) address += random() % 5000;
@@ -158,6 +159,10 @@ TEST(Plan, EveryCutIsSound) {
                   piece.way == Way::direct ? limits.block_bytes : slot_bytes(limits.block_bytes));
         ASSERT_EQ(piece.span_offset % unit, 0U);
         ASSERT_EQ(piece.span_length % unit, 0U);
+      }
+      if (!limits.host_memory) {
+        ASSERT_TRUE(piece.through_slot);
+        ASSERT_LE(piece.span_length, slot_bytes(limits.block_bytes));
       }
       if (piece.way == Way::direct) {
         ASSERT_EQ(memory % limits.memory_alignment, 0U);

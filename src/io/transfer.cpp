@@ -63,10 +63,10 @@ Command Transfer::next_command() const {
   command.direct = piece.way != Way::buffered && !through_cache && op != Op::sync;
   command.fd = command.direct ? member->pair.direct.get() : member->pair.buffered.get();
   if (op == Op::sync) return command;
-  command.data = (piece.way == Way::bounced ? slot.data() : memory) + moved;
+  command.data = (piece.through_slot ? slot.data() : memory) + moved;
   command.length = piece.span_length - moved;
   command.offset = piece.span_offset + moved;
-  command.registered = piece.way == Way::bounced && slot_registered;
+  command.registered = piece.through_slot && slot_registered;
   return command;
 }
 

@@ -23,7 +23,7 @@ struct Transfer {
   Op op = Op::read;
   Piece piece;
   std::byte* memory = nullptr;  // of the payload, the caller's
-  SlotPool::Lease slot;         // held by bounced pieces
+  SlotPool::Lease slot;         // held by pieces that go through one
   bool slot_registered = false;
 
   std::uint64_t moved = 0;     // bytes of the span

@@ -1,0 +1,59 @@
+// Memory of GPUs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trunkline/error.h"
+#include "trunkline/memory.h"
+
+namespace trunkline {
+
+// What a machine says of one of its GPUs.
+struct CudaDeviceInfo {
+  unsigned ordinal = 0;
+  std::string name;  // of the model
+  std::string pci;   // "0000:17:00.0"
+  std::uint64_t memory_bytes = 0;
+  int compute_capability = 0;  // major * 10 + minor
+  bool direct_rdma = false;    // other devices' DMA can reach its memory
+};
+
+// The CUDA driver as it was found on this machine. `unsupported`, saying why, where there is none.
+struct CudaInfo {
+  int version = 0;  // 12040: 12.4
+  std::string library;
+  std::vector<CudaDeviceInfo> devices;
+};
+Result<CudaInfo> cuda_info();
+
+// The memory of a GPU, for MemoryView::device. Its primary context is kept until the process ends.
+// `unsupported` where there is no driver or no such GPU. Thread-safe. In a forked child of a process that has
+// used CUDA it fails, as CUDA does.
+Result<Device*> cuda_device(unsigned ordinal);
+
+// Which GPU's memory an address is of. Like cuda_device; invalid_argument for what is no GPU's memory.
+Result<unsigned> cuda_device_of(const void* address);
+
+// The first GPU that this process works on already, through us or torch. Never loads a driver or makes a
+// context to find out.
+std::optional<unsigned> cuda_device_in_use();
+
+// Registers host memory with the CUDA driver, so that copies between it and GPUs (all of them) are
+// asynchronous and fast; until what is returned is dropped, before the memory goes. What covers memory that
+// was registered by this function shares that. `ordinal`: whose context it is done in; nullopt: of the GPU in
+// use, else of the first. Fails with `unsupported` as cuda_device() does, `device` where the driver refuses.
+// Thread-safe.
+Result<std::shared_ptr<const void>> register_host_memory(std::span<std::byte> memory,
+                                                         std::optional<unsigned> ordinal = std::nullopt);
+
+// "cpu", "cuda:0".
+std::string_view name_of(const Device& device);
+
+}  // namespace trunkline

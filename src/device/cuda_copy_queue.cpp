@@ -1,0 +1,252 @@
+#include "device/cuda_copy_queue.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "device/cuda_fence.h"
+#include "os/signals_blocked.h"
+
+namespace trunkline::cuda {
+namespace {
+
+// What has ended and was not taken yet.
+class Results {
+ public:
+  explicit Results(std::function<void()> on_ended) : on_ended_(std::move(on_ended)) {}
+
+  void add(std::span<const std::uint32_t> tags, const std::optional<Error>& error) {
+    {
+      const std::scoped_lock lock(mutex_);
+      for (const std::uint32_t tag : tags) ended_.push_back({tag, error});
+    }
+    on_ended_();
+  }
+
+  void take(std::vector<CopyQueue::Ended>& ended) {
+    const std::scoped_lock lock(mutex_);
+    ended.insert(ended.end(), std::make_move_iterator(ended_.begin()), std::make_move_iterator(ended_.end()));
+    ended_.clear();
+  }
+
+ private:
+  const std::function<void()> on_ended_;
+  std::mutex mutex_;
+  std::vector<CopyQueue::Ended> ended_;
+};
+
+// A thread of ours has nothing to do with graphs that others capture: what it calls must not spoil them.
+void allow_captures_elsewhere(const Api& api) {
+  int mode = kRelaxedCapture;
+  api.ThreadExchangeStreamCaptureMode(&mode);
+}
+
+// The copies in one direction: a stream, and a thread that waits for their ends. No call into the driver that
+// may wait happens on the thread that starts copies.
+class OneWay {
+ public:
+  OneWay(const CudaDevice& device, Direction direction, Results& results)
+      : device_(device), direction_(direction), results_(results) {}
+  OneWay(const OneWay&) = delete;
+  OneWay& operator=(const OneWay&) = delete;
+
+  ~OneWay() {
+    send();
+    {
+      const std::scoped_lock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    if (!device_.usable()) return;
+    const Current current(device_);
+    for (const Event event : events_) device_.api().EventDestroy(event);
+    if (stream_ != nullptr) device_.api().StreamDestroy(stream_);
+  }
+
+  void start(Copy copy) {
+    if (auto begun = begin(copy); !begun) {
+      results_.add({&copy.tag, 1}, begun.error());
+      return;
+    }
+    group_.tags.push_back(copy.tag);
+    if (copy.after) group_.fences.push_back(std::move(copy.after));
+  }
+
+  // One event for all copies since the last one.
+  void send() {
+    if (group_.tags.empty()) return;
+    Group group = std::exchange(group_, {});
+    if (auto recorded = record(group); !recorded) group.failed = recorded.error();
+    {
+      const std::scoped_lock lock(mutex_);
+      groups_.push_back(std::move(group));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  static constexpr unsigned kWaitedFor = kEventBlockingSync | kEventDisableTiming;
+
+  struct Group {
+    Event event = nullptr;
+    std::optional<Error> failed;  // the event was not recorded, and tells nothing
+    std::vector<std::uint32_t> tags;
+    std::vector<Fence> fences;  // kept until the stream has passed them
+  };
+
+  Error error(Code code, std::string_view function) const {
+    return error_of(
+        device_.api(), code, function,
+        fmt::format("copying {} {}", direction_ == Direction::from_host ? "to" : "from", device_.name()));
+  }
+
+  Status begin(const Copy& copy) {
+    const Api& api = device_.api();
+    const Current current(device_);
+    if (current.code() != kSuccess) return std::unexpected(error(current.code(), "cuCtxPushCurrent"));
+    if (stream_ == nullptr) {
+      const Code code = api.StreamCreate(&stream_, kStreamNonBlocking);
+      if (code != kSuccess) return std::unexpected(error(code, "cuStreamCreate"));
+    }
+    if (auto started = start_thread(); !started) return started;
+    if (copy.after) {
+      const Code code = api.StreamWaitEvent(stream_, event_of(copy.after), 0);
+      if (code != kSuccess) return std::unexpected(error(code, "cuStreamWaitEvent"));
+    }
+    const auto device = reinterpret_cast<DevicePointer>(copy.device);
+    if (direction_ == Direction::from_host) {
+      const Code code = api.MemcpyHtoDAsync(device, copy.host, copy.bytes, stream_);
+      if (code != kSuccess) return std::unexpected(error(code, "cuMemcpyHtoDAsync"));
+    } else {
+      const Code code = api.MemcpyDtoHAsync(copy.host, device, copy.bytes, stream_);
+      if (code != kSuccess) return std::unexpected(error(code, "cuMemcpyDtoHAsync"));
+    }
+    return {};
+  }
+
+  // What is begun must be waited for, so the thread that does it has the context before anything begins.
+  Status start_thread() {
+    if (thread_.joinable()) return {};
+    std::promise<Code> entered;
+    auto code = entered.get_future();
+    {
+      const os::SignalsBlocked blocked;
+      try {
+        thread_ = std::thread([this, &entered] { wait_for_groups(entered); });
+      } catch (const std::system_error& refused) {
+        return std::unexpected(system_error(refused.code().value(), "starting a thread for copies"));
+      }
+    }
+    if (const Code refused = code.get(); refused != kSuccess) {
+      thread_.join();
+      return std::unexpected(error(refused, "cuCtxPushCurrent"));
+    }
+    return {};
+  }
+
+  Status record(Group& group) {
+    const Current current(device_);
+    if (current.code() != kSuccess) return std::unexpected(error(current.code(), "cuCtxPushCurrent"));
+    group.event = free_event();
+    if (group.event == nullptr) {
+      const Code code = device_.api().EventCreate(&group.event, kWaitedFor);
+      if (code != kSuccess) return std::unexpected(error(code, "cuEventCreate"));
+    }
+    const Code code = device_.api().EventRecord(group.event, stream_);
+    if (code != kSuccess) return std::unexpected(error(code, "cuEventRecord"));
+    return {};
+  }
+
+  Event free_event() {
+    const std::scoped_lock lock(mutex_);
+    if (events_.empty()) return nullptr;
+    const Event event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+
+  void wait_for_groups(std::promise<Code>& entered) {
+    pthread_setname_np(pthread_self(), "trunkline-copy");
+    const Current current(device_);
+    const Code refused = current.code();
+    if (refused == kSuccess) allow_captures_elsewhere(device_.api());
+    entered.set_value(refused);
+    if (refused != kSuccess) return;
+    while (true) {
+      Group group;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return !groups_.empty() || stopping_; });
+        if (groups_.empty()) return;
+        group = std::move(groups_.front());
+        groups_.pop_front();
+      }
+      if (!group.failed) {
+        const Code code = device_.api().EventSynchronize(group.event);
+        if (code != kSuccess) group.failed = error(code, "cuEventSynchronize");
+      }
+      // The copies may be under way all the same. Where the stream cannot be waited for either, the context
+      // is lost, and with it all its work.
+      if (group.failed) device_.api().StreamSynchronize(stream_);
+      group.fences.clear();
+      if (group.event != nullptr) {
+        const std::scoped_lock lock(mutex_);
+        events_.push_back(group.event);
+      }
+      results_.add(group.tags, group.failed);
+    }
+  }
+
+  const CudaDevice& device_;
+  const Direction direction_;
+  Results& results_;
+  Stream stream_ = nullptr;  // this and the group: of the thread that starts copies
+  Group group_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Group> groups_;
+  std::vector<Event> events_;  // to be used again
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+class CudaCopyQueue final : public CopyQueue {
+ public:
+  CudaCopyQueue(const CudaDevice& device, std::function<void()> on_ended)
+      : results_(std::move(on_ended)),
+        from_host_(device, Direction::from_host, results_),
+        to_host_(device, Direction::to_host, results_) {}
+
+  void start(Copy copy) override {
+    (copy.direction == Direction::from_host ? from_host_ : to_host_).start(std::move(copy));
+  }
+  void send() override {
+    from_host_.send();
+    to_host_.send();
+  }
+  void take(std::vector<Ended>& ended) override { results_.take(ended); }
+
+ private:
+  Results results_;
+  OneWay from_host_;
+  OneWay to_host_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device, std::function<void()> on_ended) {
+  if (auto status = device.usable(); !status) return std::unexpected(status.error());
+  allow_captures_elsewhere(device.api());
+  return std::make_unique<CudaCopyQueue>(device, std::move(on_ended));
+}
+
+}  // namespace trunkline::cuda

@@ -1,0 +1,12 @@
+// Copies to and from a GPU, each way on a stream of its own.
+#pragma once
+
+#include <memory>
+
+#include "device/cuda_device.h"
+
+namespace trunkline::cuda {
+
+Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device, std::function<void()> on_ended);
+
+}  // namespace trunkline::cuda

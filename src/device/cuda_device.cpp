@@ -1,0 +1,93 @@
+#include "device/cuda_device.h"
+
+#include <fmt/format.h>
+
+#include "device/cuda_copy_queue.h"
+#include "device/cuda_fence.h"
+#include "os/fork_generation.h"
+
+namespace trunkline::cuda {
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, unsigned ordinal) {
+  const Api& api = driver.api;
+  const auto action = [&] { return fmt::format("opening cuda:{}", ordinal); };
+  int count = 0;
+  if (const Code code = api.DeviceGetCount(&count); code != kSuccess)
+    return std::unexpected(error_of(api, code, "cuDeviceGetCount", action()));
+  if (ordinal >= static_cast<unsigned>(count)) {
+    return std::unexpected(make_error(ErrorKind::unsupported,
+                                      fmt::format("cuda:{}: there are {} CUDA devices", ordinal, count)));
+  }
+  Ordinal device = 0;
+  if (const Code code = api.DeviceGet(&device, static_cast<int>(ordinal)); code != kSuccess)
+    return std::unexpected(error_of(api, code, "cuDeviceGet", action()));
+  Context context = nullptr;
+  if (const Code code = api.DevicePrimaryCtxRetain(&context, device); code != kSuccess)
+    return std::unexpected(error_of(api, code, "cuDevicePrimaryCtxRetain", action()));
+  return std::unique_ptr<CudaDevice>(new CudaDevice(api, ordinal, context));
+}
+
+CudaDevice::CudaDevice(const Api& api, unsigned ordinal, Context context)
+    : api_(&api),
+      name_(fmt::format("cuda:{}", ordinal)),
+      context_(context),
+      generation_(os::fork_generation()) {}
+
+Status CudaDevice::usable() const {
+  if (os::fork_generation() == generation_) return {};
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format("{} cannot be used in a forked child of a process that has used CUDA; start processes by "
+                  "spawn, as torch.multiprocessing does",
+                  name_)));
+}
+
+Result<std::unique_ptr<CopyQueue>> CudaDevice::open_queue(std::function<void()> on_ended) {
+  return open_copy_queue(*this, std::move(on_ended));
+}
+
+Result<Fence> CudaDevice::fence(void* stream) {
+  const auto failed = [&](Code code, std::string_view function) {
+    return std::unexpected(error_of(*api_, code, function, fmt::format("ordering work on {}", name_)));
+  };
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  const Current current(*this);
+  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
+  // What is recorded on such a stream is part of the graph: it would never be reached.
+  int capturing = kNotCapturing;
+  const Code asked = api_->StreamIsCapturing(static_cast<Stream>(stream), &capturing);
+  if (asked == kCaptureImplicit || (asked == kSuccess && capturing != kNotCapturing)) {
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("ordering work on {}: a CUDA graph is being captured; files are read and written "
+                    "outside of graphs",
+                    name_)));
+  }
+  if (asked != kSuccess) return failed(asked, "cuStreamIsCapturing");
+  Event event = nullptr;
+  if (const Code code = api_->EventCreate(&event, kEventDisableTiming); code != kSuccess)
+    return failed(code, "cuEventCreate");
+  auto recorded = std::make_shared<const RecordedEvent>(*this, event);
+  if (const Code code = api_->EventRecord(event, static_cast<Stream>(stream)); code != kSuccess)
+    return failed(code, "cuEventRecord");
+  return recorded;
+}
+
+Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory) {
+  const auto failed = [&](Code code, std::string_view function) {
+    return std::unexpected(error_of(*api_, code, function,
+                                    fmt::format("pinning {} bytes of memory for {}", memory.size(), name_)));
+  };
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  const Current current(*this);
+  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
+  if (const Code code = api_->MemHostRegister(memory.data(), memory.size(), kHostRegisterPortable);
+      code != kSuccess)
+    return failed(code, "cuMemHostRegister");
+  return std::shared_ptr<const void>(memory.data(), [this](const void* data) {
+    const Current again(*this);
+    if (again.code() == kSuccess) api_->MemHostUnregister(const_cast<void*>(data));
+  });
+}
+
+}  // namespace trunkline::cuda
