@@ -74,6 +74,17 @@ void advise_on_memory(const Findings& findings, std::vector<std::string>& advice
   }
 }
 
+void advise_on_gpus(const CudaFinding& cuda, std::vector<std::string>& advice) {
+  for (const auto& [info, link] : cuda.gpus) {
+    if (link.width == 0 || link.width >= link.most_width) continue;
+    advice.push_back(
+        fmt::format("cuda:{} is connected by {} PCIe lanes of {}: put it into a slot with all of them, or "
+                    "look at riser and "
+                    "BIOS settings",
+                    info.ordinal, link.width, link.most_width));
+  }
+}
+
 void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
   if (path.error) {
     advice.push_back(fmt::format("{} cannot be used: {}", path.path, path.error->message));
@@ -109,6 +120,7 @@ std::vector<std::string> advise(const Findings& findings) {
   std::vector<std::string> advice;
   advise_on_backends(findings, advice);
   advise_on_memory(findings, advice);
+  advise_on_gpus(findings.cuda, advice);
   for (const PathFinding& path : findings.paths) advise_on_path(path, advice);
   return advice;
 }

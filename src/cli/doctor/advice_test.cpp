@@ -106,5 +106,15 @@ TEST(Advice, NoBackendIsNotUsable) {
   EXPECT_FALSE(findings.usable());
 }
 
+TEST(Advice, AGpuOnHalfOfItsLanesIsNamed) {
+  Findings findings = healthy();
+  GpuFinding& gpu = findings.cuda.gpus.emplace_back();
+  gpu.info.ordinal = 1;
+  gpu.link.width = gpu.link.most_width = 16;
+  EXPECT_TRUE(advise(findings).empty());
+  gpu.link.width = 8;
+  EXPECT_TRUE(says(findings, "cuda:1 is connected by 8 PCIe lanes of 16"));
+}
+
 }  // namespace
 }  // namespace trunkline::cli

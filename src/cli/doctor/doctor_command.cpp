@@ -22,6 +22,26 @@ struct Arguments {
   bool json = false;
 };
 
+Json to_json(const CudaFinding& cuda) {
+  Json document = {{"works", cuda.why.empty()},   {"why", cuda.why},
+                   {"library", cuda.library},     {"version", cuda.version},
+                   {"nvidia_fs", cuda.nvidia_fs}, {"devices", Json::array()}};
+  for (const auto& [info, link] : cuda.gpus) {
+    document["devices"].push_back({{"device", fmt::format("cuda:{}", info.ordinal)},
+                                   {"name", info.name},
+                                   {"memory_bytes", info.memory_bytes},
+                                   {"compute_capability", info.compute_capability},
+                                   {"direct_rdma", info.direct_rdma},
+                                   {"pci", info.pci},
+                                   {"link_speed", link.speed},
+                                   {"link_speed_most", link.most_speed},
+                                   {"link_width", link.width},
+                                   {"link_width_most", link.most_width},
+                                   {"numa_node", link.numa_node ? Json(*link.numa_node) : Json()}});
+  }
+  return document;
+}
+
 Json to_json(const Findings& findings, const std::vector<std::string>& advice) {
   Json document = provenance_json(findings.environment);
   document["command"] = "doctor";
@@ -34,6 +54,7 @@ Json to_json(const Findings& findings, const std::vector<std::string>& advice) {
                                     {"why", backend.why},
                                     {"features", backend.features}});
   }
+  document["cuda"] = to_json(findings.cuda);
   document["engine"] = findings.config ? config_json(*findings.config) : Json();
   document["paths"] = Json::array();
   for (const PathFinding& path : findings.paths) {
@@ -92,6 +113,27 @@ std::string backends(const Findings& findings) {
                                  format_bytes(config.pinned_budget_bytes)));
 }
 
+std::string of_gpu(const GpuFinding& gpu) {
+  const auto& [info, link] = gpu;
+  std::string text = fmt::format("{}, {}, PCI {}", info.name, format_bytes(info.memory_bytes), info.pci);
+  if (link.width != 0) {
+    text += fmt::format(", x{} at {} (most: x{} at {})", link.width, link.speed, link.most_width,
+                        link.most_speed);
+  }
+  if (link.numa_node) text += fmt::format(", NUMA node {}", *link.numa_node);
+  return text;
+}
+
+std::string gpus(const CudaFinding& cuda) {
+  std::string text = "GPUs\n";
+  if (!cuda.why.empty()) return text + line("CUDA", "none: " + cuda.why);
+  text += line("CUDA", fmt::format("driver for {}.{}, {}", cuda.version / 1000, cuda.version % 1000 / 10,
+                                   cuda.library));
+  for (const GpuFinding& gpu : cuda.gpus) text += line(fmt::format("cuda:{}", gpu.info.ordinal), of_gpu(gpu));
+  return text + line("way", fmt::format("through pinned memory; GPUDirect Storage is not used ({})",
+                                        cuda.nvidia_fs ? "nvidia-fs is loaded" : "nvidia-fs is not loaded"));
+}
+
 std::string of_path(const PathFinding& path) {
   std::string text = path.path + "\n";
   if (path.error) return text + line("error", path.error->message);
@@ -109,7 +151,7 @@ std::string of_path(const PathFinding& path) {
 }
 
 std::string to_text(const Findings& findings, const std::vector<std::string>& advice) {
-  std::string text = machine(findings.environment) + "\n" + backends(findings);
+  std::string text = machine(findings.environment) + "\n" + backends(findings) + "\n" + gpus(findings.cuda);
   for (const PathFinding& path : findings.paths) text += "\n" + of_path(path);
   text += advice.empty() ? "\nnothing to change\n" : "\nwhat to change\n";
   for (const std::string& each : advice) text += "  - " + each + "\n";

@@ -1,6 +1,7 @@
 #include "cli/doctor/findings.h"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace trunkline::cli {
 namespace {
@@ -38,6 +39,22 @@ PathFinding try_path(const Result<Engine>& engine, const std::string& path) {
   return finding;
 }
 
+CudaFinding look_for_cuda() {
+  CudaFinding finding;
+  std::error_code ignored;
+  finding.nvidia_fs = std::filesystem::exists("/proc/driver/nvidia-fs", ignored);
+  const auto info = cuda_info();
+  if (!info) {
+    finding.why = info.error().message;
+    return finding;
+  }
+  finding.version = info->version;
+  finding.library = info->library;
+  for (const CudaDeviceInfo& device : info->devices)
+    finding.gpus.push_back({.info = device, .link = os::read_pci_link(device.pci)});
+  return finding;
+}
+
 }  // namespace
 
 bool Findings::usable() const {
@@ -48,6 +65,7 @@ bool Findings::usable() const {
 Findings examine(const std::vector<std::string>& paths) {
   Findings findings;
   findings.environment = os::read_environment();
+  findings.cuda = look_for_cuda();
   for (const BackendKind kind : {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads}) {
     findings.backends.push_back(try_backend(kind));
   }

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "os/environment.h"
+#include "os/pci.h"
 #include "os/topology.h"
+#include "trunkline/device.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::cli {
@@ -25,8 +27,22 @@ struct PathFinding {
   std::optional<Error> error;  // why the path cannot be used
 };
 
+struct GpuFinding {
+  CudaDeviceInfo info;
+  os::PciLink link;
+};
+
+struct CudaFinding {
+  std::string why;  // there is none
+  int version = 0;  // of the driver, 12040: 12.4
+  std::string library;
+  std::vector<GpuFinding> gpus;
+  bool nvidia_fs = false;  // the kernel module of GPUDirect Storage is loaded
+};
+
 struct Findings {
   os::Environment environment;
+  CudaFinding cuda;
   std::vector<BackendFinding> backends;  // best first
   std::optional<EngineConfig> config;    // of an engine with default options; nullopt: none works
   std::vector<PathFinding> paths;
