@@ -11,6 +11,7 @@ void register_faults(nb::module_& module);
 void register_buffer(nb::module_& module);
 void register_future(nb::module_& module);
 void register_engine(nb::module_& module);
+void register_pin(nb::module_& module);
 void register_file(nb::module_& module);
 void register_volume(nb::module_& module);
 void register_batch(nb::module_& module);

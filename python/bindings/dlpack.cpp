@@ -82,15 +82,17 @@ bool in_c_order(const Tensor& tensor) {
   return true;
 }
 
-nb::object request_capsule(nb::handle producer) {
+nb::object request_capsule(nb::handle producer, std::optional<std::uintptr_t> stream) {
   const nb::object method = producer.attr("__dlpack__");
+  const nb::tuple version = nb::make_tuple(1, 0);
   try {
-    return method(nb::arg("max_version") = nb::make_tuple(1, 0));
+    if (stream) return method(nb::arg("stream") = *stream, nb::arg("max_version") = version);
+    return method(nb::arg("max_version") = version);
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_TypeError))
       throw;  // TypeError: a producer of before version 1 knows no max_version
   }
-  return method();
+  return stream ? method(nb::arg("stream") = *stream) : method();
 }
 
 }  // namespace
@@ -106,8 +108,8 @@ DlpackTensor::~DlpackTensor() {
   }
 }
 
-DlpackTensor DlpackTensor::borrow_from(nb::handle producer) {
-  const nb::object capsule = request_capsule(producer);
+DlpackTensor DlpackTensor::borrow_from(nb::handle producer, std::optional<std::uintptr_t> stream) {
+  const nb::object capsule = request_capsule(producer, stream);
   DlpackTensor borrowed;
   borrowed.versioned_ = PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0;
   const char* name = borrowed.versioned_ ? "dltensor_versioned" : "dltensor";

@@ -1,4 +1,4 @@
-// The consumer's side of DLPack (https://dmlc.github.io/dlpack/latest/), versions 0 and 1, for host memory.
+// The consumer's side of DLPack (https://dmlc.github.io/dlpack/latest/), versions 0 and 1.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,9 @@ class DlpackTensor {
   ~DlpackTensor();
 
   // Asks `producer` for its tensor: with version 1, so that it can say what is read-only, else as version 0.
-  static DlpackTensor borrow_from(nanobind::handle producer);
+  // `stream` is for tensors of a GPU: what the producer has under way comes before the later work of that.
+  static DlpackTensor borrow_from(nanobind::handle producer,
+                                  std::optional<std::uintptr_t> stream = std::nullopt);
 
   std::byte* data() const;
   std::uint64_t bytes()
@@ -66,5 +68,9 @@ class DlpackExchange {
 inline constexpr int kDlpackCpu = 1;
 inline constexpr int kDlpackCudaHost = 3;
 inline constexpr int kDlpackRocmHost = 11;
+inline constexpr int kDlpackCuda = 2;  // not of the host
+
+// How DLPack names the default stream of a CUDA device; 0 is none of its streams.
+inline constexpr std::uintptr_t kDlpackLegacyStream = 1;
 
 }  // namespace trunkline::python

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "buffer_view.h"
 #include "checkpoint/image.h"
 #include "file_object.h"
-#include "host_view.h"
 
 namespace trunkline::python {
 
@@ -43,7 +43,7 @@ class FileImageObject {
   checkpoint::Image image_;
   bool only_targets_ = true;
   std::optional<File> source_;
-  std::vector<std::unique_ptr<HostView>> views_;
+  std::vector<std::unique_ptr<BufferView>> views_;
 };
 
 }  // namespace trunkline::python

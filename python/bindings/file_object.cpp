@@ -3,9 +3,9 @@
 #include <memory>
 
 #include "arguments.h"
+#include "buffer_view.h"
 #include "errors.h"
 #include "future_object.h"
-#include "host_view.h"
 #include "interruptible.h"
 
 namespace trunkline::python {
@@ -24,14 +24,18 @@ std::uint64_t inline_bytes_of(const std::optional<Engine>& engine) {
 FileObject::FileObject(const std::optional<Engine>& engine, Result<File> opened)
     : file_(unwrap(std::move(opened))), inline_bytes_(inline_bytes_of(engine)) {}
 
-std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value) const {
+bool FileObject::runs_inline(const MemoryView& memory) const {
+  return memory.bytes <= inline_bytes_ && memory.device == nullptr;
+}
+
+std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
-  const HostView view(buffer, Access::writable);
+  const BufferView view(buffer, Access::writable, "buffer", Reach::devices, stream);
   Result<std::uint64_t> result;
   Future future;
   {
     const GilReleased unlocked;
-    if (view.memory().bytes <= inline_bytes_) {
+    if (runs_inline(view.memory())) {
       result = file_.pread(view.memory(), offset);
     } else {
       future = file_.async_pread(view.memory(), offset);
@@ -40,14 +44,14 @@ std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value) cons
   return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
 }
 
-std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value) const {
+std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
-  const HostView view(buffer, Access::read_only);
+  const BufferView view(buffer, Access::read_only, "buffer", Reach::devices, stream);
   Result<std::uint64_t> result;
   Future future;
   {
     const GilReleased unlocked;
-    if (view.memory().bytes <= inline_bytes_) {
+    if (runs_inline(view.memory())) {
       result = file_.pwrite(view.memory(), offset);
     } else {
       future = file_.async_pwrite(view.memory(), offset);
@@ -56,9 +60,10 @@ std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value) con
   return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
 }
 
-FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset_value) const {
+FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
-  auto object = std::make_unique<FutureObject>(std::make_unique<HostView>(buffer, Access::writable));
+  auto view = std::make_unique<BufferView>(buffer, Access::writable, "buffer", Reach::devices, stream);
+  auto object = std::make_unique<FutureObject>(std::move(view));
   Future future;
   {
     const GilReleased unlocked;
@@ -68,9 +73,10 @@ FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset_value
   return object.release();
 }
 
-FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset_value) const {
+FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
-  auto object = std::make_unique<FutureObject>(std::make_unique<HostView>(buffer, Access::read_only));
+  auto view = std::make_unique<BufferView>(buffer, Access::read_only, "buffer", Reach::devices, stream);
+  auto object = std::make_unique<FutureObject>(std::move(view));
   Future future;
   {
     const GilReleased unlocked;

@@ -28,10 +28,10 @@ class FileObject {
 
   const File& file() const { return file_; }
 
-  std::uint64_t pread(nanobind::handle buffer, nanobind::handle offset) const;
-  std::uint64_t pwrite(nanobind::handle buffer, nanobind::handle offset) const;
-  FutureObject* async_pread(nanobind::handle buffer, nanobind::handle offset) const;
-  FutureObject* async_pwrite(nanobind::handle buffer, nanobind::handle offset) const;
+  std::uint64_t pread(nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
+  std::uint64_t pwrite(nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
+  FutureObject* async_pread(nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
+  FutureObject* async_pwrite(nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
   std::uint64_t size() const;
   void truncate(nanobind::handle bytes) const;
   void sync() const;
@@ -39,9 +39,11 @@ class FileObject {
   const char* mode() const;
 
  private:
+  // Whether a blocking operation runs as one call of the library, often on this thread. A larger one is a
+  // Future, so that Ctrl-C can cancel it; so is one that may have to wait for the work of a GPU.
+  bool runs_inline(const MemoryView& memory) const;
+
   File file_;
-  // A blocking operation of at most this runs as one call of the library, often on this thread; a larger one
-  // as a Future, so that Ctrl-C can cancel it.
   std::uint64_t inline_bytes_;
 };
 

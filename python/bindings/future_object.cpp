@@ -16,18 +16,18 @@ namespace {
 
 class ReleaseMemory : public Notifier::Task {
  public:
-  explicit ReleaseMemory(std::unique_ptr<HostView> memory) : memory_(std::move(memory)) {}
+  explicit ReleaseMemory(std::unique_ptr<BufferView> memory) : memory_(std::move(memory)) {}
   void run() override { memory_.reset(); }
 
  private:
-  std::unique_ptr<HostView> memory_;
+  std::unique_ptr<BufferView> memory_;
 };
 
 }  // namespace
 
 FutureObject* FutureObject::first_ = nullptr;
 
-FutureObject::FutureObject(std::unique_ptr<HostView> memory)
+FutureObject::FutureObject(std::unique_ptr<BufferView> memory)
     : view_(memory->memory()), memory_(std::move(memory)), generation_(os::fork_generation()), next_(first_) {
   memory_->keep_storage();
   if (first_ != nullptr) first_->previous_ = this;
@@ -57,7 +57,7 @@ void FutureObject::settle() {
   if (memory_ == nullptr) return;
   unlink();
   // Moved out first: giving memory back can run Python code that comes back here.
-  const std::unique_ptr<HostView> memory = std::move(memory_);
+  const std::unique_ptr<BufferView> memory = std::move(memory_);
 }
 
 bool FutureObject::done() {

@@ -8,16 +8,16 @@
 #include <string_view>
 #include <vector>
 
-#include "host_view.h"
+#include "buffer_view.h"
 #include "trunkline/future.h"
 
 namespace trunkline::python {
 
-// Holds its HostView until the operation is done. When Python drops the object before that, the notifier
+// Holds its BufferView until the operation is done. When Python drops the object before that, the notifier
 // holds it instead, so the common case costs no hop to another thread. All members need the GIL.
 class FutureObject {
  public:
-  explicit FutureObject(std::unique_ptr<HostView> memory);
+  explicit FutureObject(std::unique_ptr<BufferView> memory);
   FutureObject(const FutureObject&) = delete;
   FutureObject& operator=(const FutureObject&) = delete;
   ~FutureObject();
@@ -47,7 +47,7 @@ class FutureObject {
 
   Future future_;
   MemoryView view_;
-  std::unique_ptr<HostView> memory_;
+  std::unique_ptr<BufferView> memory_;
   unsigned generation_;
 
   // The list of objects whose operations were not seen done yet.

@@ -13,6 +13,7 @@ NB_MODULE(_core, module) {
   tlp::register_future(module);
   tlp::register_engine(module);
   tlp::register_buffer(module);
+  tlp::register_pin(module);
   tlp::register_file(module);
   tlp::register_volume(module);
   tlp::register_batch(module);

@@ -16,14 +16,17 @@ using namespace nb::literals;
 namespace {
 
 struct RequestObject {
-  RequestObject(nb::handle_t<FileObject> file_in, nb::handle buffer_in, nb::handle offset_in)
+  RequestObject(nb::handle_t<FileObject> file_in, nb::handle buffer_in, nb::handle offset_in,
+                nb::handle stream_in)
       : file(nb::borrow(file_in)),
         buffer(nb::borrow(buffer_in)),
-        offset(count_argument(offset_in, "offset")) {}
+        offset(count_argument(offset_in, "offset")),
+        stream(nb::borrow(stream_in)) {}
 
   nb::object file;  // a FileObject
   nb::object buffer;
   std::uint64_t offset;
+  nb::object stream;
 };
 
 struct ReadObject : RequestObject {
@@ -37,8 +40,12 @@ template <class T>
 void register_request(nb::module_& module, const char* name, const char* signature,
                       const char* buffer_signature, const char* doc) {
   nb::class_<T>(module, name, doc)
-      .def(nb::init<nb::handle_t<FileObject>, nb::handle, nb::handle>(), "file"_a, "buffer"_a.none(),
-           "offset"_a.none() = 0, nb::sig(signature))
+      .def(nb::init<nb::handle_t<FileObject>, nb::handle, nb::handle, nb::handle>(), "file"_a,
+           "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(), "stream"_a = nb::none(),
+           nb::sig(signature))
+      .def_prop_ro(
+          "stream", [](const T& self) { return self.stream; },
+          nb::for_getter(nb::sig("def stream(self) -> object")), "The stream that comes first, as given.")
       .def_prop_ro(
           "file", [](const T& self) { return self.file; }, nb::for_getter(nb::sig("def file(self) -> File")),
           "The open file.")
@@ -67,8 +74,9 @@ nb::list submit(const EngineObject& self, nb::handle requests_value) {
                                  : static_cast<const RequestObject&>(nb::cast<WriteObject&>(item));
     std::array<char, 48> name{};  // of a number at most: it fits
     fmt::format_to_n(name.data(), name.size() - 1, "requests[{}].buffer", requests.size());
-    objects.push_back(std::make_unique<FutureObject>(std::make_unique<HostView>(
-        object.buffer, is_read ? Access::writable : Access::read_only, name.data())));
+    auto view = std::make_unique<BufferView>(object.buffer, is_read ? Access::writable : Access::read_only,
+                                             name.data(), Reach::devices, object.stream);
+    objects.push_back(std::make_unique<FutureObject>(std::move(view)));
     Request& request = requests.emplace_back();
     request.op = is_read ? Op::read : Op::write;
     request.file = &nb::cast<FileObject&>(object.file).file();
@@ -93,12 +101,14 @@ nb::list submit(const EngineObject& self, nb::handle requests_value) {
 void register_batch(nb::module_& module) {
   register_request<ReadObject>(
       module, "Read",
-      "def __init__(self, file: File, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> None",
+      "def __init__(self, file: File, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, stream: "
+      "object = None) -> None",
       "def buffer(self) -> trunkline._types.WritableBuffer",
       "One read of a batch for Engine.submit: fill `buffer` from `offset` (bytes) of `file`.");
   register_request<WriteObject>(
       module, "Write",
-      "def __init__(self, file: File, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> None",
+      "def __init__(self, file: File, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, stream: "
+      "object = None) -> None",
       "def buffer(self) -> trunkline._types.ReadableBuffer",
       "One write of a batch for Engine.submit: write `buffer` at `offset` (bytes) of `file`.");
   nb::object engine = module.attr("Engine");

@@ -1,9 +1,14 @@
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+
 #include "arguments.h"
 #include "bindings.h"
 #include "engine_object.h"
 #include "errors.h"
+#include "trunkline/device.h"
 
 namespace trunkline::python {
 
@@ -17,11 +22,27 @@ struct BufferObject {
   BufferObject& operator=(const BufferObject&) = delete;
   ~BufferObject() {
     const GilReleased unlocked;  // the kernel takes its time to unmap gigabytes
+    registration.reset();
     buffer = Buffer();
   }
 
   Buffer buffer;
+  std::shared_ptr<const void> registration;  // with the CUDA driver, or null; goes first
 };
+
+// "cuda:1" is 1, "cuda" is 0. Raises Unsupported for what is no CUDA device.
+unsigned cuda_ordinal(const std::string& device) {
+  unsigned ordinal = 0;
+  const std::string_view number = std::string_view(device).substr(std::min<std::size_t>(5, device.size()));
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), ordinal);
+  const bool numbered =
+      device.starts_with("cuda:") && error == std::errc{} && end == number.data() + number.size();
+  if (device != "cuda" && !numbered) {
+    raise(make_error(ErrorKind::unsupported, "device: there is no pinned memory for " + device +
+                                                 "; give \"cpu\", \"cuda\" or \"cuda:0\", or leave it out"));
+  }
+  return ordinal;
+}
 
 int export_buffer(PyObject* self, Py_buffer* view, int flags) {
   const Buffer& buffer = nb::inst_ptr<BufferObject>(self)->buffer;
@@ -30,15 +51,28 @@ int export_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&export_buffer)}, {0, nullptr}};
 
+// With the GPU that was asked for; or with the one in use, where a refusal costs speed alone.
+void register_with_cuda(BufferObject& object, std::optional<unsigned> ordinal) {
+  Result<std::shared_ptr<const void>> registered = [&]() -> Result<std::shared_ptr<const void>> {
+    const GilReleased unlocked;
+    if (!ordinal && !cuda_device_in_use()) return nullptr;
+    return register_host_memory(object.buffer.span(), ordinal);
+  }();
+  if (registered) {
+    object.registration = *std::move(registered);
+  } else if (ordinal) {
+    Error error = registered.error();
+    error.message = "device: " + error.message;
+    raise(error);
+  }
+}
+
 BufferObject* pinned_empty(nb::handle bytes_value, nb::handle device, nb::handle engine_value) {
   const std::uint64_t bytes = size_argument(bytes_value, "nbytes");
   std::optional<Engine> engine = engine_argument(engine_value);
-  if (!device.is_none() && !nb::str(device).equal(nb::str("cpu"))) {
-    raise(make_error(ErrorKind::unsupported,
-                     std::string("device: pinned memory for ") + nb::str(device).c_str() +
-                         " is not supported by this build; leave device out for memory that is "
-                         "locked by the kernel"));
-  }
+  const bool on_host = !device.is_none() && nb::str(device).equal(nb::str("cpu"));
+  std::optional<unsigned> ordinal;
+  if (!device.is_none() && !on_host) ordinal = cuda_ordinal(nb::str(device).c_str());
   Result<Buffer> buffer = [&]() -> Result<Buffer> {
     const GilReleased unlocked;
     if (!engine) {
@@ -48,7 +82,9 @@ BufferObject* pinned_empty(nb::handle bytes_value, nb::handle device, nb::handle
     }
     return engine->allocate(bytes);
   }();
-  return new BufferObject(unwrap(std::move(buffer)));
+  auto object = std::make_unique<BufferObject>(unwrap(std::move(buffer)));
+  if (!on_host) register_with_cuda(*object, ordinal);
+  return object.release();
 }
 
 BufferObject* aligned_empty(nb::handle bytes_value) {
@@ -75,6 +111,9 @@ void register_buffer(nb::module_& module) {
       .def_prop_ro(
           "locked", [](const BufferObject& self) { return self.buffer.locked(); },
           "Whether the kernel locked it against swapping, which RLIMIT_MEMLOCK may forbid (bool).")
+      .def_prop_ro(
+          "registered", [](const BufferObject& self) { return self.registration != nullptr; },
+          "Whether the CUDA driver knows it, so that copies to and from GPUs are asynchronous (bool).")
       .def("__len__", [](const BufferObject& self) { return self.buffer.size(); })
       .def(
           "__dlpack__",
@@ -99,9 +138,12 @@ void register_buffer(nb::module_& module) {
              "without a copy.\n\n"
              "`nbytes` is an int or a str such as \"400MB\". Raises OutOfBudget when the engine's "
              "pinned_budget_bytes (of\n"
-             "the default engine without `engine`) cannot hold it beside what is in use, Unsupported for a "
-             "`device` other\n"
-             "than \"cpu\".");
+             "the default engine without `engine`) cannot hold it beside what is in use.\n\n"
+             "Where the process uses a GPU already, the memory is registered with the CUDA driver too. "
+             "`device` \"cuda\" or\n"
+             "\"cuda:1\" insists on that, and begins to use the GPU (Unsupported without one, DeviceError "
+             "when the driver\n"
+             "refuses); \"cpu\" leaves it out.");
   module.def("aligned_empty", &aligned_empty, "nbytes"_a.none(),
              nb::sig("def aligned_empty(nbytes: int) -> Buffer"),
              "Page-aligned zeros of no budget, not locked: for what is loaded and stays.");

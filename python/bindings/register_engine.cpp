@@ -95,6 +95,10 @@ nb::dict explain(const EngineObject& self, nb::handle path_value) {
   dict["device"] = decode_path(explanation.device);
   dict["filesystem"] = explanation.filesystem;
   dict["mount"] = decode_path(explanation.mount);
+  nb::dict gpu;
+  gpu["path"] = explanation.gpu;
+  gpu["why"] = explanation.gpu_why;
+  dict["gpu"] = gpu;
   dict["refused"] = refused;
   return dict;
 }
@@ -177,6 +181,7 @@ void register_engine(nb::module_& module) {
            "what a\n"
            "copy-free direct transfer asks of address (\"memory\") and of offset and length (\"offset\"), in "
            "bytes;\n"
+           "\"gpu\" is the way of memory of GPUs (\"path\"), with \"why\";\n"
            "\"refused\" lists what was tried and refused, each with \"what\" and \"why\".")
       .def("stats", &stats, nb::sig("def stats(self) -> trunkline._types.Stats"),
            "Counters since the engine was made, as a dict: payload bytes by the way they took, operations,\n"

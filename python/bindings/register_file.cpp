@@ -55,35 +55,48 @@ void register_file(nb::module_& module) {
   nb::class_<FileObject>(
       module, "File", nb::is_weak_referenceable(),
       "An open file, made by trunkline.open or Volume.open. Thread-safe; a context manager that closes.\n\n"
-      "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol or DLPack: "
-      "contiguous, in CPU\n"
-      "memory, of any dtype; its bytes move as they are. Not contiguous, or read-only where it is read into: "
-      "ValueError.\n"
+      "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol, DLPack or "
+      "__cuda_array_interface__:\n"
+      "contiguous, in CPU memory or that of a CUDA GPU, of any dtype; its bytes move as they are. Not "
+      "contiguous, or\n"
+      "read-only where it is read into: ValueError. Of a GPU's memory the operation comes after what "
+      "`stream` "
+      "holds (an\n"
+      "object of torch, CuPy or Numba, or a CUstream as an int; None: torch's current stream, or the one "
+      "that "
+      "the array\n"
+      "names), and when it is done the bytes are where they should be, for every stream.\n"
       "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order "
       "unless one\n"
       "is awaited before the next is submitted.")
-      .def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0,
-           nb::sig("def pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> int"),
+      .def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
+           "stream"_a = nb::none(),
+           nb::sig("def pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, stream: "
+                   "object = None) -> int"),
            "Fills all of `buffer` from `offset` and returns its size in bytes.\n\n"
            "Raises EndOfFile when the file ends before, another trunkline.Error when the reading fails. "
            "Other threads run\n"
            "meanwhile; Ctrl-C cancels a read of more than 1 MiB.")
-      .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0,
-           nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> int"),
+      .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
+           "stream"_a = nb::none(),
+           nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, stream: "
+                   "object = None) -> int"),
            "Writes all of `buffer` at `offset` and returns its size in bytes.\n\n"
            "Not durable before sync(). Raises trunkline.Error when the writing fails; the bytes of its range "
            "are then\n"
            "unspecified. Other threads run meanwhile; Ctrl-C cancels a write of more than 1 MiB.")
-      .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0,
-           nb::sig(
-               "def async_pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0) -> Future"),
+      .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
+           "stream"_a = nb::none(),
+           nb::sig("def async_pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, "
+                   "stream: object = None) -> Future"),
            "Submits a pread and returns its Future, which keeps `buffer` alive until the operation is "
            "done.\n\n"
            "Waits only while the engine's queue is full. Raises for a bad argument; errors of the reading "
            "are the Future's.")
-      .def("async_pwrite", &FileObject::async_pwrite, "buffer"_a.none(), "offset"_a.none() = 0,
-           nb::sig(
-               "def async_pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0) -> Future"),
+      .def("async_pwrite", &FileObject::async_pwrite, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
+           "stream"_a = nb::none(),
+           nb::sig("def async_pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, "
+                   "stream: object = None) -> Future"),
            "Submits a pwrite and returns its Future, which keeps `buffer` alive until the operation is "
            "done.\n\n"
            "The buffer must not change before. Waits only while the engine's queue is full. Raises for a bad "

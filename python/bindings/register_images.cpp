@@ -41,7 +41,7 @@ FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
 
 void FileImageObject::add_view(nb::handle offset, nb::handle buffer, Access access, bool fresh) {
   const std::uint64_t at = count_argument(offset, "offset");
-  auto view = std::make_unique<HostView>(buffer, access);
+  auto view = std::make_unique<BufferView>(buffer, access);
   if (view->memory().bytes == 0) return;
   view->keep_storage();
   image_.extents.push_back({.offset = at, .memory = view->memory(), .fresh = fresh});
@@ -233,7 +233,7 @@ class ImageReadObject {
 };
 
 std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
-  const HostView view(buffer, Access::read_only);
+  const BufferView view(buffer, Access::read_only);
   const std::uint32_t start = sum_argument(seed, "seed");
   const GilReleased unlocked;
   return crc32c({view.memory().data, view.memory().bytes}, start);

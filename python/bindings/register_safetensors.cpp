@@ -5,10 +5,10 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "buffer_view.h"
 #include "errors.h"
 #include "format/safetensors.h"
 #include "gil.h"
-#include "host_view.h"
 
 // The file format is in src/format; trunkline/checkpoint/_safetensors.py knows tensors and files. All of
 // these are private to the package.
@@ -37,7 +37,7 @@ std::string message_path(nb::handle path) {
 }
 
 std::uint64_t parse_length(nb::handle head_value, nb::handle file_bytes, nb::handle path) {
-  const HostView head(head_value, Access::read_only, "head");
+  const BufferView head(head_value, Access::read_only, "head");
   if (head.memory().bytes != format::kLengthBytes) raise_value_error("head: must be 8 bytes");
   const std::span<const std::byte, format::kLengthBytes> bytes(head.memory().data, format::kLengthBytes);
   return unwrap(
@@ -45,7 +45,7 @@ std::uint64_t parse_length(nb::handle head_value, nb::handle file_bytes, nb::han
 }
 
 nb::tuple parse(nb::handle json_value, nb::handle file_bytes_value, nb::handle path_value) {
-  const HostView json(json_value, Access::read_only, "json");
+  const BufferView json(json_value, Access::read_only, "json");
   const std::uint64_t file_bytes = count_argument(file_bytes_value, "file_bytes");
   const std::string path = message_path(path_value);
   Result<format::SafetensorsHeader> parsed = [&] {

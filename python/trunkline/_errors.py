@@ -49,6 +49,10 @@ class OutOfBudget(Error):
     """The budget of pinned memory cannot hold the request."""
 
 
+class DeviceError(Error):
+    """A GPU or its driver failed; the message has the driver's error."""
+
+
 class Format(Error):
     """A file is not of the format that it should be, or of a newer version."""
 
@@ -93,6 +97,7 @@ _BY_ERRNO: dict[int, type[Error]] = {
 _BY_KIND: dict[str, type[Error]] = {
     "cancelled": Cancelled,
     "corrupt": Corrupt,
+    "device": DeviceError,
     "end_of_file": EndOfFile,
     "format": Format,
     "out_of_budget": OutOfBudget,
@@ -110,5 +115,16 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
 
 
 # Users know them by the package's name, in tracebacks and in pickles.
-for _public in (Error, Corrupt, CutOff, Unsupported, Cancelled, Timeout, OutOfBudget, Format, EndOfFile):
+for _public in (
+    Error,
+    Corrupt,
+    CutOff,
+    Unsupported,
+    Cancelled,
+    Timeout,
+    OutOfBudget,
+    DeviceError,
+    Format,
+    EndOfFile,
+):
     _public.__module__ = "trunkline"

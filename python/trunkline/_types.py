@@ -26,8 +26,16 @@ class NumpyLike(Protocol):
         """Address, shape and dtype of the memory."""
 
 
+class CudaArray(Protocol):
+    """An array in the memory of a CUDA GPU, of CuPy or Numba say."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Address, shape and type of the memory, and the stream that works on it."""
+
+
 # What bytes are written from, and what they are read into; whether the memory is writable shows at run time.
-ReadableBuffer: TypeAlias = "Buffer | SupportsDlpack | NumpyLike"
+ReadableBuffer: TypeAlias = "Buffer | SupportsDlpack | NumpyLike | CudaArray"
 WritableBuffer: TypeAlias = ReadableBuffer
 
 Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
@@ -51,6 +59,13 @@ class Refusal(TypedDict):
     why: str
 
 
+class GpuPath(TypedDict):
+    """Which way the bytes of a GPU's memory take ("bounce": through pinned buffers), and why."""
+
+    path: str
+    why: str
+
+
 class Explanation(TypedDict):
     """Which way the bytes of a path take in an engine, and why: Engine.explain."""
 
@@ -61,6 +76,7 @@ class Explanation(TypedDict):
     device: str
     filesystem: str
     mount: str
+    gpu: GpuPath
     refused: list[Refusal]
 
 

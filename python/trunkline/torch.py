@@ -15,9 +15,12 @@ def empty_pinned(
     dtype: torch.dtype = torch.float32,
     *,
     engine: Engine | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
     """Make a CPU tensor of zeros in page-aligned memory, locked where RLIMIT_MEMLOCK allows, without a GPU.
 
+    Where the process uses a GPU already, the CUDA driver knows the memory too, and copies to and from GPUs
+    are asynchronous; `device` "cuda" or "cuda:1" insists on that, "cpu" leaves it out (see pinned_empty).
     `shape` is in elements of `dtype`. The memory counts in the engine's pinned_budget_bytes (None: the
     default engine's) until the last tensor that shares it is gone. Raises OutOfBudget when it does not fit,
     ValueError for a negative shape. Thread-safe.
@@ -28,5 +31,5 @@ def empty_pinned(
     nbytes = prod(extents) * dtype.itemsize
     if nbytes == 0:
         return torch.empty(extents, dtype=dtype)
-    buffer = pinned_empty(nbytes, engine=engine)
+    buffer = pinned_empty(nbytes, device, engine=engine)
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(extents)

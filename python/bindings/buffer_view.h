@@ -1,4 +1,5 @@
-// The bytes of a Python object: torch tensors, the buffer protocol, numpy arrays of any dtype, DLPack.
+// The bytes of a Python object: torch tensors, the buffer protocol, numpy arrays of any dtype, DLPack, and
+// what shows memory of a GPU by __cuda_array_interface__.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,6 +13,7 @@
 namespace trunkline::python {
 
 enum class Access { read_only, writable };
+enum class Reach { host, devices };  // which memory will do
 
 // A view that an exporter of the buffer protocol granted; given back at destruction.
 struct ExportedBuffer {
@@ -24,19 +26,22 @@ struct ExportedBuffer {
   Py_buffer view{};  // its obj is set while it is granted
 };
 
-// Contiguous host memory of a Python object, kept alive and (for exporters of the buffer protocol)
-// unresizable for as long as the HostView lives. Neither copyable nor movable, since an exporter may know the
+// Contiguous memory of a Python object, kept alive and (for exporters of the buffer protocol) unresizable for
+// as long as the BufferView lives. Neither copyable nor movable, since an exporter may know the
 // Py_buffer by its address. All members but memory() need the GIL.
-class HostView {
+class BufferView {
  public:
   // Ways in the order in which they are tried: torch.Tensor (recognised without importing torch), buffer
   // protocol, numpy's __array_interface__ (dtypes that the buffer protocol has no letter for: bfloat16,
-  // datetime64), DLPack. Raises TypeError for what is no buffer, ValueError for memory that is not
-  // contiguous, or read-only where `access` is writable, Unsupported for memory of a GPU. `name` is what the
-  // error calls the argument.
-  HostView(nanobind::handle buffer, Access access, const char* name = "buffer");
-  HostView(const HostView&) = delete;
-  HostView& operator=(const HostView&) = delete;
+  // datetime64), __cuda_array_interface__, DLPack. Raises TypeError for what is no buffer, ValueError for
+  // memory that is not contiguous, or read-only where `access` is writable, Unsupported for memory of a
+  // device where `reach` is the host, or that is no CUDA device. `name` is what the error calls the argument.
+  // `stream` (see stream_argument) is the one whose work comes first, in place of the one that the object
+  // names; None leaves that. With one, memory of the host raises ValueError.
+  BufferView(nanobind::handle buffer, Access access, const char* name = "buffer", Reach reach = Reach::host,
+             nanobind::handle stream = nanobind::none());
+  BufferView(const BufferView&) = delete;
+  BufferView& operator=(const BufferView&) = delete;
 
   const MemoryView& memory() const { return memory_; }
 
@@ -50,12 +55,16 @@ class HostView {
     nanobind::handle buffer;
     Access access;
     const char* name;
+    Reach reach;
+    std::optional<void*> stream;
   };
 
+  void take(const Wanted& wanted);
   bool take_plain_torch(const Wanted& wanted);
   void take_torch(const Wanted& wanted);
   bool take_buffer_protocol(const Wanted& wanted);
   bool take_numpy(const Wanted& wanted);
+  bool take_cuda_array(const Wanted& wanted);
   bool take_dlpack(const Wanted& wanted);
 
   MemoryView memory_;

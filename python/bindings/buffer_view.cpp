@@ -1,11 +1,14 @@
-#include "host_view.h"
+#include "buffer_view.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
 #include "arguments.h"
+#include "cuda_objects.h"
 #include "errors.h"
 
 namespace trunkline::python {
@@ -34,8 +37,8 @@ namespace {
 [[noreturn]] void refuse_device(const char* name, nb::handle buffer, std::string_view device) {
   raise(make_error(
       ErrorKind::unsupported,
-      fmt::format("{}: this {} is on the device {}; GPU memory is not supported by this build, go through a "
-                  "tensor on the CPU (tensor.cpu(), tensor.copy_())",
+      fmt::format("{}: this {} is on the device {}, which is not supported here; go through a tensor on the "
+                  "CPU (tensor.cpu(), tensor.copy_())",
                   name, shown_type(buffer), device)));
 }
 
@@ -115,29 +118,39 @@ bool has_objects(const char* format) {
 
 }  // namespace
 
-HostView::HostView(nb::handle buffer, Access access, const char* name) {
-  const Wanted wanted{buffer, access, name};
-  if (!is_builtin_buffer(buffer)) {
+BufferView::BufferView(nb::handle buffer, Access access, const char* name, Reach reach, nb::handle stream) {
+  Wanted wanted{buffer, access, name, reach, std::nullopt};
+  if (!stream.is_none()) wanted.stream = stream_argument(stream, "stream");
+  take(wanted);
+  if (!wanted.stream) return;
+  if (memory_.device == nullptr && memory_.bytes > 0)
+    raise_value_error("stream: is for buffers in the memory of a GPU");
+  memory_.stream = *wanted.stream;
+}
+
+void BufferView::take(const Wanted& wanted) {
+  if (!is_builtin_buffer(wanted.buffer)) {
     const TorchNames* torch = TorchNames::find();
-    if (torch != nullptr && PyObject_TypeCheck(buffer.ptr(), torch->tensor)) {
+    if (torch != nullptr && PyObject_TypeCheck(wanted.buffer.ptr(), torch->tensor)) {
       if (!take_plain_torch(wanted)) take_torch(wanted);
       return;
     }
   }
-  if (take_buffer_protocol(wanted) || take_numpy(wanted) || take_dlpack(wanted)) return;
+  if (take_buffer_protocol(wanted) || take_numpy(wanted) || take_cuda_array(wanted) || take_dlpack(wanted))
+    return;
   raise_type_error(fmt::format(
-      "{}: must be a tensor, an array or another object with the buffer protocol or DLPack, not {}", name,
-      shown_type(buffer)));
+      "{}: must be a tensor, an array or another object with the buffer protocol or DLPack, not {}",
+      wanted.name, shown_type(wanted.buffer)));
 }
 
-void HostView::keep_storage() {
+void BufferView::keep_storage() {
   const TorchNames* torch = TorchNames::find();
   if (!owner_.is_valid() || torch == nullptr || !PyObject_TypeCheck(owner_.ptr(), torch->tensor)) return;
   storage_ = call_method(owner_, Names::get().untyped_storage);
 }
 
 // The short way, for what is a tensor and nothing else and needs no explaining.
-bool HostView::take_plain_torch(const Wanted& wanted) {
+bool BufferView::take_plain_torch(const Wanted& wanted) {
   const TorchNames& torch = *TorchNames::find();
   if (!torch.exchange || Py_TYPE(wanted.buffer.ptr()) != torch.tensor) return false;
   const std::optional<DlpackView> seen = torch.exchange->look_at(wanted.buffer);
@@ -151,10 +164,11 @@ bool HostView::take_plain_torch(const Wanted& wanted) {
   return true;
 }
 
-void HostView::take_torch(const Wanted& wanted) {
+void BufferView::take_torch(const Wanted& wanted) {
   const Names& names = Names::get();
   const nb::handle tensor = wanted.buffer;
-  if (attribute(tensor, names.is_cpu).ptr() != Py_True) {
+  const bool on_host = attribute(tensor, names.is_cpu).ptr() == Py_True;
+  if (!on_host && (wanted.reach == Reach::host || !nb::cast<bool>(tensor.attr("is_cuda")))) {
     refuse_device(wanted.name, tensor, nb::str(nb::getattr(tensor, "device")).c_str());
   }
   if (attribute(tensor, names.layout).ptr() != TorchNames::find()->strided) {
@@ -181,10 +195,14 @@ void HostView::take_torch(const Wanted& wanted) {
     raise_value_error(fmt::format("{}: this {} has no memory of its own", wanted.name, shown_type(tensor)));
   }
   memory_ = {static_cast<std::byte*>(data), bytes};
+  if (!on_host) {
+    memory_.device = cuda_device_number(nb::cast<unsigned>(tensor.attr("get_device")()), wanted.name);
+    if (!wanted.stream) memory_.stream = torch_stream(tensor);
+  }
   owner_ = nb::borrow(tensor);
 }
 
-bool HostView::take_buffer_protocol(const Wanted& wanted) {
+bool BufferView::take_buffer_protocol(const Wanted& wanted) {
   if (PyObject_CheckBuffer(wanted.buffer.ptr()) == 0) return false;
   const bool writable = wanted.access == Access::writable;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
@@ -207,7 +225,7 @@ bool HostView::take_buffer_protocol(const Wanted& wanted) {
   throw refusal;
 }
 
-bool HostView::take_numpy(const Wanted& wanted) {
+bool BufferView::take_numpy(const Wanted& wanted) {
   const nb::object dtype = nb::getattr(wanted.buffer, "dtype", nb::none());
   const nb::object has_object = nb::getattr(dtype, "hasobject", nb::none());
   if (!PyBool_Check(has_object.ptr()) || !nb::hasattr(wanted.buffer, "__array_interface__")) return false;
@@ -228,15 +246,32 @@ bool HostView::take_numpy(const Wanted& wanted) {
   return true;
 }
 
-bool HostView::take_dlpack(const Wanted& wanted) {
+bool BufferView::take_cuda_array(const Wanted& wanted) {
+  const nb::object interface = nb::getattr(wanted.buffer, "__cuda_array_interface__", nb::none());
+  if (interface.is_none()) return false;
+  if (wanted.reach == Reach::host) refuse_device(wanted.name, wanted.buffer, "of a CUDA array");
+  const CudaArray array = cuda_array(interface, wanted.name);
+  if (wanted.access == Access::writable && array.read_only) refuse_read_only(wanted.name, wanted.buffer);
+  if (!array.contiguous) refuse_strided(wanted.name, wanted.buffer, "a contiguous copy");
+  memory_ = array.memory;
+  owner_ = nb::borrow(wanted.buffer);
+  return true;
+}
+
+bool BufferView::take_dlpack(const Wanted& wanted) {
   if (!nb::hasattr(wanted.buffer, "__dlpack__") || !nb::hasattr(wanted.buffer, "__dlpack_device__"))
     return false;
   const nb::object device = wanted.buffer.attr("__dlpack_device__")();
   const int type = nb::cast<int>(device[0]);
-  if (type != kDlpackCpu && type != kDlpackCudaHost && type != kDlpackRocmHost) {
+  const bool on_gpu = type == kDlpackCuda && wanted.reach == Reach::devices;
+  Device* gpu = on_gpu ? cuda_device_number(nb::cast<unsigned>(device[1]), wanted.name) : nullptr;
+  if (type != kDlpackCpu && type != kDlpackCudaHost && type != kDlpackRocmHost && !on_gpu) {
     refuse_device(wanted.name, wanted.buffer, fmt::format("DLPack device type {}", type));
   }
-  DlpackTensor tensor = DlpackTensor::borrow_from(wanted.buffer);
+  // The producer lets the stream wait for what it has under way on its own.
+  const auto stream = reinterpret_cast<std::uintptr_t>(wanted.stream.value_or(nullptr));
+  DlpackTensor tensor = DlpackTensor::borrow_from(
+      wanted.buffer, on_gpu ? std::optional(std::max(stream, kDlpackLegacyStream)) : std::nullopt);
   const bool writable = wanted.access == Access::writable;
   if (writable && tensor.read_only()) refuse_read_only(wanted.name, wanted.buffer);
   if (writable && tensor.copied()) {
@@ -245,6 +280,7 @@ bool HostView::take_dlpack(const Wanted& wanted) {
   }
   if (!tensor.contiguous()) refuse_strided(wanted.name, wanted.buffer, "a contiguous copy");
   memory_ = {tensor.data(), tensor.bytes()};
+  memory_.device = gpu;
   dlpack_ = std::move(tensor);
   return true;
 }

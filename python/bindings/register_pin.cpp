@@ -1,0 +1,114 @@
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "buffer_view.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "io/engine_core.h"
+#include "trunkline/device.h"
+#include "trunkline/units.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+// A caller's memory, kept and (on the host) registered with the CUDA driver until it is closed.
+class PinObject {
+ public:
+  PinObject(nb::handle buffer, nb::handle engine)
+      : view_(std::make_unique<BufferView>(buffer, Access::read_only, "buffer", Reach::devices)),
+        nbytes_(view_->memory().bytes) {
+    view_->keep_storage();
+    const MemoryView& memory = view_->memory();
+    if (memory.device != nullptr) {
+      device_ = name_of(*memory.device);
+      return;
+    }
+    budget_ = engine_or_default(engine).core()->budget();
+    if (!budget_->take(nbytes_)) {
+      raise(make_error(ErrorKind::out_of_budget,
+                       fmt::format("buffer: pinning {}: the budget of {} has {} in use; free buffers or "
+                                   "raise pinned_budget_bytes",
+                                   format_bytes(nbytes_), format_bytes(budget_->limit_bytes()),
+                                   format_bytes(budget_->used_bytes()))));
+    }
+    Result<std::shared_ptr<const void>> registered = [&] {
+      const GilReleased unlocked;
+      return register_host_memory({memory.data, memory.bytes});
+    }();
+    if (!registered) {
+      budget_->give_back(nbytes_);
+      raise(registered.error());
+    }
+    registration_ = *std::move(registered);
+  }
+  PinObject(const PinObject&) = delete;
+  PinObject& operator=(const PinObject&) = delete;
+  ~PinObject() { close(); }
+
+  void close() {
+    if (view_ == nullptr) return;
+    // Moved out first: giving memory back can run Python code that comes back here.
+    const std::unique_ptr<BufferView> view = std::move(view_);
+    {
+      const GilReleased unlocked;
+      registration_.reset();
+    }
+    if (budget_ != nullptr) budget_->give_back(nbytes_);
+  }
+
+  bool closed() const { return view_ == nullptr; }
+  std::uint64_t nbytes() const { return nbytes_; }
+  const std::string& device() const { return device_; }
+
+ private:
+  std::unique_ptr<BufferView> view_;
+  const std::uint64_t nbytes_;
+  std::string device_ = "cpu";
+  std::shared_ptr<PinnedBudget> budget_;
+  std::shared_ptr<const void> registration_;
+};
+
+}  // namespace
+
+void register_pin(nb::module_& module) {
+  nb::class_<PinObject>(
+      module, "Pin", nb::is_weak_referenceable(),
+      "Memory that trunkline.pin keeps ready for copies to and from GPUs; a context manager "
+      "that closes.")
+      .def("close", &PinObject::close, "Lets the memory go as it was. Idempotent.")
+      .def_prop_ro("closed", &PinObject::closed, "Whether it was closed (bool).")
+      .def_prop_ro("nbytes", &PinObject::nbytes, "Size in bytes (int).")
+      .def_prop_ro("device", &PinObject::device, "Where the memory is: \"cpu\", \"cuda:0\" (str).")
+      .def(
+          "__enter__", [](nb::handle_t<PinObject> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> typing_extensions.Self"))
+      .def(
+          "__exit__", [](PinObject& self, const nb::args&) { self.close(); },
+          nb::sig("def __exit__(self, *exc: object) -> None"))
+      .def("__repr__", [](const PinObject& self) {
+        return fmt::format("<trunkline.Pin nbytes={} device='{}'{}>", self.nbytes(), self.device(),
+                           self.closed() ? " closed" : "");
+      });
+  module.def(
+      "pin", [](nb::handle buffer, nb::handle engine) { return new PinObject(buffer, engine); },
+      "buffer"_a.none(), nb::kw_only(), "engine"_a = nb::none(),
+      nb::sig("def pin(buffer: trunkline._types.ReadableBuffer, *, engine: Engine | None = None) -> Pin"),
+      "Registers the memory of a tensor or array on the CPU with the CUDA driver, for copies to and from "
+      "GPUs "
+      "that are\n"
+      "asynchronous and fast, until the Pin that it returns is closed or dropped.\n\n"
+      "It counts in the pinned_budget_bytes of the engine (None: the default engine): OutOfBudget when it "
+      "does "
+      "not fit.\n"
+      "Memory in a GPU needs no pinning; it is checked as a buffer of pread, and kept. Raises Unsupported "
+      "without a GPU,\n"
+      "DeviceError when the driver refuses (memory that torch has pinned is registered already). "
+      "Thread-safe.");
+}
+
+}  // namespace trunkline::python
