@@ -182,16 +182,17 @@ Status StripeFiles::empty_members(const Presence& presence) const {
 }
 
 Status StripeFiles::remove() const {
-  // 1. Members, by their place and by what the descriptor beside them says.
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+  // 1. Members, by their place and by what the descriptor beside them says. The first ones go last: by what
+  //    they say an interrupted removal is known for what it is.
+  for (std::size_t i = members_.size(); i-- > 0;) {
     if (auto removed = remove_displaced(i); !removed) return removed;
     if (auto removed = unlink_if_present(members_[i]); !removed) return removed;
   }
   // 2. Durably, so that no member can outlive all of the descriptors that say what it is.
   if (auto synced = sync_directories(); !synced) return synced;
   // 3. Descriptors.
-  for (const std::string& path : descriptors_) {
-    if (auto removed = unlink_if_present(path); !removed) return removed;
+  for (std::size_t i = descriptors_.size(); i-- > 0;) {
+    if (auto removed = unlink_if_present(descriptors_[i]); !removed) return removed;
   }
   return sync_directories();
 }

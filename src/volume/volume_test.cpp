@@ -245,6 +245,19 @@ TEST_F(VolumeTest, RemoveTakesWhatIsLeft) {
   EXPECT_TRUE(all_files().empty());
 }
 
+TEST_F(VolumeTest, RemovalLeavesTheFirstMemberUntilTheOthersAreGone) {
+  const Volume volume = make(3);
+  ASSERT_TRUE(store(volume, "f", pattern(100'000)));
+  std::filesystem::remove(in(1, "f.1"));
+  std::filesystem::create_directory(in(1, "f.1"));  // which stops it
+  ASSERT_FALSE(volume.remove("f"));
+  EXPECT_TRUE(std::filesystem::exists(in(0, "f.0")));
+  EXPECT_FALSE(std::filesystem::exists(in(2, "f.2")));
+  std::filesystem::remove(in(1, "f.1"));
+  ASSERT_TRUE(volume.remove("f"));
+  EXPECT_TRUE(all_files().empty());
+}
+
 TEST_F(VolumeTest, ListIsSortedAndCountsEachNameOnce) {
   const Volume volume = make(2);
   EXPECT_EQ(volume.list(), std::vector<std::string>{});
