@@ -48,13 +48,17 @@ class Manifest:
     recipe: Recipe
     source: list[SourceFile]
     tensors: list[Stored] = field(default_factory=list)  # in the order of their bytes; `file` is 0
+    directories: list[str] = field(default_factory=list)  # of several; [] in older ones
 
     def write(self, directory: Path) -> None:
         """Put the manifest into the directory, durably and in one piece: from now on the pack exists."""
+        weights: dict[str, Any] = {"name": self.weights, "bytes": self.nbytes, "volumes": self.volumes}
+        if self.directories:
+            weights["directories"] = self.directories
         document = {
             "format": _FORMAT,
             "version": _VERSION,
-            "weights": {"name": self.weights, "bytes": self.nbytes, "volumes": self.volumes},
+            "weights": weights,
             "recipe": asdict(self.recipe),
             "source": [asdict(file) for file in self.source],
             "tensors": [
@@ -125,7 +129,10 @@ def _of(document: dict[str, Any]) -> Manifest:
             )
             for entry in document["tensors"]
         ],
+        directories=list(map(str, weights.get("directories", []))),
     )
+    if manifest.directories and len(manifest.directories) != manifest.volumes:
+        raise ValueError("it does not name each of its directories")
     if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
         raise ValueError(f"its weights are named {manifest.weights!r}")
     for stored in manifest.tensors:

@@ -1,118 +1,29 @@
 """Packs: the weights of a model in one file that is read as it is used. docs/formats/pack.md."""
 
-import errno
-import fcntl
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
 from trunkline import _core
-from trunkline._core import File, Volume, crc32c
-from trunkline._errors import Corrupt, Format, exception_of
+from trunkline._core import File, crc32c
+from trunkline._errors import Corrupt, Format
 from trunkline.checkpoint._safetensors_load import Header
 from trunkline.checkpoint._tensors import bytes_of, contiguous
 from trunkline.stream import _manifest
 from trunkline.stream._manifest import Manifest, Recipe, SourceFile
-from trunkline.stream._pack_layout import MARK, Layout, lay_out
+from trunkline.stream._pack_layout import Layout, lay_out
+from trunkline.stream._place import MARK_BYTES, WEIGHTS, Place
 from trunkline.stream._progress import Progress
 from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
 
-_WEIGHTS = "weights.safetensors"
-_MOST_HEAD_BYTES = 100_000_000  # as the format allows
-_LOCK_SECONDS = 0.1  # between two attempts
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a pack is: its manifest in the first directory, its weights in all of them."""
-
-    directories: tuple[Path, ...]
-
-    def open(self, mode: str = "r") -> File:
-        """Open the weights."""
-        if len(self.directories) == 1:
-            return _core.open(self.directories[0] / _WEIGHTS, mode)  # type: ignore[arg-type]
-        return Volume([str(each) for each in self.directories]).open(_WEIGHTS, mode)  # type: ignore[arg-type]
-
-    @property
-    def shown(self) -> str:
-        """The directories, for messages."""
-        return ", ".join(map(str, self.directories))
-
-    def remove(self) -> None:
-        """Remove what is there; first the manifest, so that there is never one without its weights."""
-        manifest = self.directories[0] / _manifest.NAME
-        with suppress(FileNotFoundError):
-            manifest.unlink()
-            _core.fsync_directory(self.directories[0])
-        with suppress(FileNotFoundError):
-            if len(self.directories) == 1:
-                (self.directories[0] / _WEIGHTS).unlink()
-            else:
-                Volume([str(each) for each in self.directories]).remove(_WEIGHTS)
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold others off who want to make a pack here; wait for those who do. The directories are made."""
-        for directory in self.directories:
-            directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.directories[0], os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with suppress(OSError):  # a filesystem without locks
-                while not _try_lock(descriptor):
-                    time.sleep(_LOCK_SECONDS)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def check_is_free(self, headers: Sequence[Header]) -> None:
-        """Raise an error where the name of the weights is taken by a file that is no pack's."""
-        if len(self.directories) > 1:
-            return  # a striped file has a descriptor of ours
-        weights = self.directories[0] / _WEIGHTS
-        taken = any(weights.exists() and weights.samefile(header.path) for header in headers) or not _is_ours(
-            weights
-        )
-        if taken:
-            raise exception_of(
-                "system",
-                errno.EEXIST,
-                f"{weights} is there, and no part of a pack; give another directory for the pack",
-                str(weights),
-            )
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_ours(weights: Path) -> bool:
-    """Whether it is a file that a pack was made of, or what a crash left of one (which begins with zeros)."""
-    try:
-        with weights.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length == 0:
-                return True
-            if length > _MOST_HEAD_BYTES:
-                return False
-            head = json.loads(file.read(length))
-    except FileNotFoundError:
-        return True
-    except ValueError:
-        return False
-    return isinstance(head, dict) and MARK in (head.get("__metadata__") or {})
+_NOT_WHOLE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # what opening such weights raises
+_SETTLED_NS = 20_000_000  # times of files go by the ticks of the kernel, of up to 10 ms
 
 
 def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
@@ -141,14 +52,20 @@ def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | 
     ]
     if not touched:
         return manifest
+    source = list(now)
+    for index, was in enumerate(manifest.source):
+        source[index] = replace(now[index], data_crc32c=was.data_crc32c)
     for index in touched:
-        with Source([headers[index]]) as source:
-            if source.data_checksums() != [manifest.source[index].data_crc32c]:
+        with Source([headers[index]]) as file:
+            if file.data_checksums() != [source[index].data_crc32c]:
                 return None
-        manifest.source[index] = replace(now[index], data_crc32c=manifest.source[index].data_crc32c)
-    with suppress(OSError):  # next time they are looked through again
-        manifest.write(place.directories[0])
-    return manifest
+    renewed = replace(manifest, source=source)
+    # If it cannot be written now, the files are looked through again next time. Whoever makes another pack
+    # here has removed this one's manifest: it must not come back.
+    with suppress(OSError), place.lock(wait=False) as locked:
+        if locked and _manifest.read(place.directories[0]) == manifest:
+            renewed.write(place.directories[0])
+    return renewed
 
 
 def make(
@@ -164,15 +81,35 @@ def make(
     """Write a pack of `tensors`, in their order, whose values `contents` yields from `source`, in any order.
 
     Nothing of it is there before all of it is durable. `starts`: see lay_out(). `before`: look() at the files
-    before `source` opened them. The place is locked, and free. Memory is needed for one
-    tensor that is written, and what `source` reads ahead. `source`, of these headers, is closed. Raises
-    OSError for what cannot be written; nothing is left of it then.
+    before `source` opened them. The place is locked. Memory is needed for one tensor that is written, and
+    what `source` reads ahead. `source`, of these headers, is closed. Raises OSError for files of others that
+    are in the way, and for what cannot be written; nothing is left of it then.
     """
-    place.remove()
-    layout = lay_out(tensors, starts)
+    with source:
+        former = place.check_is_free(headers)
+        if former is not None:
+            former.remove_weights()
+        place.remove()
+        layout = lay_out(tensors, starts)
+        file = place.open("x")  # from here on what has the name is ours
+        return _fill(place, file, headers, recipe, layout, before, source, contents)
+
+
+def _fill(
+    place: Place,
+    file: File,
+    headers: Sequence[Header],
+    recipe: Recipe,
+    layout: Layout,
+    before: Sequence[SourceFile],
+    source: Source,
+    contents: Iterator[tuple[str, torch.Tensor]],
+) -> Manifest:
     try:
-        with place.open("x") as file, source:
-            manifest = Manifest(_WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
+        with file:
+            manifest = Manifest(WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
+            if manifest.volumes > 1:
+                manifest.directories = [str(directory.resolve()) for directory in place.directories]
             manifest.tensors = _write(file, layout, contents)
             file.sync()
             manifest.source = [
@@ -195,6 +132,9 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
     written: dict[str, Stored] = {}
     progress = Progress("packing", layout.nbytes)
     try:
+        # First what tells whose file it is: also what a crash leaves must be known.
+        file.pwrite(layout.head[:MARK_BYTES], 0)
+        file.sync()
         file.truncate(layout.nbytes)
         for name, tensor in contents:
             stored = places[name]
@@ -219,11 +159,28 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
     return [written[stored.name] for stored in layout.tensors]
 
 
+def open_weights(place: Place, manifest: Manifest, count: int) -> list[File] | None:
+    """Open the weights of a manifest that was found, `count` times; None if it is not there any more."""
+    files: list[File] = []
+    try:
+        for _ in range(count):
+            files.append(place.open())  # noqa: PERF401 - those before an error are to be closed
+        # While a manifest is there, so are its weights: who replaces a pack removes its manifest first.
+        now = _manifest.read(place.directories[0])
+    except _NOT_WHOLE:
+        now = None
+    if now is not None and (now.nbytes, now.tensors) == (manifest.nbytes, manifest.tensors):
+        return files
+    for file in files:
+        file.close()
+    return None
+
+
 def _has_weights(place: Place, manifest: Manifest) -> bool:
     try:
         with place.open() as file:
             return file.size == manifest.nbytes
-    except OSError:
+    except _NOT_WHOLE:
         return False
 
 
@@ -242,6 +199,11 @@ def check_unchanged(headers: Sequence[Header], before: Sequence[SourceFile]) -> 
 def _look(header: Header) -> SourceFile:
     with open(header.path, "rb") as file:  # noqa: PTH123 - a str, as messages show it
         status = os.fstat(file.fileno())
+        # What is written into it in the tick of its last change does not change its time.
+        age_ns = time.time_ns() - status.st_ctime_ns
+        if 0 <= age_ns < _SETTLED_NS:
+            time.sleep((_SETTLED_NS - age_ns) / 1e9)
+            status = os.fstat(file.fileno())
         head = file.read(len(header.head))
     if head != header.head or status.st_size != header.file_bytes:
         raise _changed(header)

@@ -24,7 +24,7 @@ from trunkline.transformers._absent import AbsentWeight, Refusal
 from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
-from trunkline.transformers._packing import packed, place_argument
+from trunkline.transformers._packing import opened, place_argument
 
 
 def from_pretrained(
@@ -71,17 +71,17 @@ def from_pretrained(
         _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
         paths = [header.path for header in checkpoint.headers]
         before = _pack.look(checkpoint.headers)
-        opened = [_core.open(path) for path in paths]
+        streamed = [_core.open(path) for path in paths]
         again = [_core.open(path) for path in paths]
         _pack.check_unchanged(checkpoint.headers, before)
         shown = str(folder)
         remedy = "fetch the file again, and load the model again"
     else:
         sizes = [unit.nbytes for unit in checkpoint.units]
-        manifest, _ = packed(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
+        manifest, *files = opened(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
+        streamed, again = files[:1], files[1:]
         places = {stored.name: stored for stored in manifest.tensors}
         _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
-        opened, again = [place.open()], [place.open()]
         paths = [shown] = [str(place.directories[0] / manifest.weights)]
         remedy = f"remove {place.directories[0] / _manifest.NAME} to have the pack made anew"
 
@@ -90,7 +90,7 @@ def from_pretrained(
     for name, tensor in zip(checkpoint.resident, resident, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     _skeleton.finish(checkpoint.model, folder)
-    streaming = _stream(checkpoint, places, opened, budget - checkpoint.resident_bytes, shown, remedy)
+    streaming = _stream(checkpoint, places, streamed, budget - checkpoint.resident_bytes, shown, remedy)
     _refuse_what_needs_all_weights(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model

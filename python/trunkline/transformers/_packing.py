@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from trunkline._core import File
 from trunkline._errors import exception_of
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _manifest, _pack
 from trunkline.stream._manifest import Manifest, Recipe
-from trunkline.stream._pack import Place
+from trunkline.stream._place import Place
 from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
 from trunkline.transformers._checkpoint import Checkpoint, look_into, names_first
@@ -28,14 +29,29 @@ def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence
     if volumes is not None:
         if isinstance(volumes, str | bytes | os.PathLike):
             raise TypeError("volumes: must be a sequence of paths, not one path")
+        if not isinstance(volumes, Sequence):
+            raise TypeError(f"volumes: must be a list, whose order counts, not {type(volumes).__name__}")
         if pack_dir is not None:
             raise ValueError("pack_dir: a pack on several volumes lies in them; leave it out")
         if not volumes:
             raise ValueError("volumes: must not be empty")
-        return Place(tuple(FilePath(path_name(volume)) for volume in volumes))
+        return Place(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
     if pack_dir is not None:
-        return Place((FilePath(path_name(pack_dir)),))
+        return Place((_directory_argument(folder, "pack_dir", pack_dir),))
     return Place((folder / _DIRECTORY,))
+
+
+def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath:
+    name = path_name(path)
+    if not name:
+        raise ValueError(f'{argument}: must not be empty; "." is the current directory')
+    directory = FilePath(name)
+    if directory.exists() and folder.exists() and directory.samefile(folder):
+        raise ValueError(
+            f"{argument}: {name} is the model's own folder, where a pack would be taken for a file of the "
+            f"model; give another directory, such as {folder / _DIRECTORY}"
+        )
+    return directory
 
 
 def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
@@ -50,16 +66,36 @@ def packed(
     place: Place, checkpoint: Checkpoint, before_making: Callable[[], None] = lambda: None
 ) -> tuple[Manifest, bool]:
     """Return the pack's manifest, and whether the pack was made now: else it was there."""
+    found, _, made = _opened(place, checkpoint, 0, before_making)
+    return found, made
+
+
+def opened(
+    place: Place, checkpoint: Checkpoint, before_making: Callable[[], None]
+) -> tuple[Manifest, File, File]:
+    """Return the pack's manifest, and its weights, opened twice. It is made unless it is there."""
+    manifest, (first, second), _ = _opened(place, checkpoint, 2, before_making)
+    return manifest, first, second
+
+
+def _opened(
+    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], None]
+) -> tuple[Manifest, list[File], bool]:
+    """Return manifest, the weights opened `count` times, and whether the pack was made now.
+
+    The weights are those of the manifest, also when others make another pack there at the same time.
+    """
     looked = _manifest.stamp(place.directories[0])
-    if found := _existing(place, checkpoint):
-        return found, False
+    found = _existing(place, checkpoint)
+    if found and (files := _pack.open_weights(place, found, count)) is not None:
+        return found, files, False
     before_making()
     try:
         with place.lock():
             # Of another process meanwhile; else there is no need to read all that is compared once more.
             if _manifest.stamp(place.directories[0]) != looked and (found := _existing(place, checkpoint)):
-                return found, False
-            return _make(place, checkpoint), True
+                return found, [place.open() for _ in range(count)], False
+            return _make(place, checkpoint), [place.open() for _ in range(count)], True
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -70,8 +106,7 @@ def packed(
 
 def _make(place: Place, checkpoint: Checkpoint) -> Manifest:
     recipe = _recipe(checkpoint)
-    _check_same_model(place, recipe)
-    place.check_is_free(checkpoint.headers)
+    _check_same_model(place, checkpoint, recipe)
     starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
     before = _pack.look(checkpoint.headers)
     source = _source(checkpoint)
@@ -91,9 +126,10 @@ def _wanted(checkpoint: Checkpoint) -> list[Stored]:
     return [Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order]
 
 
-def _check_same_model(place: Place, recipe: Recipe) -> None:
+def _check_same_model(place: Place, checkpoint: Checkpoint, recipe: Recipe) -> None:
     """Raise an error rather than replace the pack of another model, unless the place is this model's own."""
-    if place.directories[0].name == _DIRECTORY:
+    own = checkpoint.folder / _DIRECTORY
+    if own.exists() and place.directories[0].samefile(own):
         return
     there = _manifest.read(place.directories[0])
     if there is not None and there.recipe.config_sha256 != recipe.config_sha256:

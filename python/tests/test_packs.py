@@ -1,0 +1,330 @@
+"""Packs: what is there already stays, whoever packs what and where, and however that ends."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support_models import make_folder, prompt, stock
+
+import trunkline as tl
+from trunkline.stream import _pack
+from trunkline.stream._place import Place
+from trunkline.transformers import _packing
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+WEIGHTS = "weights.safetensors"
+
+
+def contents(*directories: Path) -> dict[Path, bytes]:
+    """Return all files in the directories."""
+    return {path: path.read_bytes() for each in directories for path in each.rglob("*") if path.is_file()}
+
+
+def made(folder: Path, directories: Sequence[Path]) -> bool:
+    """Pack; return whether that was needed."""
+    result: bool = tl.transformers.pack(folder, directories)["made"]
+    return result
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model(**prompt()).logits
+    return result
+
+
+def is_right(folder: Path, directories: Sequence[Path]) -> bool:
+    model = tl.transformers.from_pretrained(folder, memory_budget="400KB", volumes=directories)
+    return torch.equal(logits(model), logits(stock(folder)))
+
+
+def refused(folder: Path, directories: Sequence[Path], named: Path, at: Sequence[Path]) -> None:
+    """Packing raises EEXIST, which names a file or directory, and changes nothing in the directories `at`."""
+    before = contents(*at)
+    with pytest.raises(FileExistsError, match="give") as caught:
+        tl.transformers.pack(folder, directories)
+    assert str(caught.value.filename).startswith(str(named))
+    assert contents(*at) == before
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / name for name in "abs"]
+    for directory in made:
+        directory.mkdir()
+    return made
+
+
+def test_striped_files_of_others_are_never_replaced(folder: Path, disks: list[Path]) -> None:
+    a, b, s = disks
+    # Of one stripe, which lies in the first directory only, and of several.
+    for nbytes in (1000, 3 << 20):
+        volume = tl.Volume([str(a), str(b)])
+        with volume.open(WEIGHTS, "w") as file:
+            file.pwrite(b"precious" * (nbytes // 8), 0)
+        for directories, named in (([a, b], a), ([b, a], b), ([a, s], a), ([s, b], b), ([b], b), ([a], a)):
+            refused(folder, directories, named, disks)
+        with volume.open(WEIGHTS) as file:
+            read = bytearray(file.size)
+            file.pread(read, 0)
+            assert read == b"precious" * (nbytes // 8)
+        volume.remove(WEIGHTS)
+    save_file({"mine": torch.ones(3)}, b / f"{WEIGHTS}.1")
+    refused(folder, [a, b], b, disks)
+    (b / f"{WEIGHTS}.1").unlink()
+    assert made(folder, [a, b])
+    assert not made(folder, [a, b])
+    assert is_right(folder, [a, b])
+
+
+def test_a_directory_holds_one_pack_however_it_is_combined(
+    folder: Path, disks: list[Path], tmp_path: Path
+) -> None:
+    a, b, s = disks
+    other = make_folder(tmp_path / "other", "qwen3")
+    assert made(folder, [a, s])
+    for directories, named in (([b, s], s), ([s, b], s), ([s, a], a), ([s], s), ([b, a], a), ([a, s], a)):
+        refused(other, directories, named, disks)
+    # The same model in another arrangement is as much in the way.
+    for directories, named in (([b, s], s), ([s, a], a), ([s], s), ([a, b], a)):
+        refused(folder, directories, named, disks)
+    assert not made(folder, [a, s])
+    assert made(other, [b])
+    refused(folder, [s, b], b, disks)
+    assert is_right(folder, [a, s])
+    assert is_right(other, [b])
+
+
+def test_a_pack_that_changes_its_arrangement_leaves_nothing_behind(
+    folder: Path, disks: list[Path], tmp_path: Path
+) -> None:
+    a, b, _ = disks
+    assert made(folder, [a])
+    assert made(folder, [a, b])
+    assert not (a / WEIGHTS).exists()
+    assert is_right(folder, [a, b])
+    assert made(folder, [a])
+    assert sorted(path.name for path in contents(a, b)) == ["pack.json", WEIGHTS]
+    assert is_right(folder, [a])
+
+    # What is no pack's, or what a model lies in, is not removed.
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    shutil.copy(folder / "config.json", linked)
+    (linked / "model.safetensors").symlink_to(a / WEIGHTS)
+    assert made(linked, [a, b])
+    assert (a / WEIGHTS).exists()
+    (a / WEIGHTS).write_bytes(b"precious")
+    (a / "pack.json").unlink()
+    shutil.rmtree(b)
+    for path in a.glob(f"{WEIGHTS}.*"):
+        path.unlink()
+    (a / WEIGHTS).unlink()
+    assert made(folder, [a])
+    save_file({"mine": torch.ones(3)}, a / WEIGHTS)
+    assert made(folder, [a, b])
+    assert load_file(a / WEIGHTS).keys() == {"mine"}
+
+
+def test_the_pack_of_a_copied_directory_is_its_own(folder: Path, tmp_path: Path) -> None:
+    volumes = [tmp_path / "a", tmp_path / "b"]
+    made(folder, volumes)
+    before = contents(*volumes)
+    copied = tmp_path / "copied"
+    shutil.copytree(volumes[0], copied)
+    refused(folder, [copied], copied, [*volumes, copied])
+    assert contents(*volumes) == before
+    assert not made(folder, volumes)
+
+
+def test_a_file_that_begins_with_zeros_is_not_taken_for_a_pack(folder: Path, disks: list[Path]) -> None:
+    a, b, _ = disks
+    (a / WEIGHTS).write_bytes(bytes(16) + b"precious")
+    refused(folder, [a], a, disks)
+    with tl.Volume([str(a), str(b)]).open(WEIGHTS, "w") as file:
+        file.pwrite(bytes(16) + b"precious", 0)
+    refused(folder, [a, b], a, disks)
+    (b / WEIGHTS).symlink_to(b / "nowhere")
+    refused(folder, [b], b, disks)
+
+
+def test_what_is_put_there_meanwhile_stays(
+    folder: Path, disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By somebody who takes no locks."""
+    a = disks[0]
+    remove = Place.remove
+
+    def removed(place: Place) -> None:
+        remove(place)
+        (a / WEIGHTS).write_bytes(b"precious")
+
+    monkeypatch.setattr(Place, "remove", removed)
+    with pytest.raises(FileExistsError):
+        made(folder, [a])
+    assert contents(a) == {a / WEIGHTS: b"precious"}
+
+
+def killed(folder: Path, directories: Sequence[Path], where: str) -> None:
+    """Pack in a process that ends at once when it comes to `where`."""
+    code = f"""
+import os
+import trunkline as tl
+from trunkline.stream import _pack
+{where}
+tl.transformers.pack({str(folder)!r}, {list(map(str, directories))!r})
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "_pack._write = lambda *_: os._exit(9)",
+        "sums = iter([_pack.crc32c] * 5)\n"
+        "_pack.crc32c = lambda data: next(sums, lambda _: os._exit(9))(data)",
+        "_pack.Manifest.write = lambda *_: os._exit(9)",
+    ],
+    ids=["empty", "writing", "written"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_crash_leaves_is_known(folder: Path, disks: list[Path], where: str, count: int) -> None:
+    killed(folder, disks[:count], where)
+    assert not (disks[0] / "pack.json").exists()
+    assert contents(*disks)
+    assert made(folder, disks[:count])
+    assert is_right(folder, disks[:count])
+
+
+def test_what_an_interrupted_removal_leaves_is_known(folder: Path, disks: list[Path]) -> None:
+    made(folder, disks)
+    whole = contents(*disks)
+    names = ["pack.json"] + [f"{WEIGHTS}.{index}" for index in (2, 1, 0)] + [f"{WEIGHTS}.stripe"] * 3
+    owners = [0, 2, 1, 0, 2, 1, 0]
+    for count in range(len(names) + 1):
+        for path, data in whole.items():
+            path.write_bytes(data)
+        for name, owner in list(zip(names, owners, strict=True))[:count]:
+            (disks[owner] / name).unlink()
+        assert made(folder, disks) == (count > 0)
+        assert not made(folder, disks)
+
+
+def test_packers_with_a_directory_in_common_wait_for_each_other(disks: list[Path]) -> None:
+    a, b, s = map(Path, disks)
+    for first, second in (([a, s], [s, b]), ([a, b], [b, a]), ([a, b], [b]), ([s], [a, b, s])):
+        with Place(tuple(first)).lock() as locked:
+            assert locked
+            with Place(tuple(second)).lock(wait=False) as also:
+                assert not also
+        with Place(tuple(second)).lock(wait=False) as locked:
+            assert locked
+
+
+def test_processes_that_pack_in_other_orders_do_not_harm_each_other(folder: Path, disks: list[Path]) -> None:
+    code = """
+import sys
+import trunkline as tl
+try:
+    tl.transformers.pack(sys.argv[1], sys.argv[2:])
+except FileExistsError:
+    sys.exit(3)
+"""
+    orders = [[0, 1], [1, 0], [0, 2], [2, 1], [1, 2]]
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, folder, *(disks[index] for index in order)])
+        for order in orders
+    ]
+    ended = [process.wait(240) for process in running]
+    assert set(ended) <= {0, 3}
+    assert ended.count(0) == 1
+    assert is_right(folder, [disks[index] for index in orders[ended.index(0)]])
+
+
+def test_a_pack_that_is_replaced_while_it_is_opened_is_not_mixed_with_the_other(
+    folder: Path, disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = disks[0]
+    made(folder, [a])
+    find = _pack.find
+    others = [torch.float32]
+
+    def found(*arguments: Any) -> Any:
+        result = find(*arguments)
+        if others:
+            tl.transformers.pack(folder, [a], dtype=others.pop())
+        return result
+
+    monkeypatch.setattr(_pack, "find", found)
+    assert is_right(folder, [a])
+
+
+def test_a_manifest_does_not_come_back(
+    folder: Path, disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pack that another process removes while its source is compared."""
+    a = disks[0]
+    made(folder, [a])
+    for path in folder.glob("*.safetensors"):
+        os.utime(path, ns=(1, 1))
+    place = Place((a,))
+    checkpoint = _packing.look_into(folder, None, None)
+    sums = _pack.Source.data_checksums
+
+    def removed(source: _pack.Source) -> list[int]:
+        place.remove()
+        return sums(source)
+
+    monkeypatch.setattr(_pack.Source, "data_checksums", removed)
+    _pack.find(place, checkpoint.headers, _packing._recipe(checkpoint))
+    assert contents(a) == {}
+    monkeypatch.undo()
+    made(folder, [a])
+    before = contents(a)
+    for path in folder.glob("*.safetensors"):
+        os.utime(path, ns=(2, 2))
+    holder = os.open(a, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)  # nor is a packer waited for
+    assert not made(folder, [a])
+    assert contents(a) == before
+    os.close(holder)
+    assert not made(folder, [a])
+    assert contents(a) != before
+
+
+def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) -> None:
+    a, b, _ = disks
+    load: Any = tl.transformers.from_pretrained
+    for options, error, text in (
+        ({"pack_dir": ""}, ValueError, "pack_dir: must not be empty"),
+        ({"volumes": [""]}, ValueError, "volumes: must not be empty"),
+        ({"volumes": [a, b""]}, ValueError, "volumes: must not be empty"),
+        ({"volumes": {a}}, TypeError, "list, whose order counts, not set"),
+        ({"volumes": {a: b}}, TypeError, "list, whose order counts, not dict"),
+        ({"volumes": iter([a, b])}, TypeError, "list, whose order counts"),
+        ({"volumes": [a, a]}, ValueError, "same directory"),
+        ({"pack_dir": folder}, ValueError, "pack_dir: .* the model's own folder"),
+        ({"volumes": [a, folder / ".." / folder.name]}, ValueError, "volumes: .* the model's own folder"),
+    ):
+        with pytest.raises(error, match=text):
+            load(folder, **options)
+    with pytest.raises(ValueError, match="own folder"):
+        tl.transformers.pack(folder, [folder])
+    assert contents(a, b) == {}
+    assert not (folder / WEIGHTS).exists()
+    # A directory of the usual name is a model's own in its folder only.
+    named = a / "trunkline-pack"
+    made(folder, [named])
+    refused(make_folder(folder.parent / "other", "qwen3"), [named], named, [a])
