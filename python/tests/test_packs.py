@@ -1,10 +1,12 @@
 """Packs: what is there already stays, whoever packs what and where, and however that ends."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from support_models import make_folder, prompt, stock
 import trunkline as tl
 from trunkline.stream import _pack
 from trunkline.stream._place import Place
-from trunkline.transformers import _packing
+from trunkline.stream._streaming import streaming_of
+from trunkline.transformers import _packing, _skeleton
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = "weights.safetensors"
@@ -166,10 +169,12 @@ def test_what_is_put_there_meanwhile_stays(
     """By somebody who takes no locks."""
     a = disks[0]
     remove = Place.remove
+    theirs = [b"precious"]
 
     def removed(place: Place) -> None:
         remove(place)
-        (a / WEIGHTS).write_bytes(b"precious")
+        if theirs:
+            (a / WEIGHTS).write_bytes(theirs.pop())
 
     monkeypatch.setattr(Place, "remove", removed)
     with pytest.raises(FileExistsError):
@@ -328,3 +333,54 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
     named = a / "trunkline-pack"
     made(folder, [named])
     refused(make_folder(folder.parent / "other", "qwen3"), [named], named, [a])
+
+
+@pytest.fixture
+def aligned(folder: Path) -> Path:
+    """Make a model of two files that are read as they are."""
+    state = stock(folder).state_dict()
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    parts = {"first.safetensors": list(state)[::2], "second.safetensors": list(state)[1::2]}
+    for file, names in parts.items():
+        tl.save({name: state[name] for name in names}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, names in parts.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def change(path: Path) -> None:
+    """Write other values into the file, which it begins and ends with."""
+    with path.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        last = file.read(64)
+        file.seek(-64, os.SEEK_END)
+        file.write(bytes(byte ^ 1 for byte in last))
+    os.utime(path, ns=(1, 1))  # whatever the clock of the kernel shows
+
+
+def test_files_that_change_while_they_are_loaded_are_told(
+    aligned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = _skeleton.finish
+
+    def finished(*arguments: Any) -> None:
+        change(aligned / "second.safetensors")
+        finish(*arguments)
+
+    monkeypatch.setattr(_skeleton, "finish", finished)
+    with pytest.raises(tl.Corrupt, match=r"second\.safetensors was modified"):
+        tl.transformers.from_pretrained(aligned, memory_budget="200KB", unit_bytes=1)
+    monkeypatch.undo()
+    model = tl.transformers.from_pretrained(aligned, memory_budget="200KB", unit_bytes=1)
+    assert streaming_of[model].pack == str(aligned)
+    assert torch.equal(logits(model), logits(stock(aligned)))
+
+
+def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
+    """What is written after the look, and in the same tick of the kernel's clock, would have the same one."""
+    headers = _packing.look_into(folder, None, None).headers
+    for header in headers:
+        os.utime(header.path)
+    looked = _pack.look(headers)
+    assert all(time.time_ns() - file.changed_ns >= 20_000_000 for file in looked)

@@ -15,13 +15,16 @@ class FileStamps {
  public:
   explicit FileStamps(std::vector<File> files);
 
+  // Remembers how all of the files are now; once, before any of them is looked at.
+  Status begin();
+
   // Looks at the file. The number grows whenever any of the files was found to be modified.
   Result<std::uint64_t> look(std::size_t file);
 
  private:
   const std::vector<File> files_;
   std::mutex mutex_;
-  std::vector<std::string> stamps_;  // sizes and times of the members; empty before the first look
+  std::vector<std::string> stamps_;  // as they were looked at last
   std::uint64_t modifications_ = 0;
 };
 

@@ -53,6 +53,10 @@ StreamCore::~StreamCore() {
 }
 
 Status StreamCore::start() {
+  // Of all files, so that a change of one that is read later counts from now on.
+  if (verify_ == StreamVerify::once) {
+    if (auto begun = stamps_.begin(); !begun) return begun;
+  }
   std::uint64_t resident_bytes = 0;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     if (placement_.resident[unit]) resident_bytes += whole_pages(units_[unit].bytes);

@@ -1,7 +1,9 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <future>
 #include <thread>
@@ -213,6 +215,25 @@ TEST_F(StreamFaultTest, WithoutChecksumsAModifiedFileIsRefused) {
   flip(2, 5);
   cycle(stream);
   EXPECT_EQ(cycle(stream).size(), 5U);
+}
+
+TEST_F(StreamFaultTest, AFileThatIsReadLaterIsWatchedFromTheBeginning) {
+  const auto other = store_plain(make_engine(), {300'000});  // in a file of its own name
+  const std::string later = root_.file("later");
+  ASSERT_EQ(::rename(other.paths[0].c_str(), later.c_str()), 0);
+  stored_ = store_plain(make_engine(), std::vector<std::uint64_t>(5, 300'000));
+  stored_.paths.push_back(later);
+  stored_.units[4].parts[0] = {.file = 1, .offset = 0, .bytes = 300'000, .at = 0, .checksum = {}};
+  stored_.contents[4] = other.contents[0];
+  const Engine engine = make_engine();
+  WeightStream stream = open_stream(engine);  // with room for two units
+  std::fstream(later, std::ios::binary | std::ios::in | std::ios::out).put(char(~char(other.contents[0][0])));
+  const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0}, {.tv_sec = 1, .tv_nsec = 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, later.c_str(), times, 0), 0);  // whatever the clock of the kernel shows
+  const auto memory = stream.acquire(4);
+  ASSERT_FALSE(memory);
+  EXPECT_EQ(memory.error().kind, ErrorKind::corrupt);
+  EXPECT_EQ(memory.error().path, later);
 }
 
 TEST_F(StreamFaultTest, AFlippedBitIsFoundOnTheFirstCycle) {

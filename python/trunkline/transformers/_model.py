@@ -70,13 +70,14 @@ def from_pretrained(
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
         _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
         paths = [header.path for header in checkpoint.headers]
-        before = _pack.look(checkpoint.headers)
+        in_place = checkpoint.headers
+        before = _pack.look(in_place)
         streamed = [_core.open(path) for path in paths]
         again = [_core.open(path) for path in paths]
-        _pack.check_unchanged(checkpoint.headers, before)
         shown = str(folder)
         remedy = "fetch the file again, and load the model again"
     else:
+        in_place, before = [], []
         sizes = [unit.nbytes for unit in checkpoint.units]
         manifest, *files = opened(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
         streamed, again = files[:1], files[1:]
@@ -91,6 +92,7 @@ def from_pretrained(
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     _skeleton.finish(checkpoint.model, folder)
     streaming = _stream(checkpoint, places, streamed, budget - checkpoint.resident_bytes, shown, remedy)
+    _pack.check_unchanged(in_place, before)  # from here on the stream watches them
     _refuse_what_needs_all_weights(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
