@@ -20,6 +20,7 @@ import trunkline as tl
 from trunkline.stream import _pack
 from trunkline.stream._place import Place
 from trunkline.stream._streaming import streaming_of
+from trunkline.stream._tensors import Stored
 from trunkline.transformers import _packing, _skeleton
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -333,6 +334,71 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
     named = a / "trunkline-pack"
     made(folder, [named])
     refused(make_folder(folder.parent / "other", "qwen3"), [named], named, [a])
+
+
+def shift(path: Path, nbytes: int) -> None:
+    """Let the data of a safetensors file begin `nbytes` behind a multiple of 64."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = data[8:end].rstrip(b" ")
+    head += b" " * ((nbytes - 8 - len(head)) % 64)
+    path.write_bytes(len(head).to_bytes(8, "little") + head + data[end:])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_weights_lie_as_transformers_maps_them(kind: str, tmp_path: Path) -> None:
+    """Kernels for fp32 and one row round by the alignment of their operands."""
+    folder = make_folder(tmp_path / "model", kind, torch.float32)
+    row = torch.arange(7).reshape(1, -1)
+    for nbytes in (0, 8, 24, 60, 61):
+        for path in folder.glob("*.safetensors"):
+            shift(path, nbytes)
+        expected = stock(folder)
+        model = tl.transformers.from_pretrained(folder, memory_budget="520KB", pack_dir=tmp_path / "pack")
+        bound: dict[str, int] = {}
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(
+                lambda module, *_, name=name, bound=bound: bound.update(
+                    (f"{name}.{inner}", parameter.data_ptr() % 64)
+                    for inner, parameter in module.named_parameters(recurse=False)
+                )
+            )
+        with torch.no_grad():
+            for ids in (row, row[:, :1]):
+                same = torch.equal(model(ids).logits, expected(ids).logits)
+                assert same or nbytes % 4  # no view can lie there
+        assert streaming_of[model].streamed_bytes
+        wanted = {name: parameter.data_ptr() % 64 for name, parameter in expected.named_parameters()}
+        if nbytes % 4 == 0:
+            assert {name: bound[name] for name in wanted} == wanted
+            assert all(at % 64 == nbytes for at in wanted.values()) or kind == "gpt2"
+        assert load_file(tmp_path / "pack" / WEIGHTS).keys() >= set(wanted) - {"lm_head.weight"}
+
+
+def test_weights_that_are_made_lie_as_torch_makes_them(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", "qwen3-moe")
+    for path in folder.glob("*.safetensors"):
+        shift(path, 24)
+
+    def begin(dtype: torch.dtype) -> dict[str, int]:
+        tl.transformers.pack(folder, [tmp_path / "pack"], dtype=dtype)
+        manifest = json.loads((tmp_path / "pack" / "pack.json").read_text())
+        return {tensor["name"]: tensor["offset"] % 64 for tensor in manifest["tensors"]}
+
+    places = begin(torch.bfloat16)
+    assert places["model.embed_tokens.weight"] == 24
+    assert {at for name, at in places.items() if "experts" in name} == {0}
+    assert set(begin(torch.float32).values()) == {0}
+
+
+def test_a_pack_with_another_alignment_is_made_anew(folder: Path, disks: list[Path]) -> None:
+    for path in folder.glob("*.safetensors"):
+        shift(path, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stored, "misalignment", 0)
+        assert made(folder, disks[:1])
+    assert made(folder, disks[:1])
+    assert not made(folder, disks[:1])
 
 
 @pytest.fixture

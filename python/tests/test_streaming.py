@@ -696,8 +696,7 @@ def test_models_of_any_sizes_are_laid_out_for_reading(config: Any, tmp_path: Pat
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for unit_bytes in (1, 1 << 20):
         model = streamed(folder, unit_bytes=unit_bytes)  # with the least budget, as it is named
-        torch.testing.assert_close(logits(model), logits(stock(folder)))
+        assert torch.equal(logits(model), logits(stock(folder)))
     tensors = json.loads((folder / "trunkline-pack" / "pack.json").read_text())["tensors"]
     offsets = [tensor["offset"] for tensor in tensors]
     assert offsets == sorted(offsets)
-    assert all(offset % 64 == 0 for offset in offsets)

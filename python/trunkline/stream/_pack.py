@@ -16,7 +16,7 @@ from trunkline.checkpoint._safetensors_load import Header
 from trunkline.checkpoint._tensors import bytes_of, contiguous
 from trunkline.stream import _manifest
 from trunkline.stream._manifest import Manifest, Recipe, SourceFile
-from trunkline.stream._pack_layout import Layout, lay_out
+from trunkline.stream._pack_layout import Layout
 from trunkline.stream._place import MARK_BYTES, WEIGHTS, Place
 from trunkline.stream._progress import Progress
 from trunkline.stream._source import Source
@@ -72,25 +72,23 @@ def make(
     place: Place,
     headers: Sequence[Header],
     recipe: Recipe,
-    tensors: Sequence[Stored],
-    starts: set[str],
+    layout: Layout,
     before: Sequence[SourceFile],
     source: Source,
     contents: Iterator[tuple[str, torch.Tensor]],
 ) -> Manifest:
-    """Write a pack of `tensors`, in their order, whose values `contents` yields from `source`, in any order.
+    """Write a pack of tensors whose values `contents` yields from `source`, in any order.
 
-    Nothing of it is there before all of it is durable. `starts`: see lay_out(). `before`: look() at the files
-    before `source` opened them. The place is locked. Memory is needed for one tensor that is written, and
-    what `source` reads ahead. `source`, of these headers, is closed. Raises OSError for files of others that
-    are in the way, and for what cannot be written; nothing is left of it then.
+    Nothing of it is there before all of it is durable. `before`: look() at the files before `source` opened
+    them. The place is locked. Memory is needed for one tensor that is written, and what `source` reads ahead.
+    `source`, of these headers, is closed. Raises OSError for files of others that are in the way, and for
+    what cannot be written; nothing is left of it then.
     """
     with source:
         former = place.check_is_free(headers)
         if former is not None:
             former.remove_weights()
         place.remove()
-        layout = lay_out(tensors, starts)
         file = place.open("x")  # from here on what has the name is ours
         return _fill(place, file, headers, recipe, layout, before, source, contents)
 

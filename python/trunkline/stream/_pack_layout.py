@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from trunkline import _core
 from trunkline.checkpoint._tensors import dtype_name
+from trunkline.stream._tensors import TENSOR_ALIGNMENT as TENSOR_ALIGNMENT
 from trunkline.stream._tensors import Stored
 
 ALIGNMENT = 4096  # of the data, and of what is read as a whole
-TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
 _PADDING = "trunkline.padding."
 MARK = "trunkline.pack"  # in the metadata: the file is ours, to be made anew and removed
 
@@ -23,22 +23,19 @@ class Layout:
 
 
 def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
-    """Lay tensors out in their order; those whose names are in `starts` begin at a multiple of a page.
+    """Lay tensors out in their order, each with the `misalignment` that it is given with.
 
-    The format allows no gaps, so what they are filled with is tensors too.
+    Those whose names are in `starts` begin with a page, or so far into it. The format allows no gaps, so what
+    they are filled with is tensors too.
     """
     described: list[tuple[str, str, tuple[int, ...]]] = []
     at = 0
 
-    def pad(multiple: int) -> None:
-        nonlocal at
-        missing = -at % multiple
-        if missing:
+    for stored in tensors:
+        multiple = ALIGNMENT if stored.name in starts else TENSOR_ALIGNMENT
+        if missing := (stored.misalignment - at) % multiple:
             described.append((f"{_PADDING}{len(described)}", "U8", (missing,)))
             at += missing
-
-    for stored in tensors:
-        pad(ALIGNMENT if stored.name in starts else TENSOR_ALIGNMENT)
         described.append((stored.name, dtype_name(stored.dtype), stored.shape))
         at += stored.nbytes
     metadata = {"format": "pt", MARK: "1"}

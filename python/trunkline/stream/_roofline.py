@@ -50,9 +50,16 @@ class Rate:
 
 
 def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
-    """Return how much memory streaming needs at least: two slots of the largest unit, or all units."""
-    # One page more: where files are read as they are, units begin anywhere in a page.
-    pages = [(-(-nbytes // PAGE_BYTES) + 1) * PAGE_BYTES for nbytes in unit_bytes]
+    """Return how much memory streaming needs for units of this many bytes of weights.
+
+    That is a page more than there are, as units begin, and weights in them lie, as they do in the file.
+    """
+    return slots_bytes([nbytes + PAGE_BYTES for nbytes in unit_bytes])
+
+
+def slots_bytes(unit_bytes: Sequence[int]) -> int:
+    """Return how much memory units need that are laid out: two slots of the largest one, or all of them."""
+    pages = [-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in unit_bytes]
     return min(sum(pages), 2 * max(pages, default=0))
 
 

@@ -12,6 +12,8 @@ from trunkline.checkpoint import _transfer
 from trunkline.checkpoint._memory import empty_bytes, is_fresh
 from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
 
+TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -29,6 +31,12 @@ class Stored:
         """Size in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def misalignment(self) -> int:
+        """Where a tensor in the mapped file begins, counted from TENSOR_ALIGNMENT; 0 where no view could."""
+        found = self.offset % TENSOR_ALIGNMENT
+        return found if found % self.dtype.itemsize == 0 else 0
+
 
 def of_headers(headers: Sequence[Header]) -> dict[str, Stored]:
     """Return the tensors of safetensors files by name; `file` counts the headers."""
@@ -42,13 +50,15 @@ def of_headers(headers: Sequence[Header]) -> dict[str, Stored]:
 def read(tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str]) -> list[torch.Tensor]:
     """Read tensors into memory of their own, all at once, and compare those that have a checksum with it.
 
-    The files are closed. Raises Corrupt, with `tensor`, for one that differs.
+    They have the alignment there that they have in the file. The files are closed. Raises Corrupt, with
+    `tensor`, for one that differs.
     """
-    made = [empty_bytes(stored.nbytes) for stored in tensors]
+    sizes = [stored.misalignment + stored.nbytes for stored in tensors]
+    made = [empty_bytes(nbytes)[stored.misalignment :] for stored, nbytes in zip(tensors, sizes, strict=True)]
     images: dict[int, FileImage] = {}
     names: dict[int, list[str]] = {}
-    for stored, memory in sorted(
-        zip(tensors, made, strict=True), key=lambda pair: (pair[0].file, pair[0].offset)
+    for stored, memory, nbytes in sorted(
+        zip(tensors, made, sizes, strict=True), key=lambda each: (each[0].file, each[0].offset)
     ):
         if stored.nbytes == 0:
             continue
@@ -57,7 +67,7 @@ def read(tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str])
             image = images[stored.file] = FileImage(paths[stored.file], files[stored.file].size)
             image.read_from(files[stored.file])
             names[stored.file] = []
-        image.add_target(stored.offset, memory, fresh=is_fresh(stored.nbytes))
+        image.add_target(stored.offset, memory, fresh=is_fresh(nbytes))
         if stored.checksum is not None:
             image.add_sum("crc32c", stored.offset, stored.offset + stored.nbytes, stored.checksum)
             names[stored.file].append(stored.name)

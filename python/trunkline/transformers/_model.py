@@ -16,7 +16,7 @@ from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _manifest, _pack, _tensors
 from trunkline.stream._memory import default_budget
-from trunkline.stream._roofline import PAGE_BYTES, least_slots_bytes
+from trunkline.stream._roofline import PAGE_BYTES, least_slots_bytes, slots_bytes
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _skeleton
@@ -24,7 +24,7 @@ from trunkline.transformers._absent import AbsentWeight, Refusal
 from trunkline.transformers._binding import Binding, advised
 from trunkline.transformers._checkpoint import Checkpoint, look_into
 from trunkline.transformers._layers import Unit
-from trunkline.transformers._packing import opened, place_argument
+from trunkline.transformers._packing import opened, place_argument, planned
 
 
 def from_pretrained(
@@ -78,7 +78,8 @@ def from_pretrained(
         remedy = "fetch the file again, and load the model again"
     else:
         in_place, before = [], []
-        sizes = [unit.nbytes for unit in checkpoint.units]
+        places = {stored.name: stored for stored in planned(checkpoint)}
+        sizes = [_laid_out(unit, places)[0] for unit in checkpoint.units]
         manifest, *files = opened(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
         streamed, again = files[:1], files[1:]
         places = {stored.name: stored for stored in manifest.tensors}
@@ -129,7 +130,9 @@ def _refuse_what_needs_all_weights(model: Any) -> None:
 
 def _check_budget(budget: int, checkpoint: Checkpoint, unit_bytes: Sequence[int]) -> None:
     resident = checkpoint.resident_bytes
-    least = resident + least_slots_bytes(unit_bytes)
+    # What plan() says of the config alone is enough unless weights lie far from each other.
+    expected = least_slots_bytes([unit.nbytes for unit in checkpoint.units])
+    least = resident + max(expected, slots_bytes(unit_bytes))
     if budget < least:
         largest = max(unit_bytes, default=0)
         raise OutOfBudget(

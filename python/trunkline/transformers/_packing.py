@@ -16,6 +16,7 @@ from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _manifest, _pack
 from trunkline.stream._manifest import Manifest, Recipe
+from trunkline.stream._pack_layout import Layout, lay_out
 from trunkline.stream._place import Place
 from trunkline.stream._source import Source
 from trunkline.stream._tensors import Stored
@@ -107,13 +108,19 @@ def _opened(
 def _make(place: Place, checkpoint: Checkpoint) -> Manifest:
     recipe = _recipe(checkpoint)
     _check_same_model(place, checkpoint, recipe)
-    starts = names_first(checkpoint.units) | set(checkpoint.resident[:1])
     before = _pack.look(checkpoint.headers)
     source = _source(checkpoint)
     contents = _contents(checkpoint, source)
-    return _pack.make(
-        place, checkpoint.headers, recipe, _wanted(checkpoint), starts, before, source, contents
-    )
+    return _pack.make(place, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
+
+
+def planned(checkpoint: Checkpoint) -> list[Stored]:
+    """Return the weights in their order, where a pack that is made now has them."""
+    return _layout(checkpoint).tensors
+
+
+def _layout(checkpoint: Checkpoint) -> Layout:
+    return lay_out(_wanted(checkpoint), names_first(checkpoint.units) | set(checkpoint.resident[:1]))
 
 
 def _recipe(checkpoint: Checkpoint) -> Recipe:
@@ -123,7 +130,16 @@ def _recipe(checkpoint: Checkpoint) -> Recipe:
 
 
 def _wanted(checkpoint: Checkpoint) -> list[Stored]:
-    return [Stored(name, 0, 0, checkpoint.dtypes[name], checkpoint.shapes[name]) for name in checkpoint.order]
+    """Return the weights in their order, each with the offset at which transformers has it in memory.
+
+    Those that are stored as they are it maps; all others are tensors that torch makes.
+    """
+    wanted = []
+    for name in checkpoint.order:
+        stored, dtype = checkpoint.weights.stored.get(name), checkpoint.dtypes[name]
+        offset = stored.misalignment if stored and stored.dtype == dtype else 0
+        wanted.append(Stored(name, 0, offset, dtype, checkpoint.shapes[name]))
+    return wanted
 
 
 def _check_same_model(place: Place, checkpoint: Checkpoint, recipe: Recipe) -> None:
@@ -168,8 +184,8 @@ def pack(
     }
 
 
-def _described(stored: Stored) -> tuple[str, torch.dtype, tuple[int, ...]]:
-    return stored.name, stored.dtype, stored.shape
+def _described(stored: Stored) -> tuple[str, torch.dtype, tuple[int, ...], int]:
+    return stored.name, stored.dtype, stored.shape, stored.misalignment
 
 
 def _source(checkpoint: Checkpoint) -> Source:
