@@ -23,6 +23,7 @@ from trunkline.stream._tensors import Stored
 from trunkline.transformers._checkpoint import Checkpoint, look_into, names_first
 
 _DIRECTORY = "trunkline-pack"
+_ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
 
 
 def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None") -> Place:
@@ -130,14 +131,16 @@ def _recipe(checkpoint: Checkpoint) -> Recipe:
 
 
 def _wanted(checkpoint: Checkpoint) -> list[Stored]:
-    """Return the weights in their order, each with the offset at which transformers has it in memory.
+    """Return the weights in their order, each with the offset at which it is best in memory.
 
-    Those that are stored as they are it maps; all others are tensors that torch makes.
+    Kernels for fp32 round by it: there it is as transformers has it, which maps what is stored as it is, and
+    has torch make all else. Those for smaller elements do not, and at 0 reading takes the fewest requests.
     """
     wanted = []
     for name in checkpoint.order:
         stored, dtype = checkpoint.weights.stored.get(name), checkpoint.dtypes[name]
-        offset = stored.misalignment if stored and stored.dtype == dtype else 0
+        is_mapped = stored is not None and stored.dtype == dtype and dtype.itemsize >= _ROUNDED_BYTES
+        offset = stored.misalignment if stored is not None and is_mapped else 0
         wanted.append(Stored(name, 0, offset, dtype, checkpoint.shapes[name]))
     return wanted
 
