@@ -90,39 +90,26 @@ def make(
             former.remove_weights()
         place.remove()
         file = place.open("x")  # from here on what has the name is ours
-        return _fill(place, file, headers, recipe, layout, before, source, contents)
-
-
-def _fill(
-    place: Place,
-    file: File,
-    headers: Sequence[Header],
-    recipe: Recipe,
-    layout: Layout,
-    before: Sequence[SourceFile],
-    source: Source,
-    contents: Iterator[tuple[str, torch.Tensor]],
-) -> Manifest:
-    try:
-        with file:
-            manifest = Manifest(WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
-            if manifest.volumes > 1:
-                manifest.directories = [str(directory.resolve()) for directory in place.directories]
-            manifest.tensors = _write(file, layout, contents)
-            file.sync()
-            manifest.source = [
-                replace(was, data_crc32c=checksum)
-                for was, checksum in zip(before, source.data_checksums(), strict=True)
-            ]
-        for directory in place.directories:
-            _core.fsync_directory(directory)
-        check_unchanged(headers, before)
-        manifest.write(place.directories[0])
-    except BaseException:
-        with suppress(OSError):
-            place.remove()
-        raise
-    return manifest
+        try:
+            with file:
+                manifest = Manifest(WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
+                if manifest.volumes > 1:
+                    manifest.directories = [str(directory.resolve()) for directory in place.directories]
+                manifest.tensors = _write(file, layout, contents)
+                file.sync()
+                manifest.source = [
+                    replace(was, data_crc32c=checksum)
+                    for was, checksum in zip(before, source.data_checksums(), strict=True)
+                ]
+            for directory in place.directories:
+                _core.fsync_directory(directory)
+            check_unchanged(headers, before)
+            manifest.write(place.directories[0])
+        except BaseException:
+            with suppress(OSError):
+                place.remove()
+            raise
+        return manifest
 
 
 def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[Stored]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from trunkline import _core
 from trunkline.checkpoint._tensors import dtype_name
-from trunkline.stream._tensors import TENSOR_ALIGNMENT as TENSOR_ALIGNMENT
-from trunkline.stream._tensors import Stored
+from trunkline.stream._tensors import TENSOR_ALIGNMENT, Stored
 
 ALIGNMENT = 4096  # of the data, and of what is read as a whole
 _PADDING = "trunkline.padding."

@@ -12,9 +12,8 @@ from trunkline._errors import Unsupported
 from trunkline.checkpoint._safetensors_folder import folder_headers
 from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
 from trunkline.stream import _tensors
-from trunkline.stream._pack_layout import TENSOR_ALIGNMENT
 from trunkline.stream._source import Source
-from trunkline.stream._tensors import Stored
+from trunkline.stream._tensors import TENSOR_ALIGNMENT, Stored
 from trunkline.transformers import _layers, _skeleton, _weights
 from trunkline.transformers._layers import Unit
 from trunkline.transformers._weights import Weights

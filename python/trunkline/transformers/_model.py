@@ -68,7 +68,7 @@ def from_pretrained(
 
     if pack_dir is None and volumes is None and checkpoint.readable_in_place:
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
-        _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
+        _check_budget(budget, checkpoint, places)
         paths = [header.path for header in checkpoint.headers]
         in_place = checkpoint.headers
         before = _pack.look(in_place)
@@ -78,12 +78,12 @@ def from_pretrained(
         remedy = "fetch the file again, and load the model again"
     else:
         in_place, before = [], []
-        places = {stored.name: stored for stored in planned(checkpoint)}
-        sizes = [_laid_out(unit, places)[0] for unit in checkpoint.units]
-        manifest, *files = opened(place, checkpoint, lambda: _check_budget(budget, checkpoint, sizes))
+        manifest, files, _ = opened(
+            place, checkpoint, 2, lambda: _check_budget(budget, checkpoint, _by_name(planned(checkpoint)))
+        )
         streamed, again = files[:1], files[1:]
-        places = {stored.name: stored for stored in manifest.tensors}
-        _check_budget(budget, checkpoint, [_laid_out(unit, places)[0] for unit in checkpoint.units])
+        places = _by_name(manifest.tensors)
+        _check_budget(budget, checkpoint, places)
         paths = [shown] = [str(place.directories[0] / manifest.weights)]
         remedy = f"remove {place.directories[0] / _manifest.NAME} to have the pack made anew"
 
@@ -128,8 +128,13 @@ def _refuse_what_needs_all_weights(model: Any) -> None:
     model._apply = checked
 
 
-def _check_budget(budget: int, checkpoint: Checkpoint, unit_bytes: Sequence[int]) -> None:
+def _by_name(tensors: Sequence[Stored]) -> dict[str, Stored]:
+    return {stored.name: stored for stored in tensors}
+
+
+def _check_budget(budget: int, checkpoint: Checkpoint, places: dict[str, Stored]) -> None:
     resident = checkpoint.resident_bytes
+    unit_bytes = [_laid_out(unit, places)[0] for unit in checkpoint.units]
     # What plan() says of the config alone is enough unless weights lie far from each other.
     expected = least_slots_bytes([unit.nbytes for unit in checkpoint.units])
     least = resident + max(expected, slots_bytes(unit_bytes))

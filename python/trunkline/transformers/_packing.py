@@ -64,28 +64,13 @@ def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
     return found
 
 
-def packed(
-    place: Place, checkpoint: Checkpoint, before_making: Callable[[], None] = lambda: None
-) -> tuple[Manifest, bool]:
-    """Return the pack's manifest, and whether the pack was made now: else it was there."""
-    found, _, made = _opened(place, checkpoint, 0, before_making)
-    return found, made
-
-
 def opened(
-    place: Place, checkpoint: Checkpoint, before_making: Callable[[], None]
-) -> tuple[Manifest, File, File]:
-    """Return the pack's manifest, and its weights, opened twice. It is made unless it is there."""
-    manifest, (first, second), _ = _opened(place, checkpoint, 2, before_making)
-    return manifest, first, second
-
-
-def _opened(
-    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], None]
+    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], None] = lambda: None
 ) -> tuple[Manifest, list[File], bool]:
-    """Return manifest, the weights opened `count` times, and whether the pack was made now.
+    """Return the pack's manifest, its weights opened `count` times, and whether the pack was made now.
 
-    The weights are those of the manifest, also when others make another pack there at the same time.
+    It is made unless it is there. The weights are those of the manifest, also when others make another pack
+    there at the same time.
     """
     looked = _manifest.stamp(place.directories[0])
     found = _existing(place, checkpoint)
@@ -176,7 +161,7 @@ def pack(
     folder = FilePath(path_name(model_dir))
     place = place_argument(folder, None, directories)
     checkpoint = look_into(folder, dtype, None)
-    manifest, is_new = packed(place, checkpoint)
+    manifest, _, is_new = opened(place, checkpoint, 0)
     return {
         "model": str(folder),
         "directories": [str(directory) for directory in place.directories],
