@@ -22,8 +22,9 @@ class FileImageObject {
   FileImageObject& operator=(const FileImageObject&) = delete;
   ~FileImageObject() = default;
 
-  // Memory to write from, and memory to read into. Empty buffers are no extents.
-  void add(nanobind::handle offset, nanobind::handle buffer);
+  // Memory to write from, and memory to read into. Empty buffers are no extents. Of memory of a GPU: what the
+  // stream holds by now comes first.
+  void add(nanobind::handle offset, nanobind::handle buffer, nanobind::handle stream);
   void add_target(nanobind::handle offset, nanobind::handle buffer, bool fresh);
 
   // The open file to read, in place of what `path` leads to when the reading begins.
@@ -38,7 +39,13 @@ class FileImageObject {
   bool only_targets() const { return only_targets_; }
 
  private:
-  void add_view(nanobind::handle offset, nanobind::handle buffer, Access access, bool fresh);
+  struct Added {
+    nanobind::handle buffer;
+    nanobind::handle stream;
+    Access access;
+    bool fresh;
+  };
+  void add_view(nanobind::handle offset, const Added& added);
 
   checkpoint::Image image_;
   bool only_targets_ = true;

@@ -39,22 +39,27 @@ FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
   image_.bytes = count_argument(bytes, "nbytes");
 }
 
-void FileImageObject::add_view(nb::handle offset, nb::handle buffer, Access access, bool fresh) {
+void FileImageObject::add_view(nb::handle offset, const Added& added) {
   const std::uint64_t at = count_argument(offset, "offset");
-  auto view = std::make_unique<BufferView>(buffer, access);
-  if (view->memory().bytes == 0) return;
+  auto view =
+      std::make_unique<BufferView>(added.buffer, added.access, "buffer", Reach::devices, added.stream);
+  const MemoryView& memory = view->memory();
+  if (memory.bytes == 0) return;
   view->keep_storage();
-  image_.extents.push_back({.offset = at, .memory = view->memory(), .fresh = fresh});
+  Fence after;
+  if (memory.device != nullptr) after = unwrap(memory.device->fence(memory.stream));
+  image_.extents.push_back({.offset = at, .memory = memory, .fresh = added.fresh, .after = std::move(after)});
   views_.push_back(std::move(view));
 }
 
-void FileImageObject::add(nb::handle offset, nb::handle buffer) {
+void FileImageObject::add(nb::handle offset, nb::handle buffer, nb::handle stream) {
   only_targets_ = false;
-  add_view(offset, buffer, Access::read_only, false);
+  add_view(offset, {.buffer = buffer, .stream = stream, .access = Access::read_only, .fresh = false});
 }
 
 void FileImageObject::add_target(nb::handle offset, nb::handle buffer, bool fresh) {
-  add_view(offset, buffer, Access::writable, fresh);
+  const nb::object none = nb::none();
+  add_view(offset, {.buffer = buffer, .stream = none, .access = Access::writable, .fresh = fresh});
 }
 
 std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::handle end,
@@ -260,16 +265,20 @@ void register_file_image(nb::module_& module) {
       "of ranges, and places\nwhere checksums stand. What no memory covers is zeros.")
       .def(nb::init<nb::handle, nb::handle>(), "path"_a.none(), "nbytes"_a.none(),
            nb::sig("def __init__(self, path: trunkline._types.Path, nbytes: int) -> None"))
-      .def("add", &FileImageObject::add, "offset"_a.none(), "buffer"_a.none(),
-           nb::sig("def add(self, offset: int, buffer: trunkline._types.ReadableBuffer) -> None"),
-           "The file's bytes from `offset` on are those of `buffer`, to be written.")
+      .def("add", &FileImageObject::add, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
+           "stream"_a = nb::none(),
+           nb::sig(
+               "def add(self, offset: int, buffer: trunkline._types.ReadableBuffer, *, stream: object | None "
+               "= None) -> None"),
+           "The file's bytes from `offset` on are those of `buffer`, to be written; in the memory of a GPU: "
+           "those it\nhas once `stream` (None: the current one) has done what it holds now.")
       .def("add_target", &FileImageObject::add_target, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
            "fresh"_a = false,
            nb::sig(
                "def add_target(self, offset: int, buffer: trunkline._types.WritableBuffer, *, fresh: bool = "
                "False) -> None"),
-           "The file's bytes from `offset` on are to be read into `buffer`; `fresh`: of aligned_empty, not "
-           "touched yet.")
+           "The file's bytes from `offset` on are to be read into `buffer`, on a GPU after what the current "
+           "stream\nholds now; `fresh`: of aligned_empty, not touched yet.")
       .def("add_sum", &FileImageObject::add_sum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
            "expected"_a = nb::none(),
            nb::sig(

@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trunkline.checkpoint._placed import placed  # noqa: E402
+from trunkline.checkpoint._placed import placed, savable  # noqa: E402
 
 
 def test_what_is_there_stays() -> None:
     tensor = torch.ones(2)
     state = {"a": [tensor, (tensor, 3)], "b": None}
-    moved = placed(state)
+    moved = savable(state)
     assert moved == state
     assert moved["a"][0] is tensor
     assert moved["a"][1][0] is tensor
@@ -24,7 +24,7 @@ def test_what_is_elsewhere_is_moved_and_stays_tied() -> None:
     weight, empty = torch.ones(4, 2), torch.ones(0)
     model = OrderedDict([("head", weight), ("embedding", weight.detach()), ("turned", weight.t())])
     model._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
-    moved = placed({"model": model, 7: [empty, "text", ({"step": torch.tensor(3)},)]}, "meta")
+    moved = placed({"model": model, 7: [empty, "text", ({"step": torch.tensor(3)},)]}, torch.device("meta"))
     assert type(moved["model"]) is OrderedDict
     assert moved["model"]._metadata == {"": {"version": 1}}
     assert list(moved["model"]) == ["head", "embedding", "turned"]

@@ -24,7 +24,8 @@ except ModuleNotFoundError as _error:
 from trunkline._core import Engine
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._load import load
-from trunkline.checkpoint._placed import placed
+from trunkline.checkpoint._memory import is_in_reach
+from trunkline.checkpoint._placed import placed, savable
 from trunkline.checkpoint._save import SaveHandle, save, save_async
 
 __all__ = ["CheckpointIO"]
@@ -66,8 +67,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     ) -> None:
         """Write `checkpoint` to `path`, whose suffix must be one of trunkline.save (.ckpt, .pt and so on).
 
-        Tensors of GPUs are copied to main memory first. Raises the error of the save before, if that was made
-        in the background; Unsupported for URLs, TypeError for `storage_options`, errors of trunkline.save.
+        Tensors of CUDA GPUs are written from there, those of other devices by way of main memory. Raises the
+        error of the save before, if that was made in the background; Unsupported for URLs, TypeError for
+        `storage_options`, errors of trunkline.save.
         """
         if storage_options is not None:
             raise TypeError(
@@ -76,7 +78,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         name = _local(path)
         self._settle()
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        state = placed(checkpoint)
+        state = savable(checkpoint)
         if not self._background:
             save(state, name, durable=self._durable, engine=self._engine)
             return
@@ -103,7 +105,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._settle()
         device = _device(map_location, name)
         try:
-            state = load(name, engine=self._engine)
+            state = load(name, device=device if is_in_reach(device) else "cpu", engine=self._engine)
         except Unsupported as error:
             if weights_only is not False:
                 raise Unsupported(

@@ -34,7 +34,7 @@ class Cutter {
 
  private:
   bool can_be_direct(const Extent& extent) const {
-    if (!rules_.allow_direct || extent.memory.device != nullptr) return false;
+    if (!rules_.allow_direct || !is_host(extent.memory)) return false;
     const auto address = reinterpret_cast<std::uintptr_t>(extent.memory.data);
     return (address + round_up(extent.offset) - extent.offset) % rules_.memory_alignment == 0;
   }

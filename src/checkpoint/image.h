@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "trunkline/error.h"
 #include "trunkline/memory.h"
 
@@ -16,8 +17,9 @@ namespace trunkline::checkpoint {
 // Bytes of a file and the memory that they come from or go to.
 struct Extent {
   std::uint64_t offset = 0;  // bytes from the file's start
-  MemoryView memory;         // never empty
+  MemoryView memory;         // never empty; its stream counts for nothing
   bool fresh = false;        // new memory that nobody has touched: reading makes its pages present first
+  Fence after = {};          // of the memory's device: what comes before the memory is read or written
 
   std::uint64_t end() const { return offset + memory.bytes; }
 };

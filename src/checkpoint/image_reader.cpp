@@ -13,7 +13,6 @@
 #include "mem/fresh_pages.h"
 
 namespace trunkline::checkpoint {
-namespace {}  // namespace
 
 ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)) {
@@ -35,7 +34,7 @@ ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, cons
 ImageReader::~ImageReader() {
   cancel();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return reading_ == 0 && working_ == 0; });
+  changed_.wait(lock, [&] { return reading_ == 0 && working_ == 0 && landing_ == 0; });
 }
 
 void ImageReader::cancel() {
@@ -66,6 +65,7 @@ Status ImageReader::check_sizes() const {
 
 Status ImageReader::read() {
   Status status = read_all();
+  devices_.reset();
   // Not only at destruction: an error may be kept long after, with everything that led to it.
   const std::scoped_lock lock(mutex_);
   ring_.reset();
@@ -77,7 +77,7 @@ Status ImageReader::read_all() {
   if (auto sizes = check_sizes(); !sizes) return sizes;
   side_by_side(std::min<std::size_t>(options_.workers, order_.size()), [this] { work(); });
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return reading_ == 0; });
+  changed_.wait(lock, [&] { return reading_ == 0 && landing_ == 0; });
   if (error_) return std::unexpected(*error_);
   return {};
 }
@@ -95,6 +95,13 @@ void ImageReader::work() {
       std::vector<PartialSum> sums = unpack(block);
       lock.lock();
       check(block, std::move(sums));
+      const auto [image, index] = block.place;
+      Device* const device = device_of(targets_[image].image, blocks_[image][index]);
+      if (!error_ && device != nullptr && block.slot) {
+        land(lock, block, *block.slot, *device);
+      } else {
+        release(block);
+      }
       --working_;
       changed_.notify_all();
     } else if (taken_ == order_.size()) {
@@ -162,7 +169,7 @@ std::vector<PartialSum> ImageReader::unpack(const Arrived& arrived) const {
   BlockSums sums(image);
   for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
     std::byte* memory = nullptr;
-    if (segment.extent != nullptr)
+    if (segment.extent != nullptr && is_host(segment.extent->memory))
       memory = segment.extent->memory.data + (segment.offset - segment.extent->offset);
     const std::byte* source =
         arrived.slot ? ring_->block(*arrived.slot) + (segment.offset - block.offset) : memory;
@@ -171,13 +178,33 @@ std::vector<PartialSum> ImageReader::unpack(const Arrived& arrived) const {
   return sums.take();
 }
 
-void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
+void ImageReader::land(std::unique_lock<std::mutex>& lock, const Arrived& arrived, StagingRing::Index slot,
+                       Device& device) {
   const auto [image, index] = arrived.place;
+  ++landing_;
+  lock.unlock();
+  ring_->pin(slot, device);
+  devices_->start(targets_[image].image, blocks_[image][index], ring_->block(slot), Direction::from_host,
+                  [this, arrived](const Status& status) {
+                    const std::scoped_lock landed(mutex_);
+                    if (!status) fail(status.error());
+                    release(arrived);
+                    --landing_;
+                    changed_.notify_all();  // under the lock: whoever waits may destroy this next
+                  });
+  lock.lock();
+}
+
+void ImageReader::release(const Arrived& arrived) {
   if (arrived.slot) {
     ring_->give_back(*arrived.slot);
   } else {
     --direct_pending_;
   }
+}
+
+void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
+  const auto [image, index] = arrived.place;
   const Image& of = targets_[image].image;
   for (const std::uint32_t sum : sums_[image].add(index, std::move(sums))) {
     const auto& expected = of.sums[sum].expected;

@@ -11,6 +11,7 @@
 
 #include "checkpoint/block_plan.h"
 #include "checkpoint/block_queue.h"
+#include "checkpoint/device_copies.h"
 #include "checkpoint/staging_ring.h"
 #include "checkpoint/sum_fold.h"
 #include "trunkline/engine.h"
@@ -33,7 +34,8 @@ struct Mismatch {
 };
 
 // The path of one block: sent to be read, into its extent's memory where that is aligned, else into a staging
-// block -> arrived -> a worker sums it and copies it to where it belongs.
+// block -> arrived -> a worker sums it and copies it to where it belongs, into the memory of devices while
+// the worker goes on.
 //
 // read() once, from any thread, as cancel() and bytes_done().
 class ImageReader {
@@ -74,6 +76,9 @@ class ImageReader {
   void arrived(const Arrived& block, const Result<std::uint64_t>& result);
   std::vector<PartialSum> unpack(const Arrived& arrived) const;
   void check(const Arrived& arrived, std::vector<PartialSum> sums);
+  void land(std::unique_lock<std::mutex>& lock, const Arrived& arrived, StagingRing::Index slot,
+            Device& device);
+  void release(const Arrived& arrived);
   void fail(Error error);
 
   const Engine engine_;
@@ -92,10 +97,12 @@ class ImageReader {
   std::size_t reading_ = 0;
   std::size_t direct_pending_ = 0;  // sent, and not summed yet
   std::size_t working_ = 0;
+  std::size_t landing_ = 0;       // being copied to devices
   std::vector<Arrived> arrived_;  // in order of arrival; taken from the front
   std::size_t taken_ = 0;
   std::optional<Error> error_;
   std::optional<Mismatch> mismatch_;
+  std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
 
 }  // namespace trunkline::checkpoint

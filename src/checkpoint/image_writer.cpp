@@ -59,9 +59,12 @@ void ImageWriter::stop() {
   cancel();
   {
     std::unique_lock lock(mutex_);
+    filling_ -= fetched_.size();
+    fetched_.clear();
     changed_.wait(lock, [&] { return filling_ == 0 && writing_ == 0; });
     ring_.reset();
   }
+  devices_.reset();
   for (const Target& target : targets_) std::ignore = target.file.close();
 }
 
@@ -104,14 +107,19 @@ Status ImageWriter::finish() {
 
 void ImageWriter::copy_blocks() {
   std::unique_lock lock(mutex_);
-  Ready claimed;
+  Claimed claimed;
   while (claim(lock, claimed)) {
+    const Ready& filled = claimed.ready;
     lock.unlock();
-    const Image& image = targets_[claimed.place.image].image;
-    const Block& block = blocks_[claimed.place.image][claimed.place.block];
-    std::vector<PartialSum> sums = fill(image, block, claimed.slot ? ring_->block(*claimed.slot) : nullptr);
+    if (!claimed.fetched && fetch(filled)) {
+      lock.lock();
+      continue;
+    }
+    const Image& image = targets_[filled.place.image].image;
+    const Block& block = blocks_[filled.place.image][filled.place.block];
+    std::vector<PartialSum> sums = fill(image, block, filled.slot ? ring_->block(*filled.slot) : nullptr);
     lock.lock();
-    const std::vector<Ready> ready = staged(claimed, std::move(sums));
+    const std::vector<Ready> ready = staged(filled, std::move(sums));
     deferred_.insert(deferred_.end(), ready.begin(), ready.end());
     if (!defer_) write_deferred(lock);
     --filling_;
@@ -128,19 +136,29 @@ void ImageWriter::write_deferred(std::unique_lock<std::mutex>& lock) {
 }
 
 // The next block and what it needs, or false when there is none (any more).
-bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Ready& claimed) {
-  while (!error_ && next_ < order_.size()) {
+bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
+  while (!error_ && (next_ < order_.size() || fetching_ > 0)) {
+    if (!fetched_.empty()) {
+      claimed = {.ready = fetched_.front(), .fetched = true};
+      fetched_.pop_front();
+      --fetching_;
+      return true;
+    }
+    if (next_ == order_.size()) {
+      changed_.wait(lock);
+      continue;
+    }
     const BlockPlace place = order_[next_];
     if (blocks_[place.image][place.block].direct != nullptr) {
       if (direct_writing_ < kMostDirect) {
         ++direct_writing_;
-        claimed = {.place = place, .slot = std::nullopt};
+        claimed = {.ready = {.place = place, .slot = std::nullopt}};
         ++next_;
         ++filling_;
         return true;
       }
     } else if (const auto slot = ring_->try_take()) {
-      claimed = {.place = place, .slot = slot};
+      claimed = {.ready = {.place = place, .slot = slot}};
       ++next_;
       ++filling_;
       return true;
@@ -165,16 +183,47 @@ void ImageWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
+// Begins to copy what the block has in the memory of devices, after which it can be claimed again; false
+// where there is nothing.
+bool ImageWriter::fetch(const Ready& claimed) {
+  const Image& image = targets_[claimed.place.image].image;
+  const Block& block = blocks_[claimed.place.image][claimed.place.block];
+  Device* const device = device_of(image, block);
+  if (device == nullptr || !claimed.slot) return false;
+  const StagingRing::Index slot = *claimed.slot;
+  ring_->pin(slot, *device);
+  {
+    const std::scoped_lock lock(mutex_);
+    ++fetching_;
+  }
+  devices_->start(image, block, ring_->block(slot), Direction::to_host,
+                  [this, claimed](const Status& status) { fetched(claimed, status); });
+  return true;
+}
+
+void ImageWriter::fetched(const Ready& claimed, const Status& status) {
+  const std::scoped_lock lock(mutex_);
+  if (!status) fail(status.error());
+  if (error_) {
+    --filling_;  // nobody claims it
+  } else {
+    fetched_.push_back(claimed);
+  }
+  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+}
+
 std::vector<PartialSum> ImageWriter::fill(const Image& image, const Block& block, std::byte* slot) const {
   BlockSums sums(image);
   for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
     const std::byte* source = nullptr;
     std::byte* target = slot == nullptr ? nullptr : slot + (segment.offset - block.offset);
-    if (segment.extent != nullptr) {
-      source = segment.extent->memory.data + (segment.offset - segment.extent->offset);
-    } else {
+    if (segment.extent == nullptr) {
       std::memset(target, 0, segment.bytes);
       source = target;
+    } else if (is_host(segment.extent->memory)) {
+      source = segment.extent->memory.data + (segment.offset - segment.extent->offset);
+    } else {
+      source = target;  // fetched
     }
     sums.add(segment.sum, {source, segment.bytes}, source == target ? nullptr : target);
   });

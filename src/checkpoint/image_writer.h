@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "checkpoint/block_plan.h"
 #include "checkpoint/block_queue.h"
+#include "checkpoint/device_copies.h"
 #include "checkpoint/staging_ring.h"
 #include "checkpoint/sum_fold.h"
 #include "trunkline/engine.h"
@@ -26,10 +28,11 @@ struct WriteOptions {
   unsigned copiers = 1;                       // threads that copy and sum
 };
 
-// The path of one block: a copier claims it -> copies it into a staging block, summing -> when all blocks
-// before it are summed whose checksums stand in it, it is patched -> it is written -> its staging block is
-// free again. Blocks are claimed in order and only by a copier that has a staging block, so the first one
-// that others wait for is always under way.
+// The path of one block: a copier claims it -> what it has in the memory of devices is fetched into a staging
+// block, while the copier goes on -> a copier copies the rest, summing all -> when all blocks before it are
+// summed whose checksums stand in it, it is patched -> it is written -> its staging block is free again.
+// Blocks are claimed in order and only by a copier that has a staging block, so the first one that others
+// wait for is always under way.
 //
 // stage(), then finish(), from one thread; the rest from any.
 class ImageWriter {
@@ -78,10 +81,17 @@ class ImageWriter {
     std::optional<StagingRing::Index> slot;  // none: direct
   };
 
+  struct Claimed {
+    Ready ready;
+    bool fetched = false;  // nothing of it is in the memory of devices any more
+  };
+
   void copy_blocks();
   void write_deferred(std::unique_lock<std::mutex>& lock);
-  bool claim(std::unique_lock<std::mutex>& lock, Ready& claimed);
+  bool claim(std::unique_lock<std::mutex>& lock, Claimed& claimed);
   void grow_ring(std::unique_lock<std::mutex>& lock);
+  bool fetch(const Ready& claimed);
+  void fetched(const Ready& claimed, const Status& status);
   std::vector<PartialSum> fill(const Image& image, const Block& block, std::byte* slot) const;
   std::vector<Ready> staged(const Ready& filled, std::vector<PartialSum> sums);
   std::size_t release_point(std::size_t image, const Block& block) const;
@@ -104,6 +114,8 @@ class ImageWriter {
   std::unique_ptr<StagingRing> ring_;  // as large as the blocks ask for
   std::size_t least_slots_ = 0;        // fewer would wait for each other
   std::vector<Progress> progress_;
+  std::size_t fetching_ = 0;     // claimed, and to be claimed again
+  std::deque<Ready> fetched_;    // of these
   std::vector<Ready> deferred_;  // staged, to be written
   bool defer_ = false;    // until all is staged: there is room for it, and whoever waits for that comes first
   std::size_t next_ = 0;  // in order_
@@ -111,6 +123,7 @@ class ImageWriter {
   std::size_t writing_ = 0;
   std::size_t direct_writing_ = 0;
   std::optional<Error> error_;
+  std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
 
 }  // namespace trunkline::checkpoint

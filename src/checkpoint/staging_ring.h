@@ -8,22 +8,23 @@
 #include <optional>
 #include <vector>
 
+#include "device/device.h"
 #include "mem/staging_pool.h"
 
 namespace trunkline::checkpoint {
 
-// Guarded by its owner's lock, but for block().
+// Guarded by its owner's lock, but for block() and pin().
 class StagingRing {
  public:
   using Index = std::size_t;
 
   StagingRing(std::shared_ptr<StagingPool> pool, std::size_t most) : pool_(std::move(pool)), most_(most) {
-    blocks_.reserve(most);  // so that block() stays valid while others grow the ring
+    blocks_.reserve(most);  // so that blocks stay where they are while others grow the ring
   }
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
   ~StagingRing() {
-    for (Buffer& block : blocks_) pool_->give_back(std::move(block));
+    for (StagingBlock& block : blocks_) pool_->give_back(std::move(block));
   }
 
   std::optional<Index> try_take() {
@@ -54,14 +55,21 @@ class StagingRing {
     return {};
   }
 
-  std::byte* block(Index index) const { return blocks_[index].data(); }
+  std::byte* block(Index index) const { return blocks_[index].memory.data(); }
+
+  // Makes a block known to a device, by whoever has taken it. One that cannot be is as good, and slower.
+  void pin(Index index, Device& device) {
+    StagingBlock& block = blocks_[index];
+    if (block.pin != nullptr) return;
+    if (auto pinned = device.pin({block.memory.data(), block.memory.size()})) block.pin = std::move(*pinned);
+  }
   std::size_t size() const { return blocks_.size(); }
 
  private:
   const std::shared_ptr<StagingPool> pool_;
   std::size_t most_;
   std::size_t growing_ = 0;
-  std::vector<Buffer> blocks_;
+  std::vector<StagingBlock> blocks_;
   std::vector<Index> free_;
 };
 

@@ -43,12 +43,6 @@ class Results {
   std::vector<CopyQueue::Ended> ended_;
 };
 
-// A thread of ours has nothing to do with graphs that others capture: what it calls must not spoil them.
-void allow_captures_elsewhere(const Api& api) {
-  int mode = kRelaxedCapture;
-  api.ThreadExchangeStreamCaptureMode(&mode);
-}
-
 // The copies in one direction: a stream, and a thread that waits for their ends. No call into the driver that
 // may wait happens on the thread that starts copies.
 class OneWay {
@@ -178,7 +172,6 @@ class OneWay {
     pthread_setname_np(pthread_self(), "trunkline-copy");
     const Current current(device_);
     const Code refused = current.code();
-    if (refused == kSuccess) allow_captures_elsewhere(device_.api());
     entered.set_value(refused);
     if (refused != kSuccess) return;
     while (true) {
@@ -245,7 +238,6 @@ class CudaCopyQueue final : public CopyQueue {
 
 Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device, std::function<void()> on_ended) {
   if (auto status = device.usable(); !status) return std::unexpected(status.error());
-  allow_captures_elsewhere(device.api());
   return std::make_unique<CudaCopyQueue>(device, std::move(on_ended));
 }
 

@@ -35,25 +35,30 @@ class CudaDevice final : public Device {
   const unsigned generation_;  // of forks
 };
 
-// The context is the calling thread's current one while this lives; then the one before is again. In a forked
-// child, where no function of the driver may be called, it is refused: what was made before the fork is left
-// alone there.
+// The context is the calling thread's current one while this lives; then the one before is again. What the
+// thread calls meanwhile has nothing to do with graphs that are captured, and must not spoil them. In a
+// forked child, where no function of the driver may be called, it is refused: what was made before the fork
+// is left alone there.
 class Current {
  public:
   explicit Current(const CudaDevice& device)
-      : api_(device.api()),
-        code_(device.usable() ? api_.CtxPushCurrent(device.context()) : kNotInitialized) {}
+      : api_(device.api()), code_(device.usable() ? api_.CtxPushCurrent(device.context()) : kNotInitialized) {
+    if (code_ == kSuccess) api_.ThreadExchangeStreamCaptureMode(&capture_mode_);
+  }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
   ~Current() {
+    if (code_ != kSuccess) return;
     Context popped = nullptr;
-    if (code_ == kSuccess) api_.CtxPopCurrent(&popped);
+    api_.ThreadExchangeStreamCaptureMode(&capture_mode_);
+    api_.CtxPopCurrent(&popped);
   }
   Code code() const { return code_; }  // kSuccess, or why nothing can be done
 
  private:
   const Api& api_;
   const Code code_;
+  int capture_mode_ = kRelaxedCapture;  // of the thread, once exchanged: the one before
 };
 
 }  // namespace trunkline::cuda

@@ -30,8 +30,8 @@ struct Copy {
   std::uint32_t tag = 0;  // of the caller
 };
 
-// Copies under way between host memory and one device. One thread opens it and calls start(), send() and
-// take(); destruction waits for what is under way.
+// Copies under way between host memory and one device. start() and send() by one thread at a time, take() by
+// any; destruction waits for what is under way.
 class CopyQueue {
  public:
   struct Ended {

@@ -18,6 +18,7 @@ namespace trunkline {
 namespace {
 
 using namespace std::chrono_literals;
+using test::expect_left;
 using test::GpuContext;
 using test::GpuMemory;
 using test::GpuStream;

@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "support/gpu.h"
@@ -21,15 +19,8 @@ inline std::vector<std::byte> random_bytes(std::size_t bytes, std::uint64_t seed
   return made;
 }
 
-// Fails when anything was asked of the driver that no driver could accept.
 class GpuTest : public testing::Test {
  protected:
-  GpuTest() {
-    gpu();
-    fakeCudaReset();
-  }
-  ~GpuTest() override { EXPECT_STREQ(fakeCudaComplaints(), ""); }
-
   static Engine engine(EngineOptions options = {}) {
     options.lanes = options.lanes.value_or(2);
     auto made = Engine::create(options);
@@ -56,14 +47,7 @@ class GpuTest : public testing::Test {
     return bytes;
   }
 
-  // As many of them are left. An engine whose last handle was dropped by its own lane goes a moment later.
-  static void expect_left(const char* what, std::uint64_t count) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (fakeCudaLive(what) != count && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::yield();
-    EXPECT_EQ(fakeCudaLive(what), count) << what;
-  }
-
+  GpuWatch watch_;
   TempDirectory directory_;
 };
 

@@ -6,27 +6,28 @@
 
 namespace trunkline {
 
-Result<Buffer> StagingPool::take() {
+Result<StagingBlock> StagingPool::take() {
   {
     const std::scoped_lock lock(mutex_);
     if (!kept_.empty()) {
-      Buffer block = std::move(kept_.back());
+      StagingBlock block = std::move(kept_.back());
       kept_.pop_back();
       return block;
     }
   }
   auto block = Buffer::allocate_pageable(kBlockBytes, budget_);
-  if (block) make_present(block->data(), block->size());
-  return block;
+  if (!block) return std::unexpected(block.error());
+  make_present(block->data(), block->size());
+  return StagingBlock{.memory = std::move(*block)};
 }
 
-void StagingPool::give_back(Buffer block) {
+void StagingPool::give_back(StagingBlock block) {
   const std::scoped_lock lock(mutex_);
   kept_.push_back(std::move(block));
 }
 
 void StagingPool::trim() {
-  std::vector<Buffer> freed;  // outside the lock: unmapping takes its time
+  std::vector<StagingBlock> freed;  // outside the lock: unmapping takes its time
   const std::scoped_lock lock(mutex_);
   freed.swap(kept_);
 }

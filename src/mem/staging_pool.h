@@ -12,6 +12,11 @@
 
 namespace trunkline {
 
+struct StagingBlock {
+  Buffer memory;
+  std::shared_ptr<const void> pin = {};  // of Device::pin, once a device has worked with it
+};
+
 // Thread-safe. What is kept counts in the budget, and goes when the budget runs short (PinnedBudget).
 class StagingPool {
  public:
@@ -20,8 +25,8 @@ class StagingPool {
   explicit StagingPool(std::shared_ptr<PinnedBudget> budget) : budget_(std::move(budget)) {}
 
   // A block of kBlockBytes, with whatever it held before; out_of_budget when none is kept or fits.
-  Result<Buffer> take();
-  void give_back(Buffer block);
+  Result<StagingBlock> take();
+  void give_back(StagingBlock block);
 
   // Frees what is kept.
   void trim();
@@ -29,7 +34,7 @@ class StagingPool {
  private:
   const std::shared_ptr<PinnedBudget> budget_;
   std::mutex mutex_;
-  std::vector<Buffer> kept_;
+  std::vector<StagingBlock> kept_;
 };
 
 }  // namespace trunkline

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -155,13 +156,15 @@ Driver& driver() {
 }
 
 char context_tags[kDevices];
-thread_local std::vector<void*> contexts;
+// Nothing that is destroyed: a driver is also called while its thread ends.
+thread_local std::array<void*, 16> contexts;
+thread_local std::size_t context_count = 0;
 thread_local int capture_mode = 0;  // global
 
 // Of the current context; -1: there is none.
 int current_device() {
-  if (contexts.empty()) return -1;
-  return static_cast<int>(static_cast<char*>(contexts.back()) - context_tags);
+  if (context_count == 0) return -1;
+  return static_cast<int>(static_cast<char*>(contexts[context_count - 1]) - context_tags);
 }
 
 void complain_locked(const std::string& what) { driver().complaints += what + "\n"; }
@@ -395,14 +398,14 @@ int cuCtxPushCurrent_v2(void* context) {
   const std::scoped_lock lock(driver().mutex);
   if (const int code = begin_locked("cuCtxPushCurrent_v2", false); code != kSuccess) return code;
   if (context != &context_tags[0] && context != &context_tags[1]) return kInvalidContext;
-  contexts.push_back(context);
+  if (context_count == contexts.size()) return kOutOfMemory;
+  contexts[context_count++] = context;
   return kSuccess;
 }
 
 int cuCtxPopCurrent_v2(void** context) {
-  if (contexts.empty()) return kInvalidContext;
-  *context = contexts.back();
-  contexts.pop_back();
+  if (context_count == 0) return kInvalidContext;
+  *context = contexts[--context_count];
   return kSuccess;
 }
 

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "fake_cuda/fake_cuda.h"
@@ -18,6 +20,25 @@ inline Device& gpu(unsigned ordinal = 0) {
   auto device = cuda_device(ordinal);
   if (!device) ADD_FAILURE() << device.error().message;
   return **device;
+}
+
+// Fails the test in which it lives when anything was asked of the driver that no driver could accept.
+struct GpuWatch {
+  GpuWatch() {
+    gpu();
+    fakeCudaReset();
+  }
+  GpuWatch(const GpuWatch&) = delete;
+  GpuWatch& operator=(const GpuWatch&) = delete;
+  ~GpuWatch() { EXPECT_STREQ(fakeCudaComplaints(), ""); }
+};
+
+// As many of them are left: fakeCudaLive. What its own thread drops goes a moment later.
+inline void expect_left(const char* what, std::uint64_t count) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (fakeCudaLive(what) != count && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_EQ(fakeCudaLive(what), count) << what;
 }
 
 // The context is current while this lives, as it is in a thread that uses torch.

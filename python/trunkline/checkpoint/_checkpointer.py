@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from trunkline import _core
 from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
+from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, told
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
@@ -83,9 +86,10 @@ class Checkpointer:
     def save(self, step: int, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
 
-        `state` is any nesting of dicts, lists, tuples, numbers, strings, None, CPU tensors and numpy arrays,
-        state_dict() of modules and optimizers among them; nothing is pickled. The tensors are copied in the
-        background: they may change once handle.wait_staged() returned (buffers of BatchNorm change in the
+        `state` is any nesting of dicts, lists, tuples, numbers, strings, None, tensors of the CPU and of CUDA
+        GPUs and numpy arrays, state_dict() of modules and optimizers among them; nothing is pickled. The
+        tensors are copied in the background, those of GPUs after what the current stream holds: they may
+        change once handle.wait_staged() returned (buffers of BatchNorm change in the
         next forward pass). The checkpoint exists, for good, once handle.wait() returned. A step that is there
         already is replaced in one step. A RuntimeWarning tells of older ones that should go and cannot be
         removed, or cannot be read.
@@ -116,11 +120,14 @@ class Checkpointer:
         if last is not None:
             last.wait()
 
-    def load(self, step: int | None = None, into: Any = None, *, verify: bool = True) -> Any:
+    def load(
+        self, step: int | None = None, into: Any = None, *, device: Device = "cpu", verify: bool = True
+    ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
         `into`: a state of the same structure, whose tensors are filled in place, so that no second copy is
-        needed; what is returned holds them. verify: compare every byte with its checksum.
+        needed, on whatever device they are; what is returned holds them. device: where the tensors go
+        without `into`: "cpu", or a GPU ("cuda", "cuda:1"). verify: compare every byte with its checksum.
 
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
@@ -128,6 +135,7 @@ class Checkpointer:
         process group, whose ranks agree on the step; each reads for itself. Waits for a save that is under
         way.
         """
+        target = device_argument(device)
         last = self._under_way()
         if last is not None:
             last._done.wait()
@@ -138,7 +146,7 @@ class Checkpointer:
             manifest = None
             try:
                 manifest = self._place.store.read_manifest(chosen)
-                return self._load(chosen, manifest, into, verify)
+                return self._load(chosen, manifest, into, target, verify)
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
                 chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
@@ -184,12 +192,14 @@ class Checkpointer:
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error
 
-    def _load(self, step: int, manifest: dict[str, Any], into: Any, verify: bool) -> Any:
+    def _load(
+        self, step: int, manifest: dict[str, Any], into: Any, device: torch.device, verify: bool
+    ) -> Any:
         paths = self._place.store.shard_paths(manifest)
         where = f"{self.directory}, step {step}"
         if into is None:
             state = None
-            tensors = {each["name"]: _shards.empty_like(each, where) for each in manifest["tensors"]}
+            tensors = {each["name"]: _shards.empty_like(each, where, device) for each in manifest["tensors"]}
         else:
             state, tensors = restore_into(manifest["state"], into)
         images = _shards.targets(manifest, paths, tensors, verify=verify, fresh=into is None)

@@ -1,12 +1,14 @@
 """Loading one file, or a folder of shards: trunkline.load."""
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trunkline._core import Engine
-from trunkline._errors import Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
+
+if TYPE_CHECKING:
+    import torch
 
 Verify = Literal["auto"] | bool
 
@@ -14,7 +16,7 @@ Verify = Literal["auto"] | bool
 def load(
     path: Path,
     *,
-    device: str = "cpu",
+    device: "str | int | torch.device" = "cpu",
     verify: Verify = "auto",
     mmap: bool = False,
     engine: Engine | None = None,
@@ -27,7 +29,8 @@ def load(
 
     Tensors own their memory, page-aligned where they are large. `verify`: "auto" checks the checksums that
     the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
-    file, read when they are first touched and not verified. `device`: "cpu".
+    file, read when they are first touched and not verified. `device`: "cpu", or a CUDA GPU ("cuda",
+    "cuda:1"), whose tensors are read into their final memory, after what its current stream holds.
 
     Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
     cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.
@@ -35,17 +38,16 @@ def load(
     name = path_name(path)
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
-    if str(device) != "cpu":
-        raise Unsupported(
-            None, f'device: {device} is not supported by this build; load to "cpu" and move from there', name
-        )
+    from trunkline.checkpoint._memory import device_argument
+
+    target = device_argument(device, name)
     is_folder = os.path.isdir(name)  # noqa: PTH112
     if name.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
         from trunkline.checkpoint import _safetensors
 
         if name.endswith(".safetensors") and not is_folder:
-            return _safetensors.load(name, engine=engine, verify=verify, mmap=mmap)
-        return _safetensors.load_folder(name, engine=engine, verify=verify, mmap=mmap)
+            return _safetensors.load(name, device=target, engine=engine, verify=verify, mmap=mmap)
+        return _safetensors.load_folder(name, device=target, engine=engine, verify=verify, mmap=mmap)
     from trunkline.checkpoint import _pt
 
-    return _pt.load(name, engine=engine, verify=verify, mmap=mmap)
+    return _pt.load(name, device=target, engine=engine, verify=verify, mmap=mmap)

@@ -1,21 +1,43 @@
-"""Memory that is loaded into."""
+"""Memory that is saved from and loaded into."""
+
+from typing import TypeAlias
 
 import torch
 
 from trunkline import _core
+from trunkline._errors import Unsupported
+
+Device: TypeAlias = "str | int | torch.device"
+
+CPU = torch.device("cpu")
 
 # From here on a tensor has pages of its own, into which direct I/O reads without a copy, and which are freed
 # with it; the small ones are torch's.
 OWN_PAGES_BYTES = 1 << 20
 
 
-def empty_bytes(nbytes: int) -> torch.Tensor:
+def is_in_reach(device: torch.device) -> bool:
+    """Whether bytes move between files and tensors of the device without a copy by torch."""
+    return device.type in ("cpu", "cuda")
+
+
+def device_argument(device: Device, path: str | None = None) -> torch.device:
+    """Return the device that an argument `device` names. Raises Unsupported for others than these."""
+    wanted = torch.device(device)
+    if not is_in_reach(wanted):
+        raise Unsupported(None, f'device: {wanted} is not supported; load to "cpu" and move from there', path)
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise Unsupported(None, f'device: {wanted} is not there: torch sees no CUDA GPU; load to "cpu"', path)
+    return wanted
+
+
+def empty_bytes(nbytes: int, device: torch.device = CPU) -> torch.Tensor:
     """Make a tensor of `nbytes` uint8 that nobody has touched yet."""
-    if is_fresh(nbytes):
+    if device.type == "cpu" and is_fresh(nbytes):
         return torch.frombuffer(_core.aligned_empty(nbytes), dtype=torch.uint8)
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def is_fresh(nbytes: int) -> bool:
-    """Whether empty_bytes(nbytes) is `fresh` to FileImage.add_target."""
+    """Whether empty_bytes(nbytes), in main memory, is `fresh` to FileImage.add_target."""
     return nbytes >= OWN_PAGES_BYTES

@@ -1,25 +1,37 @@
-"""States whose tensors are all on one device, for what saves and loads main memory only."""
+"""States whose tensors are on certain devices."""
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from trunkline.checkpoint._memory import CPU, is_in_reach
 
-def placed(state: Any, device: "str | torch.device" = "cpu") -> Any:
+
+def savable(state: Any) -> Any:
+    """Return `state` with the tensors that cannot be saved from where they are copied to main memory.
+
+    As placed() does it.
+    """
+    return _Placement(CPU, is_in_reach).node(state)
+
+
+def placed(state: Any, device: torch.device) -> Any:
     """Return `state` with the tensors of other devices copied to `device`; what is there stays as it is.
 
     Looks into dicts, OrderedDicts (with their `_metadata`), lists and tuples. What shares memory is copied
     once and shares it afterwards, if shape and strides are the same too (tied weights).
     """
-    return _Placement(torch.device(device)).node(state)
+    return _Placement(device, lambda place: place == device).node(state)
 
 
 class _Placement:
     """One walk over a state."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stays: Callable[[torch.device], bool]) -> None:
         self._device = device
+        self._stays = stays
         self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def node(self, value: Any) -> Any:
@@ -37,7 +49,7 @@ class _Placement:
         return value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == self._device:
+        if self._stays(tensor.device):
             return tensor
         if tensor.layout is not torch.strided or tensor.numel() == 0:
             return tensor.to(self._device)

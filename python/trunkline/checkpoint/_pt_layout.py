@@ -21,6 +21,7 @@ from torch.utils.serialization import config
 from trunkline import _core
 from trunkline._errors import Error, Unsupported
 from trunkline.checkpoint import _pt_zip
+from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._own_thread import run_in_own_thread
 
 # Blocks of direct I/O: with payloads at multiples of it, every storage moves without a copy on either way.
@@ -118,11 +119,11 @@ def _noting_pickler(storages: dict[str, torch.UntypedStorage], path: str) -> Sim
 
 def _note(storages: dict[str, torch.UntypedStorage], identity: tuple[Any, ...], obj: Any, path: str) -> None:
     storage = obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj
-    if storage.device.type != "cpu":
+    if not is_in_reach(storage.device):
         raise Unsupported(
             None,
-            f"saving {path}: a tensor is on device {storage.device}, and only those in the CPU's memory can "
-            "be laid out; move it first, for example with tensor.cpu()",
+            f"saving {path}: a tensor is on device {storage.device}, and only those in the memory of the CPU "
+            "and of CUDA GPUs can be laid out; move it first, for example with tensor.cpu()",
             path,
         )
     # ("storage", type, key, location, number of elements)
@@ -130,7 +131,7 @@ def _note(storages: dict[str, torch.UntypedStorage], identity: tuple[Any, ...], 
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _capture(obj: object, path: str) -> tuple[Capture, dict[str, torch.UntypedStorage]]:
@@ -154,7 +155,8 @@ def lay_out(obj: object, path: str) -> "_core.FileImage":
     Nothing of the size of the storages is allocated. The image refers to the memory of obj's storages: they
     must not change until it is written. Each non-empty storage lies at a multiple of 4096 bytes and has its
     CRC-32 patched in once it is known, so that stock torch.load and zip tools accept the file. Raises what
-    torch.save raises for what cannot be pickled, Unsupported for a storage that is not in the CPU's memory.
+    torch.save raises for what cannot be pickled, Unsupported for a storage on another device than the CPU and
+    CUDA GPUs.
     Thread-safe.
     """
     # In a thread of its own: skip_data that stayed after an interrupt would have torch.save write no data.

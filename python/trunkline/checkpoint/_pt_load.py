@@ -25,7 +25,7 @@ import torch
 from trunkline import _core
 from trunkline._errors import Corrupt, Error, Format, Unsupported
 from trunkline.checkpoint import _transfer
-from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._pt_archive import Archive, Source, Verify
 from trunkline.checkpoint._pt_zip import Record
 
@@ -113,14 +113,15 @@ class _Reader(io.RawIOBase):
 class _Placement:
     """torch.load's map_location: gives each storage its memory, and knows which record fills it."""
 
-    def __init__(self, reader: _Reader, archive: Archive, *, deferred: bool) -> None:
+    def __init__(self, reader: _Reader, archive: Archive, device: torch.device, *, deferred: bool) -> None:
         self._reader = reader
         self._archive = archive
+        self._device = device
         self._deferred = deferred
         self.targets: dict[Record, torch.Tensor] = {}
 
     def __call__(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """Return the storage that tensors are put on, of the same size: the CPU's, whatever the location."""
+        """Return the storage that tensors are put on, of the same size, whatever the location."""
         record = self._reader.take()
         nbytes = storage.nbytes()
         if nbytes != (record.nbytes if record else 0) or (self._deferred and record in self.targets):
@@ -131,24 +132,30 @@ class _Placement:
                 self._archive.path,
             )
         if record is None or not self._deferred:
-            return storage
-        if is_fresh(nbytes):
-            self.targets[record] = target = empty_bytes(nbytes)
+            return storage if self._device.type == "cpu" else _moved(storage, self._device)
+        if is_fresh(nbytes) or self._device.type != "cpu":
+            self.targets[record] = target = empty_bytes(nbytes, self._device)
             return target.untyped_storage()
         target = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.targets[record] = target.set_(storage)
         return storage
 
 
+def _moved(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """Return a copy on the device."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
+
+
 def load(
     path: "str | os.PathLike[str]",
     *,
+    device: torch.device = CPU,
     engine: "_core.Engine | None" = None,
     verify: Verify = "auto",
     mmap: bool = False,
     read_images: ReadImages = _transfer.read_images,
 ) -> Any:
-    """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the CPU's memory.
+    """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
 
     The pickle runs nothing but what torch.load(weights_only=True) allows; classes that
     torch.serialization.add_safe_globals names are among that. `verify`: "auto" compares each CRC-32 that the
@@ -167,6 +174,8 @@ def load(
         source = Source(file, path)
         archive = Archive(source, verify)
         if mmap:
+            if device.type != "cpu":
+                raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
             if verify is True:
                 archive.check_all()
             return _mapped(archive)
@@ -174,7 +183,7 @@ def load(
         if archive.scan is None and archive.foreign_byte_order:
             raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
         reader = _Reader(source, archive, deferred=deferred)
-        place = _Placement(reader, archive, deferred=deferred)
+        place = _Placement(reader, archive, device, deferred=deferred)
         result = _guarded(
             path,
             lambda: torch.load(reader, weights_only=True, map_location=place, mmap=False),  # type: ignore[arg-type]

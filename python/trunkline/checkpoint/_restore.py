@@ -61,8 +61,8 @@ def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor
     the caller fills the targets: contiguous views of their memory, in the form that flatten() gave.
 
     Raises ValueError, which names the place, where `into` lacks something, has more, or has a tensor of
-    another shape or dtype, not contiguous, read-only, not in host memory, or sharing memory with another one
-    where the stored ones do not. Raises Format for a bad skeleton.
+    another shape or dtype, not contiguous, read-only, on another device than the CPU and CUDA GPUs, or
+    sharing memory with another one where the stored ones do not. Raises Format for a bad skeleton.
     """
     walk = _Restoring(None)
     state = _run(walk, skeleton, into)
@@ -196,7 +196,7 @@ class _Restoring:
         if tensor is None:
             raise BadLeaf(f"the tensor {name!r} is missing")
         if not isinstance(tensor, torch.Tensor) or objection(tensor) is not None:
-            raise BadLeaf(f"the tensor {name!r} is no dense CPU tensor")
+            raise BadLeaf(f"the tensor {name!r} is no dense tensor of the CPU or a CUDA GPU")
         if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
             raise BadLeaf(
                 f"the tensor {name!r} is {_described(tensor.dtype, tensor.shape)}, "
@@ -270,7 +270,7 @@ class _Restoring:
         if not tensor.is_contiguous():
             raise BadLeaf(f"the tensor {name!r} is not contiguous")
         try:
-            return tensor.numpy().view(dtype).reshape(shape)
+            return tensor.cpu().numpy().view(dtype).reshape(shape)
         except (ValueError, TypeError) as error:  # more dimensions or elements than numpy bears
             raise BadLeaf(f"the array {name!r}: {error}") from None
 

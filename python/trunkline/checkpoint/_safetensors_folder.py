@@ -12,6 +12,7 @@ from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _transfer
+from trunkline.checkpoint._memory import CPU
 from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -21,6 +22,7 @@ _MAX_INDEX_BYTES = 100_000_000  # as the header of one file
 def load_folder(
     path: Path,
     *,
+    device: torch.device = CPU,
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
@@ -38,7 +40,9 @@ def load_folder(
     """
     merged: dict[str, torch.Tensor] = {}
     headers = folder_headers(path, engine=engine)
-    for tensors in load_files(headers, engine=engine, verify=verify, mmap=mmap, read_images=read_images):
+    for tensors in load_files(
+        headers, device=device, engine=engine, verify=verify, mmap=mmap, read_images=read_images
+    ):
         merged.update(tensors)
     return merged
 

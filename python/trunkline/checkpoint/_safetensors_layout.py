@@ -37,7 +37,8 @@ def lay_out(
     `metadata`, that of another file, is left out.
 
     Raises TypeError for names, tensors or metadata of other types, ValueError for names that are no UTF-8 or
-    reserved, Unsupported for dtypes that the format lacks and tensors that are not dense and in host memory.
+    reserved, Unsupported for dtypes that the format lacks and tensors that are not dense or on another device
+    than the CPU and CUDA GPUs.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(

@@ -13,7 +13,7 @@ from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums, _transfer
-from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._safetensors_sums import Sums
 from trunkline.checkpoint._tensors import bytes_of, dtype_named
 
@@ -61,12 +61,13 @@ class Header:
 def load(
     path: Path,
     *,
+    device: torch.device = CPU,
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
     read_images: ReadImages = _transfer.read_images,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, in the order of their bytes, in memory of their own.
+    """Return the tensors of a file, in the order of their bytes, in memory of their own on `device`.
 
     `verify`: "auto" compares the data with the checksums that trunkline wrote into the file, where it has
     them (not when another program rewrote it); True demands them; False does not look at them. `mmap`: the
@@ -80,9 +81,16 @@ def load(
     with _core.open(path, engine=engine) as file:
         header = _header_of(file, path)
         # While the file is open: its name may lead to another one by now.
-        return load_files([header], [file], engine=engine, verify=verify, mmap=mmap, read_images=read_images)[
-            0
-        ]
+        [tensors] = load_files(
+            [header],
+            [file],
+            device=device,
+            engine=engine,
+            verify=verify,
+            mmap=mmap,
+            read_images=read_images,
+        )
+        return tensors
 
 
 def read_header(path: Path, *, engine: Engine | None = None) -> Header:
@@ -112,6 +120,7 @@ def load_files(
     headers: Sequence[Header],
     files: "Sequence[_core.File]" = (),
     *,
+    device: torch.device = CPU,
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
@@ -125,10 +134,14 @@ def load_files(
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     if mmap and verify is True:
         raise ValueError("verify: a mapped file is read when it is touched, and cannot be verified before")
+    if mmap and device.type != "cpu":
+        raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
     if mmap:
         return [_mapped(header) for header in headers]
     all_sums = [_sums_of(header, verify) for header in headers]
-    loaded = [{tensor.name: _empty(tensor, header.path) for tensor in header.tensors} for header in headers]
+    loaded = [
+        {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors} for header in headers
+    ]
     images = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
     for image, file in zip(images, files, strict=False):
         image.read_from(file)
@@ -197,11 +210,11 @@ def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple
     return dtype, shape
 
 
-def _empty(stored: StoredTensor, path: str) -> torch.Tensor:
+def _empty(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch.Tensor:
     """Return memory for a tensor: each large one in pages of its own, which are freed with it."""
     dtype, shape = dtype_and_shape(stored, path)
     nbytes = stored.end - stored.begin
-    return _shaped(empty_bytes(nbytes).view(dtype), shape, stored.name, path)
+    return _shaped(empty_bytes(nbytes, device).view(dtype), shape, stored.name, path)
 
 
 def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) -> torch.Tensor:

@@ -31,7 +31,8 @@ def save(
     .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
 
     Stock torch.load and safetensors read the files. `obj` is anything that torch.save takes, for .safetensors
-    a mapping of names to tensors; all tensors must be in the CPU's memory, and must not change meanwhile.
+    a mapping of names to tensors. Tensors are on the CPU or on CUDA GPUs, whose current stream comes first,
+    and must not change meanwhile.
 
     The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
     crash), an older file of the name is still there. `durable`: it also survives a power failure once this

@@ -1,6 +1,6 @@
 """Shards of a checkpoint: stock safetensors files of whole tensors and of pieces of large ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from trunkline import _core
 from trunkline._core import FileImage
 from trunkline._errors import Corrupt, Format
-from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._shares import Piece
 from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtype_named
 
@@ -44,11 +44,16 @@ class Placed:
 
 
 def lay_out(
-    path: str, tensors: Sequence[torch.Tensor], described: Sequence[Described], pieces: Sequence[Piece]
+    path: str,
+    tensors: Sequence[torch.Tensor],
+    described: Sequence[Described],
+    pieces: Sequence[Piece],
+    streams: "Mapping[torch.device, torch.cuda.Stream]",
 ) -> tuple[FileImage, list[Placed]]:
     """Lay out the shard of `pieces`: an image with a checksum for each chunk, and where each piece went.
 
-    A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes.
+    A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes. Tensors
+    of GPUs are read when these `streams` come to it.
     """
     entries: list[tuple[str, str, tuple[int, ...]]] = []
     taken: set[str] = set()
@@ -68,7 +73,7 @@ def lay_out(
     image.add(0, head)
     for piece, (begin, _) in zip(pieces, places, strict=True):
         whole = bytes_of(contiguous(tensors[piece.tensor]))
-        image.add(begin, whole[piece.begin : piece.end])
+        image.add(begin, whole[piece.begin : piece.end], stream=streams.get(whole.device))
     for begin in range(0, file_bytes, CHUNK_BYTES):
         image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
     return image, [Placed(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
@@ -84,7 +89,7 @@ def format_crc32c(sums: Sequence[int]) -> str:
     return "".join(f"{value:08x}" for value in sums)
 
 
-def empty_like(about: dict[str, Any], path: str) -> torch.Tensor:
+def empty_like(about: dict[str, Any], path: str, device: torch.device = CPU) -> torch.Tensor:
     """Make memory for a tensor of a manifest; each large one has pages of its own, which go with it."""
     dtype = dtype_named(about["dtype"])
     shape = tuple(about["shape"])
@@ -92,7 +97,7 @@ def empty_like(about: dict[str, Any], path: str) -> torch.Tensor:
         shape = (*shape[:-1], shape[-1] // 2)
     nbytes = sum(piece[2] for piece in about["pieces"])
     try:
-        return empty_bytes(nbytes).view(dtype).reshape(shape)
+        return empty_bytes(nbytes, device).view(dtype).reshape(shape)
     except RuntimeError as error:
         raise Format(None, f"{path}: the tensor {about['name']!r}: {error}", path) from None
 

@@ -49,9 +49,9 @@ def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
     """Split a state into its skeleton, which json.dumps takes as it is, and its tensors by name.
 
     The state may hold None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict (with the
-    `_metadata` of a state_dict()), Counter, set, frozenset, torch.Size, torch.dtype, torch.device, dense CPU
-    tensors and Parameters, arrays, scalars and dtypes of numpy; each type itself and none derived from it.
-    Keys and elements of sets are values without tensors, or tuples of such.
+    `_metadata` of a state_dict()), Counter, set, frozenset, torch.Size, torch.dtype, torch.device, dense
+    tensors and Parameters of the CPU or a CUDA GPU, arrays, scalars and dtypes of numpy; each type itself and
+    none derived from it. Keys and elements of sets are values without tensors, or tuples of such.
 
     The tensors share the memory of the state's, but for arrays of numpy that are read-only or not contiguous
     and for lazily conjugated tensors, which are copied; they need not be contiguous. A tensor that occurs

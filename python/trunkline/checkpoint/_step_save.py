@@ -8,8 +8,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from trunkline import _core
 from trunkline._core import Engine, FileSet
 from trunkline._errors import Error
@@ -17,7 +15,9 @@ from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import cause, give_up, heard, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import divide, spread
+from trunkline.checkpoint._side_streams import side_streams
 from trunkline.checkpoint._state import flatten
+from trunkline.checkpoint._tensors import contiguous
 
 # How long a save waits for another process that has the directory locked: for one that collects debris, not
 # for one that saves.
@@ -61,7 +61,9 @@ class StepSave:
         self._place = place
         self._skeleton, tensors = flatten(state)
         self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
-        self._tensors: list[torch.Tensor] = list(tensors.values())
+        # In this thread, whose stream of a GPU comes before.
+        self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
+        self._streams = side_streams(self._tensors)
         sizes = [about.nbytes for about in self._described]
         self._layout = spread(sum(sizes), len(place.writers), max(1, len(place.store.volumes)))
         self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if sum(sizes) else []
@@ -89,7 +91,11 @@ class StepSave:
         images = []
         for index in self._mine:
             image, self._placed[index] = _shards.lay_out(
-                self._placement["paths"][index], self._tensors, self._described, self._parts[index]
+                self._placement["paths"][index],
+                self._tensors,
+                self._described,
+                self._parts[index],
+                self._streams,
             )
             self._bytes[index] = image.nbytes
             images.append(image)

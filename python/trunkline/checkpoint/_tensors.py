@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from trunkline.checkpoint._memory import is_in_reach
+
 # The names of https://huggingface.co/docs/safetensors for what both it and torch know.
 _SAFETENSORS_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -27,6 +29,7 @@ _SAFETENSORS_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
+_PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 _QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 _ALL_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
@@ -56,8 +59,8 @@ def in_safetensors(dtype: torch.dtype) -> bool:
 
 
 def objection(tensor: torch.Tensor) -> str | None:
-    """Why the tensor is not a dense one of plain elements in host memory; None if it is."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    """Why the tensor is not a dense one of plain elements, of the CPU or a CUDA GPU; None if it is."""
+    if type(tensor) not in _PLAIN_TYPES:
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         if type(tensor).__name__ == "DTensor":
             return f"is a {name}, a part of a tensor of many ranks; save it with torch.distributed.checkpoint"
@@ -66,8 +69,8 @@ def objection(tensor: torch.Tensor) -> str | None:
         return "is a nested tensor"
     if tensor.layout is not torch.strided:
         return f"is a sparse tensor ({tensor.layout})"
-    if tensor.device.type != "cpu":
-        return f"is on the device {tensor.device}, not in host memory; move it with .cpu()"
+    if not is_in_reach(tensor.device):
+        return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
     if tensor.dtype in _QUANTISED:
         return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
     return None
@@ -80,7 +83,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """
     tensor = tensor.detach()
     if torch._is_zerotensor(tensor):
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.resolve_conj().resolve_neg()
 
 

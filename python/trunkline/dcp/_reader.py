@@ -30,9 +30,9 @@ class StorageReader(Endpoint, TorchStorageReader):
     """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
 
     `path`: the directory; checkpoint_id of a load takes its place. Each rank reads the bytes that it needs,
-    straight into its tensors where they are contiguous in the CPU's memory and of the stored dtype, whatever
-    the number of ranks that saved. `verify`: every MiB that holds some of these bytes is read whole and
-    compared with its CRC-32C; False reads only the bytes themselves, unchecked.
+    straight into its tensors where they are contiguous, on the CPU or a CUDA GPU, and of the stored dtype,
+    whatever the number of ranks that saved. `verify`: every MiB that holds some of these bytes is read whole
+    and compared with its CRC-32C; False reads only the bytes themselves, unchecked.
 
     Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
     file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from trunkline._core import aligned_empty
 from trunkline._errors import Corrupt, Format
+from trunkline.checkpoint._memory import is_in_reach
 from trunkline.dcp._stored import ALIGNMENT, DTYPES, DataFile, StoredItem
 
 # What does not go straight into tensors is held until it is copied: as much as this at once, or one item.
@@ -124,10 +125,11 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
     Requests for the same bytes share memory. Of targets that share memory none is read into directly: they
     are copied to in the order of the plan, so that the last one wins.
     """
-    direct = [
-        request for request in requests if request.target is not None and request.target.device.type == "cpu"
+    spans = [
+        (*_span(request.target), request)
+        for request in requests
+        if request.target is not None and is_in_reach(request.target.device)
     ]
-    spans = [(*_span(request.target), request) for request in direct if request.target is not None]
     for cluster in _clusters(spans):
         if len(cluster) > 1:
             for request in cluster:
@@ -184,7 +186,7 @@ def _span(target: torch.Tensor) -> tuple[int, int]:
 def _takes_bytes(target: torch.Tensor, stored: StoredItem) -> bool:
     return (
         type(target) is torch.Tensor
-        and target.device.type == "cpu"
+        and is_in_reach(target.device)
         and target.layout == torch.strided
         and target.dtype == DTYPES[stored.dtype or ""]
         and target.is_contiguous()

@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from trunkline._core import Engine, FileImage, Volume, fsync_directory
 from trunkline._errors import Error, Unsupported, exception_of
+from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._transfer import write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._endpoint import Endpoint
@@ -34,8 +35,8 @@ from trunkline.dcp._stored import (
     new_data_file_name,
 )
 
-# Copies of tensors that are not contiguous in the CPU's memory are held until their file is written: more of
-# them than this make another file.
+# Copies of tensors that are not contiguous, or on devices out of reach, are held until their file is written:
+# more of them than this make another file.
 MOST_COPIED_BYTES = 1 << 30
 
 
@@ -249,7 +250,7 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
         )
     if tensor.is_meta:
         raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
-    plain = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+    plain = (tensor if is_in_reach(tensor.device) else tensor.cpu()).resolve_conj().resolve_neg().contiguous()
     memory = plain.reshape(-1).view(torch.uint8)
     copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
     dtype = str(tensor.dtype).removeprefix("torch.")

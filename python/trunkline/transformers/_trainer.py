@@ -13,7 +13,7 @@ import transformers
 
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
-from trunkline.checkpoint._placed import placed
+from trunkline.checkpoint._placed import savable
 from trunkline.checkpoint._save import SaveHandle
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
@@ -101,7 +101,7 @@ class BackgroundCheckpoints:
             "scheduler": trainer.lr_scheduler.state_dict(),
             "files": _of_all_ranks(files),
         }
-        self._saving = self.checkpointer.save(trainer.state.global_step, placed(state))
+        self._saving = self.checkpointer.save(trainer.state.global_step, savable(state))
 
     def _get_output_dir(self, trial: Any) -> str:
         if self._saved_into is not None:
