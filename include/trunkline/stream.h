@@ -58,21 +58,33 @@ struct StreamOptions {
   std::uint64_t memory_bytes = std::numeric_limits<std::uint64_t>::max();  // resident units and slots
   std::size_t slots = 2;  // at least; one is used while the others are read
   StreamVerify verify = StreamVerify::once;
+  // In the memory of a device: units are handed out from as many slots as fit there, two at least, into which
+  // they are copied ahead of their use. The memory stays as it is until the stream is gone; what its `stream`
+  // holds at the opening comes first.
+  MemoryView device_memory = {};
 };
+
+// Where the parts of a unit begin in the memory of a device, from the unit's start: at multiples of 512.
+std::vector<std::uint64_t> device_layout(const StreamUnit& unit);
+
+// The size of each slot in the memory of a device.
+std::uint64_t device_slot_bytes(std::span<const StreamUnit> units);
 
 struct StreamStats {
   std::uint64_t units_read = 0;
   std::uint64_t bytes_read = 0;
-  std::uint64_t acquired = 0;   // units handed out
-  std::uint64_t waited = 0;     // of these, those that were not there yet
-  std::uint64_t wait_ns = 0;    // time spent waiting for storage
-  std::uint64_t verify_ns = 0;  // time spent on checksums
-  std::uint64_t read_ns = 0;    // time in which anything was being read
-  std::uint64_t unused = 0;     // units read, or begun, that were given up for others
-  std::uint64_t failed = 0;     // units whose reading failed
+  std::uint64_t acquired = 0;      // units handed out
+  std::uint64_t waited = 0;        // of these, those that were not there yet
+  std::uint64_t wait_ns = 0;       // time spent waiting for storage
+  std::uint64_t verify_ns = 0;     // time spent on checksums
+  std::uint64_t read_ns = 0;       // time in which anything was being read
+  std::uint64_t unused = 0;        // units read, or begun, that were given up for others
+  std::uint64_t failed = 0;        // units whose reading failed
+  std::uint64_t bytes_copied = 0;  // to a device
 };
 
 class StreamCore;  // src/stream/stream_core.h
+class UploadRing;  // src/stream/upload_ring.h
 
 // Units are acquired in their order, cyclically; the next ones are read meanwhile, also over the end of the
 // cycle. Another order works too, at the cost of waiting for the disk. Every member function is thread-safe.
@@ -92,17 +104,19 @@ class WeightStream {
   // here, once: acquiring again reads again, and so does acquiring others that were read ahead of it. corrupt
   // when bytes differ from their checksum; timed_out when they did not come in time (they still come);
   // invalid_argument when all slots hold acquired units. A unit acquired several times must be released as
-  // often.
+  // often; one in the memory of a device is acquired once at a time.
   Result<MemoryView> acquire(std::size_t unit,
                              std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
 
   // The unit's memory is used for the next one. invalid_argument when it is not acquired.
-  Status release(std::size_t unit);
+  // In the memory of a device: once `stream` (null: its default stream) has done what it holds now.
+  Status release(std::size_t unit, void* stream = nullptr);
 
   // The order in which units will be acquired from now on: each of them once.
   Status set_order(std::vector<std::size_t> order);
 
-  // What units are handed out from: the slots, and the resident units; either may be empty.
+  // What units are handed out from: the slots, and the resident units; either may be empty. With
+  // device_memory: that.
   std::span<const MemoryView> memory() const;
 
   const std::vector<StreamUnit>& units() const;
@@ -110,9 +124,10 @@ class WeightStream {
   StreamStats stats() const;
 
  private:
-  explicit WeightStream(std::unique_ptr<StreamCore> core);
+  WeightStream(std::unique_ptr<StreamCore> core, std::unique_ptr<UploadRing> ring);
 
   std::unique_ptr<StreamCore> core_;
+  std::unique_ptr<UploadRing> ring_;  // of units in the memory of a device; uses the core
 };
 
 }  // namespace trunkline

@@ -11,6 +11,8 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "buffer_view.h"
+#include "cuda_objects.h"
 #include "engine_object.h"
 #include "errors.h"
 #include "file_object.h"
@@ -51,11 +53,20 @@ std::vector<StreamUnit> units_argument(const std::vector<UnitArgument>& units) {
 class StreamObject {
  public:
   StreamObject(const std::vector<nb::object>& files_value, const std::vector<UnitArgument>& units,
-               nb::handle memory_bytes, std::size_t slots, nb::handle verify, nb::handle engine)
+               nb::handle memory_bytes, std::size_t slots, nb::handle verify, nb::handle engine,
+               nb::handle device_memory)
       : generation_(os::fork_generation()) {
     StreamOptions options{.slots = slots, .verify = verify_argument(verify)};
     if (const auto bytes = optional_size_argument(memory_bytes, "memory_bytes"))
       options.memory_bytes = *bytes;
+    if (!device_memory.is_none()) {
+      device_memory_ =
+          std::make_unique<BufferView>(device_memory, Access::writable, "device_memory", Reach::devices);
+      device_memory_->keep_storage();
+      options.device_memory = device_memory_->memory();
+      if (options.device_memory.device == nullptr)
+        raise_value_error("device_memory: must be in the memory of a GPU");
+    }
     std::vector<File> files;
     for (const nb::object& file : files_value) {
       if (!nb::isinstance<FileObject>(file))
@@ -75,6 +86,7 @@ class StreamObject {
   ~StreamObject() {
     if (generation_ != os::fork_generation()) {
       static_cast<void>(stream_.release());  // its transfers are the parent's
+      static_cast<void>(device_memory_.release());
       return;
     }
     const GilReleased unlocked;  // waits for what is under way
@@ -94,11 +106,14 @@ class StreamObject {
     raise(make_error(ErrorKind::invalid_argument, "unit: is in no memory of the stream"));
   }
 
-  void release(std::size_t unit) {
+  bool is_on_device() const { return device_memory_ != nullptr; }
+
+  void release(std::size_t unit, nb::handle stream) {
+    void* const handle = stream.is_none() ? nullptr : stream_argument(stream, "stream");
     // Reading what comes next may have to wait for room in the engine's queue.
     Status status = [&] {
       const GilReleased unlocked;
-      return stream_->release(unit);
+      return stream_->release(unit, handle);
     }();
     unwrap(std::move(status));
   }
@@ -128,6 +143,7 @@ class StreamObject {
   }
 
   const unsigned generation_;
+  std::unique_ptr<BufferView> device_memory_;
   std::unique_ptr<WeightStream> stream_;
 };
 
@@ -154,6 +170,7 @@ PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&export_
 
 std::vector<StreamMemoryObject*> memory_of(nb::handle_t<StreamObject> self) {
   std::vector<StreamMemoryObject*> made;
+  if (nb::cast<StreamObject&>(self).is_on_device()) return made;  // the caller's own
   for (const MemoryView& memory : nb::cast<StreamObject&>(self).stream().memory())
     made.push_back(new StreamMemoryObject{nb::borrow(self), memory});
   return made;
@@ -171,6 +188,7 @@ nb::dict stats_of(StreamObject& self) {
   dict["read_seconds"] = static_cast<double>(stats.read_ns) * 1e-9;
   dict["unused"] = stats.unused;
   dict["failed"] = stats.failed;
+  dict["bytes_copied"] = stats.bytes_copied;
   return dict;
 }
 
@@ -203,25 +221,30 @@ void register_stream(nb::module_& module) {
       "(int or str;\n"
       "None: all stay). verify: compare with the checksums \"never\", \"once\" (and whenever the files were "
       "modified) or\n"
-      "\"always\". Raises OutOfBudget, naming the least, where slots do not fit.")
+      "\"always\". device_memory: of a GPU, in which units are handed out, from as many slots as fit; they "
+      "are copied there\n"
+      "ahead of their use. Raises OutOfBudget, naming the least, where slots do not fit.")
       .def(nb::init<const std::vector<nb::object>&, const std::vector<UnitArgument>&, nb::handle, std::size_t,
-                    nb::handle, nb::handle>(),
+                    nb::handle, nb::handle, nb::handle>(),
            "files"_a, "units"_a, nb::kw_only(), "memory_bytes"_a = nb::none(), "slots"_a = 2,
-           "verify"_a = "once", "engine"_a = nb::none(),
-           nb::sig(
-               "def __init__(self, files: collections.abc.Sequence[File], units: "
-               "collections.abc.Sequence[tuple[str, int, collections.abc.Sequence[tuple[int, int, int, "
-               "int, int | None]]]], *, memory_bytes: int | str | None = None, slots: int = 2, verify: "
-               "typing.Literal['never', 'once', 'always'] = 'once', engine: Engine | None = None) -> None"))
+           "verify"_a = "once", "engine"_a = nb::none(), "device_memory"_a = nb::none(),
+           nb::sig("def __init__(self, files: collections.abc.Sequence[File], units: "
+                   "collections.abc.Sequence[tuple[str, int, collections.abc.Sequence[tuple[int, int, int, "
+                   "int, int | None]]]], *, memory_bytes: int | str | None = None, slots: int = 2, verify: "
+                   "typing.Literal['never', 'once', 'always'] = 'once', engine: Engine | None = None, "
+                   "device_memory: trunkline._types.WritableBuffer | None = None) -> None"))
       .def("acquire", &StreamObject::acquire, "unit"_a,
            "Waits until the unit is there: (index of its memory, offset in it). Ctrl-C ends the wait.\n\n"
            "Raises what its reading failed with; acquiring again reads again.")
-      .def("release", &StreamObject::release, "unit"_a, "The unit's memory may be used for the next one.")
+      .def("release", &StreamObject::release, "unit"_a, "stream"_a = nb::none(),
+           nb::sig("def release(self, unit: int, stream: object | None = None) -> None"),
+           "The unit's memory may be used for the next one; that of a GPU once `stream` (None: the default "
+           "one) has\ndone what it holds now.")
       .def("set_order", &StreamObject::set_order, "order"_a,
            "The order in which units are acquired from now on: each index once.")
       .def_prop_ro("memory", &memory_of, nb::rv_policy::take_ownership,
                    nb::for_getter(nb::sig("def memory(self) -> typing.List[StreamMemory]")),
-                   "The memory of the slots, and of the units that stay.")
+                   "The memory of the slots, and of the units that stay; none with device_memory.")
       .def_prop_ro(
           "placement", [](StreamObject& self) { return dict_of(self.stream().placement()); },
           nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
@@ -233,6 +256,21 @@ void register_stream(nb::module_& module) {
       [](nb::handle value, const std::string& name) { return size_argument(value, name.c_str()); },
       "value"_a.none(), "name"_a, nb::sig("def parse_size(value: int | str, name: str) -> int"),
       "Bytes of an int or a str such as \"400MB\"; `name` is the argument's, for errors. Private.");
+  module.def(
+      "device_layout", [](const UnitArgument& unit) { return device_layout(units_argument({unit}).front()); },
+      "unit"_a,
+      nb::sig(
+          "def device_layout(unit: tuple[str, int, collections.abc.Sequence[tuple[int, int, int, int, int "
+          "| None]]]) -> list[int]"),
+      "Where the parts of a unit of WeightStream begin in the memory of a GPU, in bytes from the unit's "
+      "start.");
+  module.def(
+      "device_slot_bytes",
+      [](const std::vector<UnitArgument>& units) { return device_slot_bytes(units_argument(units)); },
+      "units"_a,
+      nb::sig("def device_slot_bytes(units: collections.abc.Sequence[tuple[str, int, "
+              "collections.abc.Sequence[tuple[int, int, int, int, int | None]]]]) -> int"),
+      "The size of each slot that these units of WeightStream pass through in the memory of a GPU.");
   module.def("place_units", &place, "unit_bytes"_a, "memory_bytes"_a.none(), "slots"_a = 2,
              nb::sig("def place_units(unit_bytes: collections.abc.Sequence[int], memory_bytes: int | str, "
                      "slots: int = 2) -> dict[str, typing.Any]"),

@@ -63,6 +63,59 @@ class Posing(torch.Tensor):
         return result
 
 
+class Shadowed(torch.Tensor):
+    """A tensor of the CPU over the memory of a stand-in's device, so that models can compute with it.
+
+    Who asks for its device or address is told those of the GPU.
+    """
+
+    array: CudaArray
+
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    device = property(lambda self: torch.device("cuda", self.array.ordinal))  # type: ignore[assignment]
+
+    @classmethod
+    def over(cls, array: CudaArray, dtype: torch.dtype, shape: Any) -> Any:
+        """A contiguous tensor whose bytes are those of the array."""
+        if array.nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        memory = (ctypes.c_char * array.nbytes).from_address(_shadow_of(array))
+        tensor = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(shape).as_subclass(cls)
+        tensor.array = array
+        return tensor
+
+    def get_device(self) -> int:
+        return self.array.ordinal
+
+    def data_ptr(self) -> int:
+        assert self.array.address is not None
+        return self.array.address + self._address() - _shadow_of(self.array)
+
+    def _address(self) -> int:
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.Tensor.data_ptr(self)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        # Views are still in that memory; all else is the CPU's.
+        source = next((each for each in args if isinstance(each, Shadowed)), None)
+        if source is None or not isinstance(result, torch.Tensor) or result.device.type != "cpu":
+            return result
+        begin = _shadow_of(source.array)
+        if not begin <= torch.Tensor.data_ptr(result) < begin + source.array.nbytes:
+            return result
+        view = result.as_subclass(cls)
+        view.array = source.array
+        return view
+
+
+def _shadow_of(array: CudaArray) -> int:
+    return int(stand_in().fakeCudaShadow(ctypes.c_uint64(array.address)))
+
+
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -113,8 +166,8 @@ class Poser:
     def set_stream(self, stream: PosingStream) -> None:
         setattr(self._streams, f"s{stream.device.index or 0}", stream)
 
-    def pose(self, patch: pytest.MonkeyPatch) -> None:
-        """Let torch's functions know of the stand-in's GPUs."""
+    def pose(self, patch: pytest.MonkeyPatch, kind: Any = Posing) -> None:
+        """Let torch's functions know of the stand-in's GPUs; their tensors are Posing or Shadowed."""
         from trunkline.checkpoint import _tensors
 
         empty = torch.empty
@@ -127,11 +180,13 @@ class Poser:
             array = CudaArray(
                 b"\x5a" * shape.numel() * dtype.itemsize, ordinal=torch.device(device).index or 0
             )
-            return Posing.over(array, dtype, shape)
+            return kind.over(array, dtype, shape)
 
         patch.setattr(torch, "empty", empty_on)
         patch.setattr(_tensors, "_PLAIN_TYPES", (*_tensors._PLAIN_TYPES, Posing))
         patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
         patch.setattr(torch.cuda, "Stream", PosingStream)
         patch.setattr(torch.cuda, "current_stream", self.current_stream)
         patch.setattr(torch.cuda, "stream", lambda stream: _Current(self, stream))

@@ -253,3 +253,21 @@ def test_dtypes_that_no_model_can_have_are_refused(tmp_path: Path) -> None:
     for dtype in ("float8_e4m3fn", torch.float8_e5m2, torch.int8, "complex64"):
         with pytest.raises(ValueError, match="dtype"):
             tl.transformers.from_pretrained(folder, dtype=dtype)
+
+
+def test_what_stays_is_not_copied_for_each_row(tmp_path: Path) -> None:
+    """Torch copies a matrix for each row of a batch unless it could have gradients."""
+    model = tl.transformers.from_pretrained(make_folder(tmp_path / "model"))
+    head = model.lm_head.weight
+    seen: list[bool] = []
+    model.lm_head.register_forward_pre_hook(lambda module, arguments: seen.append(head.requires_grad))
+    with torch.no_grad():
+        model(**prompt())
+    assert not head.requires_grad
+    model(**prompt())
+    model.generate(**prompt(), max_new_tokens=2)
+    assert seen == [True, False, True, True]
+    head.requires_grad_(True)
+    with torch.no_grad():
+        model(**prompt())
+    assert head.requires_grad  # what the caller set stays

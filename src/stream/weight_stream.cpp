@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "device/device.h"
 #include "stream/stream_core.h"
+#include "stream/upload_ring.h"
 #include "trunkline/stream.h"
 
 namespace trunkline {
@@ -33,6 +35,19 @@ Status check_units(const std::vector<File>& files, const std::vector<StreamUnit>
   return {};
 }
 
+Status check_device_memory(const StreamCore& core, const MemoryView& memory) {
+  if (memory.device->host_accessible()) {
+    return std::unexpected(make_error(ErrorKind::invalid_argument,
+                                      fmt::format("device_memory: is on {}", memory.device->name())));
+  }
+  const std::uint64_t least = 2 * device_slot_bytes(core.units());
+  if (memory.bytes >= least) return {};
+  return std::unexpected(make_error(
+      ErrorKind::out_of_budget,
+      fmt::format("device_memory: {} bytes cannot hold two slots for the largest unit; the least is {} bytes",
+                  memory.bytes, least)));
+}
+
 }  // namespace
 
 Result<WeightStream> WeightStream::open(const Engine& engine, std::vector<File> files,
@@ -44,29 +59,52 @@ Result<WeightStream> WeightStream::open(const Engine& engine, std::vector<File> 
   if (!placement) return std::unexpected(placement.error());
   auto core = std::make_unique<StreamCore>(engine, std::move(files), std::move(units), std::move(*placement),
                                            options.verify);
+  std::unique_ptr<UploadRing> ring;
+  if (options.device_memory.device != nullptr) {
+    if (auto room = check_device_memory(*core, options.device_memory); !room)
+      return std::unexpected(room.error());
+    ring = std::make_unique<UploadRing>(*core, options.device_memory);
+  }
   if (auto started = core->start(); !started) return std::unexpected(started.error());
-  return WeightStream(std::move(core));
+  if (ring != nullptr) {
+    if (auto started = ring->start(); !started) return std::unexpected(started.error());
+  }
+  return WeightStream(std::move(core), std::move(ring));
 }
 
-WeightStream::WeightStream(std::unique_ptr<StreamCore> core) : core_(std::move(core)) {}
+WeightStream::WeightStream(std::unique_ptr<StreamCore> core, std::unique_ptr<UploadRing> ring)
+    : core_(std::move(core)), ring_(std::move(ring)) {}
 WeightStream::WeightStream(WeightStream&&) noexcept = default;
-WeightStream& WeightStream::operator=(WeightStream&&) noexcept = default;
+WeightStream& WeightStream::operator=(WeightStream&& other) noexcept {
+  ring_.reset();  // before what it uses
+  core_ = std::move(other.core_);
+  ring_ = std::move(other.ring_);
+  return *this;
+}
 WeightStream::~WeightStream() = default;
 
 Result<MemoryView> WeightStream::acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout) {
-  return core_->acquire(unit, timeout);
+  return ring_ ? ring_->acquire(unit, timeout) : core_->acquire(unit, timeout);
 }
 
-Status WeightStream::release(std::size_t unit) { return core_->release(unit); }
+Status WeightStream::release(std::size_t unit, void* stream) {
+  return ring_ ? ring_->release(unit, stream) : core_->release(unit);
+}
 
-Status WeightStream::set_order(std::vector<std::size_t> order) { return core_->set_order(std::move(order)); }
+Status WeightStream::set_order(std::vector<std::size_t> order) {
+  if (auto set = core_->set_order(order); !set) return set;
+  if (ring_) ring_->set_order(std::move(order));
+  return {};
+}
 
-std::span<const MemoryView> WeightStream::memory() const { return core_->memory(); }
+std::span<const MemoryView> WeightStream::memory() const {
+  return ring_ ? std::span(&ring_->memory(), 1) : core_->memory();
+}
 
 const std::vector<StreamUnit>& WeightStream::units() const { return core_->units(); }
 
 const StreamPlacement& WeightStream::placement() const { return core_->placement(); }
 
-StreamStats WeightStream::stats() const { return core_->stats(); }
+StreamStats WeightStream::stats() const { return ring_ ? ring_->stats() : core_->stats(); }
 
 }  // namespace trunkline

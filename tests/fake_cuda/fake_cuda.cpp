@@ -717,6 +717,11 @@ void fakeCudaPoke(std::uint64_t device, const void* source, std::size_t bytes) {
   std::memcpy(memory, source, bytes);
 }
 
+void* fakeCudaShadow(std::uint64_t device) {
+  const std::scoped_lock lock(driver().mutex);
+  return shadow_locked(device, 1);
+}
+
 const char* fakeCudaComplaints() {
   thread_local std::string copy;
   const std::scoped_lock lock(driver().mutex);

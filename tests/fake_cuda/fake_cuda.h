@@ -43,6 +43,9 @@ int fakeCudaFill(std::uint64_t device, std::size_t bytes, unsigned char value, v
 void fakeCudaPeek(void* target, std::uint64_t device, std::size_t bytes);
 void fakeCudaPoke(std::uint64_t device, const void* source, std::size_t bytes);
 
+// Where the bytes of device memory can be touched, for tests that compute with them.
+void* fakeCudaShadow(std::uint64_t device);
+
 // What no driver could accept: empty, or lines of text. Valid until the next call on this thread.
 const char* fakeCudaComplaints();
 

@@ -23,6 +23,7 @@ class Streaming:
     resident_bytes: int  # outside of the stream
     streamed_bytes: int  # through slots, by each pass
     pack: str  # the file that is read, or the folder of the checkpoint
+    gpu_slots_bytes: int | None = None  # of a model on a GPU, where all of resident_bytes is
 
 
 streaming_of: "weakref.WeakKeyDictionary[Any, Streaming]" = weakref.WeakKeyDictionary()
@@ -39,6 +40,11 @@ def stats(model: Any) -> dict[str, Any]:
     that rate and computing, and "of_limit" the share of it in "seconds" (None before the first pass).
     "streamed_bytes" are read in each pass, "resident_bytes" stay, "memory_bytes" is what all weights and
     slots take; "source" is the file that is read, or the folder.
+
+    Of a model on a GPU "streamed_bytes" are copied to it in each pass, and "resident_bytes" and
+    "memory_bytes" are in its memory; "host_bytes" is what weights take in main memory, of which those that
+    stay there are not read again. "seconds" are those of the host: what the GPU still has to do does not
+    count.
 
     Raises TypeError for any other model. Thread-safe.
     """
@@ -58,7 +64,9 @@ def stats(model: Any) -> dict[str, Any]:
     streamed = streaming.streamed_bytes * passes
     storage = counts.get("bytes_read", 0) / counts["read_seconds"] if counts.get("read_seconds") else 0.0
     limit = max(streamed / storage if storage else 0.0, compute)
-    return {
+    on_gpu = streaming.gpu_slots_bytes is not None
+    host_bytes = placement["memory_bytes"] + (0 if on_gpu else streaming.resident_bytes)
+    found = {
         "passes": passes,
         "seconds": seconds,
         "wait_seconds": wait,
@@ -70,7 +78,10 @@ def stats(model: Any) -> dict[str, Any]:
         "bytes_read": counts.get("bytes_read", 0),
         "storage_gb_s": storage / 1e9,
         "streamed_bytes": streaming.streamed_bytes,
-        "resident_bytes": streaming.resident_bytes + placement["memory_bytes"] - slots,
-        "memory_bytes": streaming.resident_bytes + placement["memory_bytes"],
+        "resident_bytes": streaming.resident_bytes if on_gpu else host_bytes - slots,
+        "memory_bytes": streaming.resident_bytes + (streaming.gpu_slots_bytes or 0) if on_gpu else host_bytes,
         "source": streaming.pack,
     }
+    if on_gpu:
+        found |= {"host_bytes": host_bytes, "bytes_copied": counts.get("bytes_copied", 0)}
+    return found

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 import torch
 
 from trunkline._core import File, FileImage
 from trunkline._errors import Corrupt
 from trunkline.checkpoint import _transfer
-from trunkline.checkpoint._memory import empty_bytes, is_fresh
+from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
+
+# A unit of WeightStream: its name, bytes of memory, and parts of (file, offset, bytes, at, CRC-32C).
+StreamUnit: TypeAlias = tuple[str, int, list[tuple[int, int, int, int, int | None]]]
 
 TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
 
@@ -47,14 +51,17 @@ def of_headers(headers: Sequence[Header]) -> dict[str, Stored]:
     }
 
 
-def read(tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str]) -> list[torch.Tensor]:
+def read(
+    tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str], device: torch.device = CPU
+) -> list[torch.Tensor]:
     """Read tensors into memory of their own, all at once, and compare those that have a checksum with it.
 
-    They have the alignment there that they have in the file. The files are closed. Raises Corrupt, with
-    `tensor`, for one that differs.
+    They have the alignment there that they have in the file, on a GPU that of its allocator. The files are
+    closed. Raises Corrupt, with `tensor`, for one that differs.
     """
-    sizes = [stored.misalignment + stored.nbytes for stored in tensors]
-    made = [empty_bytes(nbytes)[stored.misalignment :] for stored, nbytes in zip(tensors, sizes, strict=True)]
+    shifts = [stored.misalignment if device.type == "cpu" else 0 for stored in tensors]
+    sizes = [shift + stored.nbytes for shift, stored in zip(shifts, tensors, strict=True)]
+    made = [empty_bytes(nbytes, device)[shift:] for shift, nbytes in zip(shifts, sizes, strict=True)]
     images: dict[int, FileImage] = {}
     names: dict[int, list[str]] = {}
     for stored, memory, nbytes in sorted(

@@ -34,16 +34,8 @@ _CONVERSIONS = {
 }
 
 
-class Refusal:
-    """A hook that raises Unsupported, and keeps what it belongs to from being copied and pickled."""
-
-    def __init__(self, message: str) -> None:
-        """`message`: of the error, when it is called."""
-        self._message = message
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        """Refuse."""
-        raise Unsupported(None, self._message)
+class NotCopied:
+    """Keeps what it belongs to from being copied and pickled."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         """Refuse."""
@@ -52,6 +44,18 @@ class Refusal:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse."""
         raise Unsupported(None, _NO_PICKLE)
+
+
+class Refusal(NotCopied):
+    """A hook that raises Unsupported."""
+
+    def __init__(self, message: str) -> None:
+        """`message`: of the error, when it is called."""
+        self._message = message
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Refuse."""
+        raise Unsupported(None, self._message)
 
 
 class AbsentWeight(nn.Parameter):

@@ -2,16 +2,17 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
-from trunkline.transformers._absent import AbsentWeight
+from trunkline.transformers._absent import AbsentWeight, NotCopied
+from trunkline.transformers._gpu import check_not_capturing
 from trunkline.transformers._layers import Unit, Weight
 
 
@@ -45,11 +46,14 @@ class Binding:
         places: Sequence[Sequence[tuple[int, torch.dtype, tuple[int, ...]]]],
         stream: WeightStream,
         remedy: str,
+        gpu_memory: torch.Tensor | None = None,
     ) -> None:
         """`places`: of each weight of each unit, where it begins in the unit's memory, dtype and shape.
 
-        `remedy`: what to do about weights that were changed.
+        `remedy`: what to do about weights that were changed. `gpu_memory`: what the units of the stream are
+        handed out from, if that is on a GPU.
         """
+        self._gpu = None if gpu_memory is None else gpu_memory.device
         self._stream = stream
         self._remedy = remedy
         self._units = units
@@ -58,6 +62,8 @@ class Binding:
             torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
             for memory in stream.memory
         ]
+        if gpu_memory is not None:
+            self._memory = [gpu_memory]
         # Of a unit at a place of its: what its modules get. They come by again with each cycle.
         self._bound: dict[tuple[int, int, int, bool], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
@@ -127,6 +133,8 @@ class Binding:
                 or any(parameter.requires_grad for parameter in module.parameters())
             ):
                 raise Unsupported(None, _NO_GRADIENTS)
+            if self._gpu is not None:
+                check_not_capturing()
             thread = threading.current_thread()
             if self._thread is not None and self._thread is not thread and self._thread.is_alive():
                 raise Unsupported(
@@ -204,15 +212,54 @@ class Binding:
             parameters[name] = absent
         self._held.pop(index, None)
         with suppress(ValueError):  # it was not acquired after all
-            self._stream.release(index)
+            if self._gpu is None:
+                self._stream.release(index)
+            else:
+                self._stream.release(index, torch.cuda.current_stream(self._gpu))
         self._taken.discard(index)
 
 
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+def _not_compiled(hook: _Hook) -> _Hook:
+    """Keep torch.compile away: it would run the hook once, and then never again."""
+    made: _Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return made
+
+
+class FoldAsStock(NotCopied):
+    """Lets matrices that stay in memory require gradients while a model runs without recording any.
+
+    Those of stock models do. Torch computes the product of a batch with a matrix as one product only then;
+    else it copies the matrix for each row, which takes memory, and may round otherwise.
+    """
+
+    def __init__(self, model: nn.Module, weights: Sequence[torch.Tensor]) -> None:
+        """Do so from now on."""
+        self._matrices = [weight for weight in weights if weight.dim() >= 2 and weight.is_floating_point()]
+        self._changed: list[torch.Tensor] = []
+        model.register_forward_pre_hook(self.before, prepend=True)
+        model.register_forward_hook(self.after, always_call=True)
+
+    @_not_compiled
+    def before(self, module: nn.Module, arguments: Any) -> None:
+        """What is called before the model runs."""
+        if not torch.is_grad_enabled():
+            self._changed += [weight for weight in self._matrices if not weight.requires_grad]
+            for weight in self._changed:
+                weight.requires_grad_(True)
+
+    @_not_compiled
+    def after(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """What is called when it has run, or failed."""
+        while self._changed:
+            self._changed.pop().requires_grad_(False)
+
+
 def _hook(module: nn.Module, before: Any, after: Any) -> None:
-    # torch.compile would run them once, with weights that do not exist, and then never again.
-    not_compiled: Any = torch.compiler.disable
-    module.register_forward_pre_hook(not_compiled(before), prepend=True, with_kwargs=True)
-    module.register_forward_hook(not_compiled(after), always_call=True)
+    module.register_forward_pre_hook(_not_compiled(before), prepend=True, with_kwargs=True)
+    module.register_forward_hook(_not_compiled(after), always_call=True)
 
 
 def _absent(module: nn.Module, weight: Weight) -> AbsentWeight:

@@ -86,8 +86,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def finish(model: Any, model_dir: Path) -> None:
-    """Make what no file stores (buffers of rotary embeddings, say) as transformers makes it.
+def finish(model: Any, model_dir: Path, device: torch.device) -> None:
+    """Make what no file stores (buffers of rotary embeddings, say) as transformers makes it, on the device.
 
     Every parameter and stored buffer must be there already, or on the meta device for good.
     """
@@ -101,11 +101,20 @@ def finish(model: Any, model_dir: Path) -> None:
     model.config.name_or_path = str(model_dir)
     if model.can_generate():
         model.generation_config = _generation_config(model_dir)
+    if device.type != "cpu":
+        for module in model.modules():
+            for name, value in module._buffers.items():
+                if value is not None and value.device.type == "cpu":
+                    module._buffers[name] = _moved(value, device)
     missing = [name for name, buffer in model.named_buffers() if buffer.device == _META]
     if missing:
         raise Unsupported(
             None, f"{model_dir}: the buffers {missing[:4]} cannot be made without the stock loader"
         )
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device)
 
 
 def _generation_config(model_dir: Path) -> GenerationConfig:

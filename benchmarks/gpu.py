@@ -1,0 +1,461 @@
+#!/usr/bin/env python3
+"""Transfers between files and the memory of a GPU, each beside its peers in the same run, as one JSON.
+
+    python benchmarks/gpu.py --dir /mnt/nvme0            (and --memory-dir, a tmpfs: /dev/shm)
+
+Needs a CUDA GPU, torch with CUDA, transformers and safetensors; kvikio, fastsafetensors and accelerate are
+peers where they are installed, and named where they are not. No network. Under eight minutes.
+
+    disk         reads and writes between the disk and the GPU, beside the same between the disk and the CPU
+    bus          the same on a file in main memory, beside plain copies of pinned memory: the bus's limit
+    load         a model's weights from a file, cold and warm, beside safetensors, fastsafetensors, torch
+    save         a state of the GPU to .pt and .safetensors, beside torch.save
+    snapshot     what an asynchronous save holds a training up, beside a plain copy to pinned memory
+    generation   tokens of a Llama shape that is streamed, beside its limit, and beside accelerate
+
+What moved is compared each time, and all tokens. Medians over rounds; "compared" is the median of the ratios
+of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+GB = 1e9
+MIB = 1 << 20
+
+
+@dataclass
+class Row:
+    """One thing that was measured, `ours` and `peer` in `unit`, round by round."""
+
+    section: str
+    name: str
+    unit: str  # "GB/s": more is better; "s": less is
+    peer_name: str
+    goal: float | None
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+
+    def compared(self) -> float | None:
+        """Ours by the peer's: of rates, and of times."""
+        ratios = [ours / peer for ours, peer in zip(self.ours, self.peer, strict=False) if peer]
+        return statistics.median(ratios) if ratios else None
+
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None without one, or without the peer."""
+        ratio = self.compared()
+        if ratio is None or self.goal is None:
+            return None
+        return ratio >= self.goal if self.unit == "GB/s" else ratio <= self.goal
+
+    def as_json(self) -> dict[str, Any]:
+        """With medians and verdict."""
+        median = {
+            side: statistics.median(values) if values else None
+            for side, values in (("ours_median", self.ours), ("peer_median", self.peer))
+        }
+        return {**asdict(self), **median, "compared": self.compared(), "met": self.met()}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long it takes until the GPU is done too."""
+    import torch
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def make_cold(*paths: Path) -> None:
+    """Write the files back, and drop them from the page cache."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+class Benchmark:
+    """All sections."""
+
+    def __init__(self, disk: Path, memory: Path, size: int, rounds: int) -> None:
+        self.disk = disk
+        self.memory = memory
+        self.size = size - size % MIB
+        self.rounds = rounds
+        self.rows: list[Row] = []
+        self.absent = [name for name in ("kvikio", "fastsafetensors", "accelerate") if not has(name)]
+
+    def row(self, section: str, name: str, unit: str, peer: str, goal: float | None = None) -> Row:
+        made = Row(section, name, unit, peer, goal)
+        self.rows.append(made)
+        return made
+
+    def disk_and_gpu(self) -> None:
+        """Between the disk and the GPU, and the same with main memory."""
+        import torch
+
+        import trunkline as tl
+
+        path = self.disk / "disk"
+        host = tl.torch.empty_pinned(self.size, torch.uint8)
+        host.random_()
+        device = host.to("cuda")
+        back = torch.empty_like(device)
+        read = self.row("disk", "read into HBM", "GB/s", "the same into main memory", 0.97)
+        write = self.row("disk", "write from HBM", "GB/s", "the same from main memory", 0.97)
+        with tl.open(path, "w") as file:
+            file.pwrite(host)
+            file.sync()
+            for _ in range(self.rounds):
+                write.peer.append(self.size / GB / seconds(lambda: (file.pwrite(host), file.sync())))
+                write.ours.append(self.size / GB / seconds(lambda: (file.pwrite(device), file.sync())))
+                read.peer.append(self.size / GB / seconds(lambda: file.pread(host)))
+                back.zero_()
+                read.ours.append(self.size / GB / seconds(lambda: file.pread(back)))
+                assert torch.equal(back, device), "what was read into HBM is not what was written"
+            if "kvikio" not in self.absent:
+                self._kvikio(path, back, device, read.ours)
+        path.unlink()
+
+    def _kvikio(self, path: Path, back: Any, expected: Any, ours: list[float]) -> None:
+        import kvikio
+        import torch
+
+        row = self.row("disk", "read into HBM", "GB/s", "kvikio")
+        row.ours = ours
+        for _ in range(self.rounds):
+            back.zero_()
+            make_cold(path)
+            with kvikio.CuFile(str(path), "r") as file:
+                row.peer.append(self.size / GB / seconds(lambda file=file: file.read(back)))
+            assert torch.equal(back, expected), "kvikio read something else"
+
+    def bus_and_gpu(self) -> None:
+        """Between a file in main memory and the GPU."""
+        import torch
+
+        import trunkline as tl
+
+        path = self.memory / "bus"
+        host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True).random_()
+        device = host.to("cuda")
+        back = torch.empty_like(device)
+        read = self.row("bus", "read a file in memory into HBM", "GB/s", "a copy of pinned memory", 0.85)
+        write = self.row("bus", "write HBM to a file in memory", "GB/s", "a copy to pinned memory", 0.85)
+        with tl.open(path, "w") as file:
+            file.pwrite(device)
+            for _ in range(self.rounds):
+                read.peer.append(self.size / GB / seconds(lambda: back.copy_(host, non_blocking=True)))
+                back.zero_()
+                read.ours.append(self.size / GB / seconds(lambda: file.pread(back)))
+                assert torch.equal(back, device), "what was read into HBM is not what was written"
+                write.peer.append(self.size / GB / seconds(lambda: host.copy_(device, non_blocking=True)))
+                write.ours.append(self.size / GB / seconds(lambda: file.pwrite(device)))
+        path.unlink()
+
+    def state(self) -> dict[str, Any]:
+        """Weights of a model, some of them small."""
+        import torch
+
+        generator = torch.Generator("cuda").manual_seed(0)
+        made: dict[str, Any] = {}
+        while sum(tensor.nbytes for tensor in made.values()) < self.size:
+            layer = len(made) // 2
+            made[f"layers.{layer}.weight"] = torch.randn(
+                4096, 8192, device="cuda", dtype=torch.bfloat16, generator=generator
+            )
+            made[f"layers.{layer}.norm"] = torch.ones(8192, device="cuda", dtype=torch.bfloat16)
+        return made
+
+    def load(self) -> None:
+        """A model's weights into HBM."""
+        import safetensors.torch
+        import torch
+
+        import trunkline as tl
+
+        expected = self.state()
+        nbytes = sum(tensor.nbytes for tensor in expected.values())
+        path, pickled = self.disk / "model.safetensors", self.disk / "model.pt"
+        tl.save(expected, path)
+        torch.save(expected, pickled)
+
+        def fast() -> Any:
+            from fastsafetensors import fastsafe_open
+
+            with fastsafe_open([str(path)], nogds=True, device="cuda:0") as file:
+                return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+        peers: dict[str, tuple[Path, Callable[[], Any]]] = {
+            "safetensors": (path, lambda: safetensors.torch.load_file(path, device="cuda")),
+            "torch.load": (pickled, lambda: torch.load(pickled, map_location="cuda", weights_only=True)),
+            "torch.load, mmap": (
+                pickled,
+                lambda: torch.load(pickled, map_location="cuda", weights_only=True, mmap=True),
+            ),
+        }
+        if "fastsafetensors" not in self.absent:
+            peers["fastsafetensors"] = (path, fast)
+        for cold in (True, False):
+            rows = {
+                peer: self.row("load", f"model into HBM, {'cold' if cold else 'warm'}", "GB/s", peer, 1.0)
+                for peer in peers
+            }
+            for _ in range(self.rounds):
+                for peer, (file, how) in peers.items():
+                    rows[peer].peer.append(nbytes / GB / self._loaded(how, file, expected, cold=cold))
+                took = self._loaded(lambda: tl.load(path, device="cuda"), path, expected, cold=cold)
+                for row in rows.values():
+                    row.ours.append(nbytes / GB / took)
+        for each in (path, pickled):
+            each.unlink()
+
+    def _loaded(self, how: Callable[[], Any], file: Path, expected: dict[str, Any], *, cold: bool) -> float:
+        import torch
+
+        make_cold(file)
+        if not cold:
+            file.read_bytes()
+        loaded: list[Any] = []
+        took = seconds(lambda: loaded.append(how()))
+        assert loaded[0].keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(loaded[0][name], tensor), name
+        return took
+
+    def save(self) -> None:
+        """A state of the GPU, durable."""
+        import torch
+
+        import trunkline as tl
+
+        state = self.state()
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        path = self.disk / "saved.pt"
+
+        def stock() -> None:
+            torch.save(state, path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+        row = self.row("save", "state of the GPU to .pt", "GB/s", "torch.save and fsync", 1.0)
+        other = self.row("save", "state of the GPU to .safetensors", "GB/s", "torch.save and fsync", 1.0)
+        for _ in range(self.rounds):
+            row.peer.append(nbytes / GB / seconds(stock))
+            path.unlink()
+            row.ours.append(nbytes / GB / seconds(lambda: tl.save(state, path)))
+            loaded = torch.load(path, weights_only=True)
+            assert all(torch.equal(loaded[name], state[name]) for name in state), "it was not saved right"
+            path.unlink()
+            named = path.with_suffix(".safetensors")
+            other.ours.append(nbytes / GB / seconds(lambda named=named: tl.save(state, named)))
+            named.unlink()
+        other.peer = row.peer
+
+    def snapshot(self) -> None:
+        """How long an asynchronous save holds up a training."""
+        import torch
+
+        import trunkline as tl
+
+        state = self.state()
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        pinned = {name: torch.empty_like(tensor, device="cpu").pin_memory() for name, tensor in state.items()}
+        engine = tl.Engine(pinned_budget_bytes=2 * nbytes + (1 << 30))
+        checkpointer = tl.Checkpointer(
+            self.disk / "steps", keep=1, staging_bytes=nbytes + 64 * MIB, engine=engine
+        )
+        row = self.row("snapshot", "until the tensors may change", "s", "a copy to pinned memory", 1.1)
+
+        def copy() -> None:
+            for name, tensor in state.items():
+                pinned[name].copy_(tensor, non_blocking=True)
+
+        for step in range(self.rounds + 1):  # the first one makes the staging memory
+            held: list[Any] = []
+
+            def begin(step: int = step, held: list[Any] = held) -> None:
+                held.append(checkpointer.save(step, state))
+                held[0].wait_staged()
+
+            took, plain = seconds(begin), seconds(copy)
+            held[0].wait()
+            if step > 0:
+                row.ours.append(took)
+                row.peer.append(plain)
+        loaded = checkpointer.load(device="cuda")
+        assert all(torch.equal(loaded[name], state[name]) for name in state), "it was not saved right"
+        shutil.rmtree(self.disk / "steps")
+
+    def generation(self) -> None:
+        """A Llama shape streamed, beside its limit."""
+        import torch
+        import transformers
+
+        import trunkline as tl
+
+        transformers.logging.set_verbosity_error()
+        folder = self.disk / "llama"
+        config = transformers.LlamaConfig(
+            vocab_size=32000,
+            hidden_size=4096,
+            intermediate_size=11008,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            dtype="bfloat16",
+        )
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            stock = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        folder.mkdir()
+        config.save_pretrained(folder)
+        tl.save(stock.state_dict(), folder / "model.safetensors")
+        layers = sum(parameter.nbytes for parameter in stock.model.layers.parameters())
+        ids = torch.randint(3, 31000, (32, 16), device="cuda")
+        tokens = 8
+
+        def run(model: Any) -> tuple[float, Any]:
+            model.generate(ids, max_new_tokens=2, do_sample=False)
+            out: list[Any] = []
+            took = seconds(
+                lambda: out.append(
+                    model.generate(ids, min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False)
+                )
+            )
+            return took, out[0]
+
+        resident, expected = run(stock)
+        del stock
+        torch.cuda.empty_cache()
+        bus = next(row for row in self.rows if row.section == "bus")
+        disk = next(row for row in self.rows if row.section == "disk")
+        for name, host, rate in (("main memory", "1TB", bus), ("the disk", "1GB", disk)):
+            model = tl.transformers.from_pretrained(
+                folder, device="cuda", memory_budget="2GB", host_memory=host
+            )
+            took, found = run(model)
+            assert torch.equal(found, expected), "the streamed model gives other tokens"
+            passing = tl.stream.stats(model)["streamed_bytes"]
+            bandwidth = statistics.median(rate.peer) * GB
+            row = self.row("generation", f"streamed from {name}", "s", "the limit", 1 / 0.95)
+            row.ours.append(took)
+            row.peer.append(max(tokens * passing / bandwidth, resident))
+            say(f"  {passing / GB:.2f} of {layers / GB:.2f} GB pass by")
+            del model
+            torch.cuda.empty_cache()
+        if "accelerate" not in self.absent:
+            self._accelerate(folder, run, expected)
+        shutil.rmtree(folder)
+
+    def _accelerate(self, folder: Path, run: Callable[[Any], tuple[float, Any]], expected: Any) -> None:
+        import torch
+        import transformers
+
+        ours = {row.name: row.ours for row in self.rows if row.section == "generation"}
+        for name, limits in (
+            ("streamed from main memory", {0: "2GB", "cpu": "1TB"}),
+            ("streamed from the disk", {0: "2GB", "cpu": "1GB"}),
+        ):
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, device_map="auto", max_memory=limits, offload_folder=self.disk / "offload"
+            ).eval()
+            took, found = run(model)
+            row = self.row("generation", name, "s", "accelerate", 1.0)
+            row.ours, row.peer = list(ours[name]), [took]
+            if not torch.equal(found, expected):
+                say("  accelerate gives other tokens")
+            del model
+            torch.cuda.empty_cache()
+        shutil.rmtree(self.disk / "offload", ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a directory on the disk to measure")
+    parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), help="one in main memory")
+    parser.add_argument("--size", type=float, default=4e9, help="bytes of each transfer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="sections, separated by commas")
+    options = parser.parse_args()
+    try:
+        import torch
+    except ModuleNotFoundError:
+        parser.error("torch is not installed; install it with CUDA")
+    if not torch.cuda.is_available():
+        parser.error("torch sees no CUDA GPU; run it on a machine with one, and with a torch for CUDA")
+
+    import trunkline as tl
+
+    found: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(0),
+        "machine": platform.platform(),
+        "torch": torch.__version__,
+        "trunkline": tl.__version__,
+        "explain": tl.default_engine().explain(str(options.dir)),
+        "errors": {},
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="trunkline-gpu-", dir=options.dir) as disk,
+        tempfile.TemporaryDirectory(prefix="trunkline-gpu-", dir=options.memory_dir) as memory,
+    ):
+        bench = Benchmark(Path(disk), Path(memory), int(options.size), options.rounds)
+        sections = {
+            "disk": bench.disk_and_gpu,
+            "bus": bench.bus_and_gpu,
+            "load": bench.load,
+            "save": bench.save,
+            "snapshot": bench.snapshot,
+            "generation": bench.generation,
+        }
+        chosen = options.only.split(",") if options.only else list(sections)
+        for name in chosen:
+            if name not in sections:
+                parser.error(f"--only: {name} is none of {', '.join(sections)}")
+        for name in chosen:
+            say(f"{name} ...")
+            began = time.perf_counter()
+            try:
+                sections[name]()
+            except Exception as error:  # the others are measured all the same
+                found["errors"][name] = f"{type(error).__name__}: {error}"
+                say(f"  failed: {found['errors'][name]}")
+            say(f"  {time.perf_counter() - began:.0f} s")
+        found["absent"] = bench.absent
+        found["rows"] = [row.as_json() for row in bench.rows]
+    json.dump(found, sys.stdout, indent=1)
+    print()
+    return 1 if found["errors"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,346 @@
+#include "stream/upload_ring.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <numeric>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "os/signals_blocked.h"
+#include "stream/pages.h"
+
+namespace trunkline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kDeviceAlignment = 512;  // as allocators of CUDA memory have it
+constexpr std::chrono::milliseconds kPatience{50};
+
+std::uint64_t since(Clock::time_point start) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+}
+
+std::uint64_t device_bytes(const StreamUnit& unit) {
+  const std::vector<std::uint64_t> layout = device_layout(unit);
+  return layout.empty() ? 0 : layout.back() + unit.parts.back().bytes;
+}
+
+// One is used by what is read next.
+std::size_t most_held(const StreamPlacement& placement, std::size_t units) {
+  return placement.slots == 0 ? units : placement.slots;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> device_layout(const StreamUnit& unit) {
+  std::vector<std::uint64_t> layout;
+  std::uint64_t at = 0;
+  for (const StreamPart& part : unit.parts) {
+    at = (at + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    layout.push_back(at);
+    at += part.bytes;
+  }
+  return layout;
+}
+
+std::uint64_t device_slot_bytes(std::span<const StreamUnit> units) {
+  std::uint64_t most = 1;
+  for (const StreamUnit& unit : units) most = std::max(most, device_bytes(unit));
+  return whole_pages(most);
+}
+
+UploadRing::UploadRing(StreamCore& host, const MemoryView& memory)
+    : host_(host),
+      memory_(memory),
+      units_(host.units()),
+      most_held_(most_held(host.placement(), units_.size())),
+      slots_(memory.bytes / device_slot_bytes(units_)),
+      at_(units_.size(), kNone) {
+  const std::uint64_t slot_bytes = device_slot_bytes(units_);
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    slots_[index].data = memory.data + index * slot_bytes;
+  order_.resize(units_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  position_ = order_;
+}
+
+UploadRing::~UploadRing() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+Status UploadRing::start() {
+  Device& device = *memory_.device;
+  // The memory may still be used by what the caller's stream holds.
+  auto fence = device.fence(memory_.stream);
+  if (!fence) return std::unexpected(fence.error());
+  for (Slot& slot : slots_) slot.after = *fence;
+  for (const MemoryView& memory : host_.memory()) {
+    if (memory.bytes == 0) continue;
+    // Copies from memory that cannot be pinned are only slower.
+    if (auto pin = device.pin({memory.data, memory.bytes})) pins_.push_back(std::move(*pin));
+  }
+  auto copies = device.open_queue([this] { copies_ended(); });
+  if (!copies) return std::unexpected(copies.error());
+  copies_ = std::move(*copies);
+  const os::SignalsBlocked blocked;
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error& refused) {
+    return std::unexpected(system_error(refused.code().value(), "starting a thread for streaming"));
+  }
+  return {};
+}
+
+StreamStats UploadRing::stats() const {
+  StreamStats stats = host_.stats();
+  const std::scoped_lock lock(mutex_);
+  stats.acquired = stats_.acquired;
+  stats.waited = stats_.waited;
+  stats.wait_ns = stats_.wait_ns;
+  stats.bytes_copied = stats_.bytes_copied;
+  return stats;
+}
+
+void UploadRing::work() {
+  pthread_setname_np(pthread_self(), "trunkline-h2d");
+  Lock lock(mutex_);
+  while (!stopping_) {
+    Slot* slot = held_ < most_held_ ? next_slot() : nullptr;
+    if (slot == nullptr) {
+      changed_.wait(lock);
+    } else {
+      upload(lock, *slot);
+    }
+  }
+}
+
+// An empty slot for the unit at next_, which is in none; null where there is no such slot or unit.
+UploadRing::Slot* UploadRing::next_slot() {
+  for (std::size_t passed = 0; passed < order_.size(); ++passed) {
+    if (at_[order_[next_]] == kNone) {
+      const auto slot = std::ranges::find(slots_, State::empty, &Slot::state);
+      return slot == slots_.end() ? nullptr : &*slot;
+    }
+    next_ = (next_ + 1) % order_.size();
+  }
+  return nullptr;
+}
+
+void UploadRing::upload(Lock& lock, Slot& slot) {
+  const std::size_t unit = order_[next_];
+  next_ = (next_ + 1) % order_.size();
+  const auto index = static_cast<std::size_t>(&slot - slots_.data());
+  at_[unit] = index;
+  slot.unit = unit;
+  slot.state = State::copying;
+  slot.copies = 1;  // until all have begun
+  ++held_;
+  lock.unlock();
+
+  const auto source = acquire_from_host(unit);
+  if (!source) {
+    lock.lock();
+    --held_;
+    slot.copies = 0;
+    slot.error = source.error();
+    settle(slot);
+    return;
+  }
+  const std::vector<StreamPart>& parts = units_[unit].parts;
+  const std::vector<std::uint64_t> layout = device_layout(units_[unit]);
+  lock.lock();
+  if (stopping_) slot.given_up = true;
+  const bool wanted = !slot.given_up;
+  for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
+    if (parts[part].bytes > 0) ++slot.copies;
+  }
+  const Fence after = wanted ? std::exchange(slot.after, nullptr) : nullptr;
+  lock.unlock();
+  for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
+    if (parts[part].bytes == 0) continue;
+    copies_->start({.direction = Direction::from_host,
+                    .host = source->data + parts[part].at,
+                    .device = slot.data + layout[part],
+                    .bytes = parts[part].bytes,
+                    .after = after,
+                    .tag = static_cast<std::uint32_t>(index)});
+  }
+  copies_->send();
+  lock.lock();
+  if (--slot.copies > 0) return;
+  lock.unlock();
+  std::ignore = host_.release(unit);
+  lock.lock();
+  --held_;
+  settle(slot);
+}
+
+Result<MemoryView> UploadRing::acquire_from_host(std::size_t unit) {
+  while (true) {
+    auto source = host_.acquire(unit, kPatience);
+    if (source || source.error().kind != ErrorKind::timed_out) return source;
+    const std::scoped_lock lock(mutex_);
+    if (stopping_) return source;
+  }
+}
+
+void UploadRing::copies_ended() {
+  std::vector<CopyQueue::Ended> ended;
+  copies_->take(ended);
+  for (const CopyQueue::Ended& copy : ended) {
+    Slot& slot = slots_[copy.tag];
+    {
+      const std::scoped_lock lock(mutex_);
+      if (copy.error && !slot.error) slot.error = copy.error;
+      if (--slot.copies > 0) continue;
+    }
+    std::ignore = host_.release(slot.unit);  // which reads what comes next
+    const std::scoped_lock lock(mutex_);
+    --held_;
+    settle(slot);
+  }
+}
+
+// Nothing of the slot is under way any more.
+void UploadRing::settle(Slot& slot) {
+  if (slot.given_up) {
+    empty(slot);
+  } else if (slot.error) {
+    slot.state = State::failed;
+  } else {
+    slot.state = State::ready;
+    for (const StreamPart& part : units_[slot.unit].parts) stats_.bytes_copied += part.bytes;
+  }
+  changed_.notify_all();
+}
+
+void UploadRing::empty(Slot& slot) {
+  at_[slot.unit] = kNone;
+  slot.unit = kNone;
+  slot.state = State::empty;
+  slot.given_up = false;
+  slot.error.reset();
+}
+
+Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout) {
+  const auto began = Clock::now();
+  if (unit >= units_.size()) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, fmt::format("unit: {} of {}", unit, units_.size())));
+  }
+  bool waited = false;
+  Lock lock(mutex_);
+  while (true) {
+    if (at_[unit] == kNone) {
+      if (auto turned = turn_to(unit); !turned) return std::unexpected(turned.error());
+    } else {
+      Slot& slot = slots_[at_[unit]];
+      if (slot.state == State::held) {
+        return std::unexpected(make_error(ErrorKind::invalid_argument,
+                                          fmt::format("unit: {} is acquired already", units_[unit].name)));
+      }
+      if (waited && slot.state != State::copying) stats_.wait_ns += since(began);
+      if (slot.state == State::failed) {
+        Error error = std::move(*slot.error);
+        // What failed after it came from the same storage, perhaps before the cause was gone.
+        for (Slot& each : slots_) {
+          if (each.state == State::failed) empty(each);
+        }
+        next_ = position_[unit];
+        changed_.notify_all();
+        return std::unexpected(std::move(error));
+      }
+      if (slot.state == State::ready) {
+        slot.state = State::held;
+        ++stats_.acquired;
+        return MemoryView{slot.data, device_bytes(units_[unit]), memory_.device};
+      }
+    }
+    if (!std::exchange(waited, true)) ++stats_.waited;
+    if (!timeout) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, began + *timeout) == std::cv_status::timeout) {
+      stats_.wait_ns += since(began);
+      return std::unexpected(
+          make_error(ErrorKind::timed_out, fmt::format("{} has not arrived yet", units_[unit].name)));
+    }
+  }
+}
+
+// Copies the unit next, which is not what was expected. What is used soon after it stays, if there is room.
+Status UploadRing::turn_to(std::size_t unit) {
+  if (std::ranges::all_of(slots_, [](const Slot& slot) { return slot.state == State::held; })) {
+    return std::unexpected(make_error(
+        ErrorKind::invalid_argument,
+        fmt::format("unit: {} needs a slot, and each of the {} holds an acquired unit; release one before, "
+                    "or open the stream with more slots",
+                    units_[unit].name, slots_.size())));
+  }
+  bool turned = std::exchange(next_, position_[unit]) != position_[unit];
+  const auto may_go = [](const Slot& slot) {
+    return !slot.given_up && slot.state != State::empty && slot.state != State::held;
+  };
+  const auto give_up = [&](Slot& slot) {
+    turned = true;
+    if (slot.state == State::copying) {
+      slot.given_up = true;
+    } else {
+      empty(slot);
+    }
+  };
+  for (Slot& slot : slots_) {
+    if (may_go(slot) && distance(unit, slot.unit) >= slots_.size()) give_up(slot);
+  }
+  const bool has_room = std::ranges::any_of(
+      slots_, [](const Slot& slot) { return slot.state == State::empty || slot.given_up; });
+  if (!has_room) {
+    Slot* last = nullptr;
+    for (Slot& slot : slots_) {
+      if (may_go(slot) && (last == nullptr || distance(unit, slot.unit) > distance(unit, last->unit)))
+        last = &slot;
+    }
+    if (last != nullptr) give_up(*last);
+  }
+  if (turned) changed_.notify_all();  // else who waits here would wake the others that do
+  return {};
+}
+
+std::size_t UploadRing::distance(std::size_t from, std::size_t to) const {
+  return (position_[to] + order_.size() - position_[from]) % order_.size();
+}
+
+Status UploadRing::release(std::size_t unit, void* stream) {
+  auto fence = memory_.device->fence(stream);
+  if (!fence) return std::unexpected(fence.error());
+  const std::scoped_lock lock(mutex_);
+  if (unit >= units_.size() || at_[unit] == kNone || slots_[at_[unit]].state != State::held) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, fmt::format("unit: {} is not acquired", unit)));
+  }
+  Slot& slot = slots_[at_[unit]];
+  slot.after = std::move(*fence);
+  empty(slot);
+  changed_.notify_all();
+  return {};
+}
+
+void UploadRing::set_order(std::vector<std::size_t> order) {
+  const std::scoped_lock lock(mutex_);
+  const std::size_t next = order_[next_];
+  order_ = std::move(order);
+  for (std::size_t i = 0; i < order_.size(); ++i) position_[order_[i]] = i;
+  next_ = position_[next];
+  changed_.notify_all();
+}
+
+}  // namespace trunkline
