@@ -20,6 +20,8 @@ of the rounds.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -131,11 +133,15 @@ class Benchmark:
         read = self.row("disk", "read into HBM", "GB/s", "the same into main memory", 0.97)
         write = self.row("disk", "write from HBM", "GB/s", "the same from main memory", 0.97)
         with tl.open(path, "w") as file:
-            file.pwrite(host)
-            file.sync()
+
+            def written(tensor: Any) -> None:
+                file.pwrite(tensor)
+                file.sync()
+
+            written(host)
             for _ in range(self.rounds):
-                write.peer.append(self.size / GB / seconds(lambda: (file.pwrite(host), file.sync())))
-                write.ours.append(self.size / GB / seconds(lambda: (file.pwrite(device), file.sync())))
+                write.peer.append(self.size / GB / seconds(lambda: written(host)))
+                write.ours.append(self.size / GB / seconds(lambda: written(device)))
                 read.peer.append(self.size / GB / seconds(lambda: file.pread(host)))
                 back.zero_()
                 read.ours.append(self.size / GB / seconds(lambda: file.pread(back)))
@@ -145,8 +151,9 @@ class Benchmark:
         path.unlink()
 
     def _kvikio(self, path: Path, back: Any, expected: Any, ours: list[float]) -> None:
-        import kvikio
         import torch
+
+        kvikio: Any = importlib.import_module("kvikio")
 
         row = self.row("disk", "read into HBM", "GB/s", "kvikio")
         row.ours = ours
@@ -154,7 +161,7 @@ class Benchmark:
             back.zero_()
             make_cold(path)
             with kvikio.CuFile(str(path), "r") as file:
-                row.peer.append(self.size / GB / seconds(lambda file=file: file.read(back)))
+                row.peer.append(self.size / GB / seconds(functools.partial(file.read, back)))
             assert torch.equal(back, expected), "kvikio read something else"
 
     def bus_and_gpu(self) -> None:
@@ -208,9 +215,9 @@ class Benchmark:
         torch.save(expected, pickled)
 
         def fast() -> Any:
-            from fastsafetensors import fastsafe_open
-
-            with fastsafe_open([str(path)], nogds=True, device="cuda:0") as file:
+            with importlib.import_module("fastsafetensors").fastsafe_open(
+                [str(path)], nogds=True, device="cuda:0"
+            ) as file:
                 return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
         peers: dict[str, tuple[Path, Callable[[], Any]]] = {
@@ -275,7 +282,7 @@ class Benchmark:
             assert all(torch.equal(loaded[name], state[name]) for name in state), "it was not saved right"
             path.unlink()
             named = path.with_suffix(".safetensors")
-            other.ours.append(nbytes / GB / seconds(lambda named=named: tl.save(state, named)))
+            other.ours.append(nbytes / GB / seconds(functools.partial(tl.save, state, named)))
             named.unlink()
         other.peer = row.peer
 

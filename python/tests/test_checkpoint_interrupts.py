@@ -10,6 +10,7 @@ from types import FrameType
 
 import pytest
 import torch
+from support_threads import await_saves
 
 import trunkline as tl
 
@@ -72,13 +73,6 @@ def version_of(found: dict[str, torch.Tensor]) -> int:
 
 def names(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
-
-
-def await_saves() -> None:
-    for thread in threading.enumerate():
-        # Not those whose start was interrupted.
-        if thread.name.startswith("trunkline-") and thread.is_alive():
-            thread.join(60)
 
 
 @pytest.mark.parametrize("way", ["pt", "safetensors", "checkpoint"])

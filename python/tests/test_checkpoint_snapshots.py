@@ -1,11 +1,11 @@
 """Saves in the background: what is saved is what was there when it began; handles may be dropped."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from support_threads import await_saves
 
 import trunkline as tl
 
@@ -123,9 +123,7 @@ def test_a_dropped_handle_saves_all_the_same(tmp_path: Path, faults: tl.Faults) 
         tl.save_async(tensors, tmp_path / "file.pt", engine=engine).wait_staged(60)
         overwrite(tensors)
         faults.release()
-        for thread in threading.enumerate():
-            if thread.name == "trunkline-save":
-                thread.join(60)
+        await_saves()
         assert_version(load(tmp_path), 3)
 
 
@@ -147,16 +145,12 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_save(
 
         faults.fail("sync", faults.commands("sync"), 5)
         begin(drop, 1)
-        for thread in threading.enumerate():
-            if thread.name == "trunkline-save":
-                thread.join(60)
+        await_saves()
         with pytest.raises(tl.Error, match="nobody waited") as caught:
             begin(then, 2)
         assert caught.value.errno == 5
         begin(then, 3)  # said once
-        for thread in threading.enumerate():
-            if thread.name == "trunkline-save":
-                thread.join(60)
+        await_saves()
 
 
 def test_a_checkpointer_raises_the_error_of_its_own_last_save(tmp_path: Path, faults: tl.Faults) -> None:

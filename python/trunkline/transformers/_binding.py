@@ -12,7 +12,6 @@ from torch import nn
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
 from trunkline.transformers._absent import AbsentWeight, NotCopied
-from trunkline.transformers._gpu import check_not_capturing
 from trunkline.transformers._layers import Unit, Weight
 
 
@@ -29,6 +28,12 @@ def advised(remedy: str) -> Iterator[None]:
 _NO_GRADIENTS = (
     "training a model whose weights are streamed, and gradients through it, are not supported; call "
     "model.eval() and use torch.no_grad(), or load it with transformers"
+)
+
+
+_NO_GRAPHS = (
+    "a CUDA graph is being captured, and cannot hold a model whose weights are streamed: they are elsewhere "
+    "each time; run it without graphs"
 )
 
 
@@ -133,8 +138,8 @@ class Binding:
                 or any(parameter.requires_grad for parameter in module.parameters())
             ):
                 raise Unsupported(None, _NO_GRADIENTS)
-            if self._gpu is not None:
-                check_not_capturing()
+            if self._gpu is not None and torch.cuda.is_current_stream_capturing():
+                raise Unsupported(None, _NO_GRAPHS)
             thread = threading.current_thread()
             if self._thread is not None and self._thread is not thread and self._thread.is_alive():
                 raise Unsupported(

@@ -65,7 +65,7 @@ def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
 
 
 def opened(
-    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], None] = lambda: None
+    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], object] = lambda: None
 ) -> tuple[Manifest, list[File], bool]:
     """Return the pack's manifest, its weights opened `count` times, and whether the pack was made now.
 
