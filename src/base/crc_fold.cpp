@@ -10,14 +10,13 @@ namespace {
 #if defined(__x86_64__)
 // Below this the way around costs more than it saves.
 constexpr std::size_t kLeastBytes = 8 * kFoldedBytes;
-constexpr std::size_t kVectorBytes = 32;
-constexpr std::size_t kVectors = kFoldedBytes / kVectorBytes;
 
 template <bool kCopy>
-__attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_vectors(const std::byte* data, std::size_t rounds,
-                                                                    std::uint32_t state,
-                                                                    const FoldConstants& constants,
-                                                                    std::byte* folded, std::byte* target) {
+__attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_256(const std::byte* data, std::size_t rounds,
+                                                                std::uint32_t state,
+                                                                const FoldConstants& constants,
+                                                                std::byte* folded, std::byte* target) {
+  constexpr std::size_t kVectors = kFoldedBytes / sizeof(__m256i);
   const __m256i k =
       _mm256_set_epi64x(static_cast<long long>(constants.high), static_cast<long long>(constants.low),
                         static_cast<long long>(constants.high), static_cast<long long>(constants.low));
@@ -43,40 +42,90 @@ __attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_vectors(const std::b
   // Streaming stores are weakly ordered; whoever is told that the bytes are there must see them.
   if constexpr (kCopy) _mm_sfence();
   for (std::size_t i = 0; i < kVectors; ++i)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(folded + i * kVectorBytes), sums[i]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(folded) + i, sums[i]);
+}
+
+// The processor's own prefetching does not keep up with it. Addresses behind the end are ignored.
+constexpr std::ptrdiff_t kAheadBytes = 8192;
+constexpr int kXorOfThree = 0x96;
+
+template <bool kCopy>
+__attribute__((target("avx512f,pclmul,vpclmulqdq"))) void fold_512(const std::byte* data, std::size_t rounds,
+                                                                   std::uint32_t state,
+                                                                   const FoldConstants& constants,
+                                                                   std::byte* folded, std::byte* target) {
+  constexpr std::size_t kVectors = kFoldedBytes / sizeof(__m512i);
+  const __m512i k =
+      _mm512_set4_epi64(static_cast<long long>(constants.high), static_cast<long long>(constants.low),
+                        static_cast<long long>(constants.high), static_cast<long long>(constants.low));
+  const auto* from = reinterpret_cast<const __m512i*>(data);
+  auto* to = reinterpret_cast<__m512i*>(target);
+  __m512i sums[kVectors];
+  for (std::size_t i = 0; i < kVectors; ++i) {
+    sums[i] = _mm512_loadu_si512(from + i);
+    if constexpr (kCopy) _mm512_stream_si512(to + i, sums[i]);
+  }
+  sums[0] = _mm512_xor_si512(sums[0], _mm512_maskz_set1_epi32(1, static_cast<int>(state)));
+  for (std::size_t round = 1; round < rounds; ++round) {
+    from += kVectors;
+    to += kCopy ? kVectors : 0;
+    for (std::size_t i = 0; i < kVectors; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(from + i) + kAheadBytes, _MM_HINT_T0);
+      const __m512i next = _mm512_loadu_si512(from + i);
+      if constexpr (kCopy) _mm512_stream_si512(to + i, next);
+      const __m512i low = _mm512_clmulepi64_epi128(sums[i], k, 0x00);
+      const __m512i high = _mm512_clmulepi64_epi128(sums[i], k, 0x11);
+      sums[i] = _mm512_ternarylogic_epi64(low, high, next, kXorOfThree);
+    }
+  }
+  if constexpr (kCopy) _mm_sfence();  // as above
+  for (std::size_t i = 0; i < kVectors; ++i)
+    _mm512_storeu_si512(reinterpret_cast<__m512i*>(folded) + i, sums[i]);
+}
+
+template <bool kCopy>
+std::size_t fold_with(FoldWidth width, std::span<const std::byte> bytes, std::uint32_t state,
+                      const FoldConstants& constants, std::byte* folded, std::byte* target) {
+  if (width == FoldWidth::none || bytes.size() < kLeastBytes) return 0;
+  const std::size_t rounds = bytes.size() / kFoldedBytes;
+  const auto fold = width == FoldWidth::bits512 ? fold_512<kCopy> : fold_256<kCopy>;
+  fold(bytes.data(), rounds, state, constants, folded, target);
+  return rounds * kFoldedBytes;
+}
+#else
+template <bool kCopy>
+std::size_t fold_with(FoldWidth /*width*/, std::span<const std::byte> /*bytes*/, std::uint32_t /*state*/,
+                      const FoldConstants& /*constants*/, std::byte* /*folded*/, std::byte* /*target*/) {
+  return 0;
 }
 #endif
 
-// 128-byte rounds in `bytes`; 0 when they are few, or this processor cannot.
-std::size_t rounds_of([[maybe_unused]] std::span<const std::byte> bytes) {
+FoldWidth find_widest_fold() {
 #if defined(__x86_64__)
-  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
-  if (can && bytes.size() >= kLeastBytes) return bytes.size() / kFoldedBytes;
+  if (__builtin_cpu_supports("vpclmulqdq") != 0) {
+    if (__builtin_cpu_supports("avx512f") != 0) return FoldWidth::bits512;
+    if (__builtin_cpu_supports("avx2") != 0) return FoldWidth::bits256;
+  }
 #endif
-  return 0;
+  return FoldWidth::none;
 }
 
 }  // namespace
 
-std::size_t fold(std::span<const std::byte> bytes, [[maybe_unused]] std::uint32_t state,
-                 [[maybe_unused]] const FoldConstants& constants,
-                 [[maybe_unused]] std::array<std::byte, kFoldedBytes>& folded) {
-  const std::size_t rounds = rounds_of(bytes);
-#if defined(__x86_64__)
-  if (rounds != 0) fold_vectors<false>(bytes.data(), rounds, state, constants, folded.data(), nullptr);
-#endif
-  return rounds * kFoldedBytes;
+FoldWidth widest_fold() {
+  static const FoldWidth widest = find_widest_fold();
+  return widest;
 }
 
-std::size_t fold_and_copy(std::span<const std::byte> bytes, [[maybe_unused]] std::uint32_t state,
-                          [[maybe_unused]] const FoldConstants& constants,
-                          [[maybe_unused]] std::array<std::byte, kFoldedBytes>& folded,
-                          [[maybe_unused]] std::byte* target) {
-  const std::size_t rounds = rounds_of(bytes);
-#if defined(__x86_64__)
-  if (rounds != 0) fold_vectors<true>(bytes.data(), rounds, state, constants, folded.data(), target);
-#endif
-  return rounds * kFoldedBytes;
+std::size_t fold(std::span<const std::byte> bytes, std::uint32_t state, const FoldConstants& constants,
+                 std::array<std::byte, kFoldedBytes>& folded, FoldWidth width) {
+  return fold_with<false>(width, bytes, state, constants, folded.data(), nullptr);
+}
+
+std::size_t fold_and_copy(std::span<const std::byte> bytes, std::uint32_t state,
+                          const FoldConstants& constants, std::array<std::byte, kFoldedBytes>& folded,
+                          std::byte* target, FoldWidth width) {
+  return fold_with<true>(width, bytes, state, constants, folded.data(), target);
 }
 
 }  // namespace trunkline

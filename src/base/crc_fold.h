@@ -1,4 +1,4 @@
-// Folding long messages for checksums of 32 bits, 256 bits at a time, and copying them on the way.
+// Folding long messages for checksums of 32 bits, 256 or 512 bits at a time, and copying them on the way.
 #pragma once
 
 #include <array>
@@ -26,17 +26,22 @@ constexpr FoldConstants fold_constants(std::uint32_t polynomial) {
           .high = std::uint64_t{power_of_x(1, kDistance - 32, polynomial)} << 1};
 }
 
+// Instructions that multiply so many bits at a time: VPCLMULQDQ with AVX2 or AVX-512.
+enum class FoldWidth : std::uint8_t { none, bits256, bits512 };
+
+FoldWidth widest_fold();  // that this processor has
+
 // Replaces the first bytes of a message, with `state` in the checksum's register before them, by kFoldedBytes
 // that leave the same register when it is zero before them. Returns how many bytes those replace: 0 where
-// they are few, or the processor has no VPCLMULQDQ.
+// they are few, or `width` is none.
 std::size_t fold(std::span<const std::byte> bytes, std::uint32_t state, const FoldConstants& constants,
-                 std::array<std::byte, kFoldedBytes>& folded);
+                 std::array<std::byte, kFoldedBytes>& folded, FoldWidth width = widest_fold());
 
-inline constexpr std::size_t kFoldedCopyAlignment = 32;
+inline constexpr std::size_t kFoldedCopyAlignment = 64;
 
 // Also copies what it replaces to `target`, a multiple of kFoldedCopyAlignment, with non-temporal stores.
 std::size_t fold_and_copy(std::span<const std::byte> bytes, std::uint32_t state,
                           const FoldConstants& constants, std::array<std::byte, kFoldedBytes>& folded,
-                          std::byte* target);
+                          std::byte* target, FoldWidth width = widest_fold());
 
 }  // namespace trunkline
