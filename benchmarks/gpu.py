@@ -7,6 +7,7 @@ Needs a CUDA GPU, torch with CUDA, transformers and safetensors; kvikio, fastsaf
 peers where they are installed, and named where they are not. No network. Under eight minutes.
 
     disk         reads and writes between the disk and the GPU, beside the same between the disk and the CPU
+    ways         GPUDirect Storage beside our pinned buffers, and which of them is chosen
     bus          the same on a file in main memory, beside plain copies of pinned memory: the bus's limit
     load         a model's weights from a file, cold and warm, beside safetensors, fastsafetensors, torch
     save         a state of the GPU to .pt and .safetensors, beside torch.save
@@ -112,6 +113,7 @@ class Benchmark:
         self.size = size - size % MIB
         self.rounds = rounds
         self.rows: list[Row] = []
+        self.chosen: dict[str, str] | None = None
         self.absent = [name for name in ("kvikio", "fastsafetensors", "accelerate") if not has(name)]
 
     def row(self, section: str, name: str, unit: str, peer: str, goal: float | None = None) -> Row:
@@ -148,6 +150,37 @@ class Benchmark:
                 assert torch.equal(back, device), "what was read into HBM is not what was written"
             if "kvikio" not in self.absent:
                 self._kvikio(path, back, device, read.ours)
+        path.unlink()
+
+    def ways(self) -> None:
+        """By GPUDirect Storage, asked for (in cuFile's compatibility mode where there is no other), and as chosen."""
+        import torch
+
+        import trunkline as tl
+
+        path = self.disk / "ways"
+        device = torch.randint(0, 256, (self.size,), dtype=torch.uint8, device="cuda")
+        back = torch.empty_like(device)
+        with tl.open(path, "w") as file:
+            file.pwrite(device)
+        engines = {"gds": tl.Engine(gpu="gds"), "bounce": tl.Engine(gpu="bounce"), "auto": tl.Engine()}
+        self.chosen = engines["auto"].explain(path)["gpu"]
+        say(f"  chosen: {self.chosen['path']}: {self.chosen['why']}")
+        row = self.row("ways", f"read into HBM as chosen ({self.chosen['path']})", "GB/s", "the other way", 1.0)
+        other = "bounce" if self.chosen["path"] == "gds" else "gds"
+        with tl.pin(back):
+            for _ in range(self.rounds):
+                for name, rates in ((other, row.peer), ("auto", row.ours)):
+                    back.zero_()
+                    try:
+                        with tl.open(path, engine=engines[name]) as file:
+                            rates.append(self.size / GB / seconds(functools.partial(file.pread, back)))
+                    except tl.Unsupported as error:
+                        say(f"  {name}: {error}")
+                        if other not in self.absent:
+                            self.absent.append(other)
+                        continue
+                    assert torch.equal(back, device), f"{name} read something else"
         path.unlink()
 
     def _kvikio(self, path: Path, back: Any, expected: Any, ours: list[float]) -> None:
@@ -438,6 +471,7 @@ def main() -> int:
         bench = Benchmark(Path(disk), Path(memory), int(options.size), options.rounds)
         sections = {
             "disk": bench.disk_and_gpu,
+            "ways": bench.ways,
             "bus": bench.bus_and_gpu,
             "load": bench.load,
             "save": bench.save,
@@ -458,6 +492,7 @@ def main() -> int:
                 say(f"  failed: {found['errors'][name]}")
             say(f"  {time.perf_counter() - began:.0f} s")
         found["absent"] = bench.absent
+        found["chosen"] = bench.chosen
         found["rows"] = [row.as_json() for row in bench.rows]
     json.dump(found, sys.stdout, indent=1)
     print()

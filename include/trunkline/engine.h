@@ -25,6 +25,13 @@ enum class BackendKind { automatic, io_uring, libaio, threads, memory };
 std::string_view to_string(BackendKind kind);
 Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
 
+// Which way the memory of GPUs takes. automatic: GPUDirect Storage (gds) where a probe shows that it is
+// direct, else copies through pinned buffers (bounce). gds: also where cuFile only says that it works;
+// operations fail where it does not.
+enum class GpuPath { automatic, gds, bounce };
+std::string_view to_string(GpuPath path);
+Result<GpuPath> parse_gpu_path(std::string_view name);  // "auto" "gds" "bounce"
+
 struct EngineOptions {
   // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation
   // fails. memory: files live in this process (an anonymous file per path), for tests.
@@ -35,7 +42,8 @@ struct EngineOptions {
   // the page cache or a bounce buffer) goes in pieces of 1 MiB at most.
   std::optional<std::uint64_t> block_bytes = {};
   std::optional<std::uint64_t> pinned_budget_bytes =
-      {};                               // hard bound on buffers of this engine; default 1/4 of memory
+      {};  // hard bound on buffers of this engine; default 1/4 of memory
+  GpuPath gpu = GpuPath::automatic;
   std::shared_ptr<Faults> faults = {};  // injected at completions when given
 };
 
@@ -48,6 +56,7 @@ struct EngineConfig {
   std::uint64_t slot_bytes;  // largest transfer that is copied on its way; a blocking operation of no more
                              // runs on the caller's thread when nothing is queued
   std::uint64_t pinned_budget_bytes;
+  GpuPath gpu;
   std::vector<std::string> features;  // of the backend: "defer_taskrun", "registered_buffers", ...
 };
 
@@ -66,7 +75,7 @@ struct Explanation {
   std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
   std::string filesystem;  // "ext4", "tmpfs", ...
   std::string mount;       // mount point
-  std::string gpu;         // which way the memory of a GPU takes: "bounce"
+  std::string gpu;         // which way the memory of a GPU takes: "gds" or "bounce"
   std::string gpu_why;
   std::vector<Refusal> refused;
 };

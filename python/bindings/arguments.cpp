@@ -131,6 +131,12 @@ BackendKind backend_argument(nb::handle value) {
   return parsed(parse_backend(text_of(value)), "backend");
 }
 
+GpuPath gpu_path_argument(nb::handle value) {
+  if (!PyUnicode_Check(value.ptr()))
+    raise_type_error(fmt::format("gpu: must be a str, not {}", shown_type(value)));
+  return parsed(parse_gpu_path(text_of(value)), "gpu");
+}
+
 OpenOptions open_options_argument(nb::handle mode, nb::handle direct) {
   OpenOptions options;
   if (!PyUnicode_Check(mode.ptr()))

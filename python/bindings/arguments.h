@@ -32,6 +32,8 @@ Future::Timeout timeout_argument(nanobind::handle value);
 
 BackendKind backend_argument(nanobind::handle value);
 
+GpuPath gpu_path_argument(nanobind::handle value);
+
 OpenOptions open_options_argument(nanobind::handle mode, nanobind::handle direct);
 
 // "bytes", "torch.Tensor": the type's name as error messages show it.

@@ -15,13 +15,14 @@ using namespace nb::literals;
 namespace {
 
 void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle queue_depth,
-            nb::handle block_bytes, nb::handle pinned_budget_bytes, nb::handle faults) {
+            nb::handle block_bytes, nb::handle pinned_budget_bytes, nb::handle gpu, nb::handle faults) {
   EngineOptions options;
   options.backend = backend_argument(backend);
   options.lanes = optional_count_argument(lanes, "lanes");
   options.queue_depth = optional_count_argument(queue_depth, "queue_depth");
   options.block_bytes = optional_size_argument(block_bytes, "block_bytes");
   options.pinned_budget_bytes = optional_size_argument(pinned_budget_bytes, "pinned_budget_bytes");
+  options.gpu = gpu_path_argument(gpu);
   if (!faults.is_none()) {
     if (!nb::isinstance<FaultsObject>(faults)) {
       raise_type_error("faults: must be trunkline.Faults or None, not " + shown_type(faults));
@@ -164,16 +165,22 @@ void register_engine(nb::module_& module) {
       "hard bound\n"
       "on the page-locked memory of the engine. Sizes are ints or strings such as \"4MiB\"; None leaves the "
       "choice to\n"
-      "the engine. faults: injected at completions.\n\n"
+      "the engine. gpu: the way of memory of GPUs, \"bounce\" (copied through pinned buffers), \"gds\" "
+      "(GPUDirect Storage;\n"
+      "operations fail where it does not work) or \"auto\" (GPUDirect Storage where a probe shows that it is "
+      "direct).\n"
+      "faults: injected at completions.\n\n"
       "An engine does not survive a fork: a child makes its own, or uses the default engine.")
       .def("__init__", &create, "backend"_a.none() = "auto", "lanes"_a = nb::none(),
            "queue_depth"_a = nb::none(), "block_bytes"_a = nb::none(), "pinned_budget_bytes"_a = nb::none(),
-           "faults"_a = nb::none(),
-           nb::sig("def __init__(self, backend: typing.Literal['auto', 'io_uring', 'libaio', 'threads', "
-                   "'memory'] = 'auto', "
-                   "lanes: int | None = None, queue_depth: int | None = None, block_bytes: int | str | None "
-                   "= None, "
-                   "pinned_budget_bytes: int | str | None = None, faults: Faults | None = None) -> None"))
+           "gpu"_a.none() = "auto", "faults"_a = nb::none(),
+           nb::sig(
+               "def __init__(self, backend: typing.Literal['auto', 'io_uring', 'libaio', 'threads', "
+               "'memory'] = 'auto', "
+               "lanes: int | None = None, queue_depth: int | None = None, block_bytes: int | str | None "
+               "= None, "
+               "pinned_budget_bytes: int | str | None = None, gpu: typing.Literal['auto', 'gds', 'bounce'] = "
+               "'auto', faults: Faults | None = None) -> None"))
       .def("explain", &explain, "path"_a.none(),
            nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
            "Which way the bytes of `path` take, and why, as a dict.\n\n"
@@ -197,6 +204,9 @@ void register_engine(nb::module_& module) {
                    "Transfers in flight per lane (int).")
       .def_prop_ro("block_bytes", config_member(&EngineConfig::block_bytes),
                    "Largest transfer, in bytes (int).")
+      .def_prop_ro(
+          "gpu", [](const EngineObject& self) { return std::string(to_string(self.engine.config().gpu)); },
+          "The way of memory of GPUs that was asked for: \"auto\", \"gds\" or \"bounce\" (str).")
       .def_prop_ro("pinned_budget_bytes", config_member(&EngineConfig::pinned_budget_bytes),
                    "Hard bound on page-locked memory, in bytes (int).")
       .def_prop_ro("features", config_member(&EngineConfig::features),

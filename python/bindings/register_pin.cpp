@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "buffer_view.h"
+#include "device/device.h"
 #include "engine_object.h"
 #include "errors.h"
 #include "io/engine_core.h"
@@ -16,7 +17,8 @@ using namespace nb::literals;
 
 namespace {
 
-// A caller's memory, kept and (on the host) registered with the CUDA driver until it is closed.
+// A caller's memory, kept and registered (with the CUDA driver; memory of a GPU with cuFile, where that is
+// used) until it is closed.
 class PinObject {
  public:
   PinObject(nb::handle buffer, nb::handle engine)
@@ -26,6 +28,7 @@ class PinObject {
     const MemoryView& memory = view_->memory();
     if (memory.device != nullptr) {
       device_ = name_of(*memory.device);
+      registration_ = registered([&] { return memory.device->pin_direct({memory.data, memory.bytes}); });
       return;
     }
     budget_ = engine_or_default(engine).core()->budget();
@@ -36,15 +39,11 @@ class PinObject {
                                    format_bytes(nbytes_), format_bytes(budget_->limit_bytes()),
                                    format_bytes(budget_->used_bytes()))));
     }
-    Result<std::shared_ptr<const void>> registered = [&] {
-      const GilReleased unlocked;
-      return register_host_memory({memory.data, memory.bytes});
-    }();
-    if (!registered) {
-      budget_->give_back(nbytes_);
-      raise(registered.error());
-    }
-    registration_ = *std::move(registered);
+    registration_ = registered([&] {
+      auto made = register_host_memory({memory.data, memory.bytes});
+      if (!made) budget_->give_back(nbytes_);
+      return made;
+    });
   }
   PinObject(const PinObject&) = delete;
   PinObject& operator=(const PinObject&) = delete;
@@ -66,6 +65,16 @@ class PinObject {
   const std::string& device() const { return device_; }
 
  private:
+  template <class Register>
+  static std::shared_ptr<const void> registered(const Register& make) {
+    Result<std::shared_ptr<const void>> made = [&] {
+      const GilReleased unlocked;
+      return make();
+    }();
+    if (!made) raise(made.error());
+    return *std::move(made);
+  }
+
   std::unique_ptr<BufferView> view_;
   const std::uint64_t nbytes_;
   std::string device_ = "cpu";
@@ -105,10 +114,13 @@ void register_pin(nb::module_& module) {
       "It counts in the pinned_budget_bytes of the engine (None: the default engine): OutOfBudget when it "
       "does "
       "not fit.\n"
-      "Memory in a GPU needs no pinning; it is checked as a buffer of pread, and kept. Raises Unsupported "
-      "without a GPU,\n"
-      "DeviceError when the driver refuses (memory that torch has pinned is registered already). "
-      "Thread-safe.");
+      "Memory in a GPU is checked as a buffer of pread, kept, and registered for GPUDirect Storage where "
+      "this "
+      "machine has\n"
+      "that: its transfers need no copy within the GPU then. Raises Unsupported without a GPU, DeviceError "
+      "when "
+      "the driver\n"
+      "refuses (memory that torch has pinned is registered already). Thread-safe.");
 }
 
 }  // namespace trunkline::python

@@ -27,7 +27,8 @@ def library() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     built = f"{folder}/libfake_cuda.so"
     options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *options, ROOT / "tests/fake_cuda/fake_cuda.cpp", "-o", built], check=True)
+    sources = sorted((ROOT / "tests/fake_cuda").glob("*.cpp"))
+    subprocess.run([compiler, *options, *sources, "-o", built], check=True)
     return built
 
 

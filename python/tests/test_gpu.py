@@ -279,7 +279,40 @@ def test_a_pin_keeps_its_memory(gpu: Any) -> None:
 def test_explain_names_the_way_of_gpus(tmp_path: Path) -> None:
     gpu = tl.default_engine().explain(tmp_path)["gpu"]
     assert gpu["path"] == "bounce"
-    assert "no GPUDirect Storage" in gpu["why"]
+    assert "nvidia-fs is not loaded; memory of GPUs is copied through pinned buffers" in gpu["why"]
+
+
+def test_gpudirect_storage(path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUNKLINE_CUFILE", library())
+    data = random_bytes(3_000_000 // 4096 * 4096)
+    path.write_bytes(data)
+    if not tl.default_engine().explain(path)["direct"]:
+        pytest.skip("no direct I/O here")
+    with tl.Engine(gpu="gds") as engine, tl.open(path, engine=engine) as file:
+        assert engine.gpu == "gds"
+        assert engine.explain(path)["gpu"] == {
+            "path": "gds",
+            "why": "it was asked for, and a probe read the right bytes",
+        }
+        target = CudaArray(bytes(len(data)))
+        with tl.pin(target):
+            assert gpu.fakeCudaLive(b"direct memory") == 1
+            before = gpu.fakeCufileUnregistered()
+            file.pread(target)
+            assert gpu.fakeCufileUnregistered() == before
+        assert gpu.fakeCudaLive(b"direct memory") == 0
+        assert target.contents() == data
+        assert engine.stats()["bytes"]["gds"] == len(data)
+    with tl.Engine(gpu="bounce") as engine, tl.open(path, engine=engine) as file:
+        file.pread(CudaArray(bytes(len(data))))
+        assert engine.stats()["bytes"]["bounced"] == len(data)
+    with pytest.raises(ValueError, match='gpu: "cufile" is not one of "auto", "gds", "bounce"'):
+        tl.Engine(gpu="cufile")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="gpu: must be a str, not int"):
+        tl.Engine(gpu=1)  # type: ignore[arg-type]
+    monkeypatch.setenv("TRUNKLINE_CUFILE", "/no/such/libcufile.so")
+    with tl.Engine() as engine:
+        assert "/no/such/libcufile.so" in engine.explain(path)["gpu"]["why"]
 
 
 def test_doctor(tmp_path: Path) -> None:
@@ -297,7 +330,10 @@ def test_doctor(tmp_path: Path) -> None:
     assert cuda["version"] == 12040
     assert [device["device"] for device in cuda["devices"]] == ["cuda:0", "cuda:1"]
     assert cuda["devices"][1]["pci"] == "0000:18:00.0"
-    assert "Stand-in GPU" in run(library())
+    assert cuda["why_not_gds"] == "the kernel module nvidia-fs is not loaded"
+    text = run(library())
+    assert "Stand-in GPU" in text
+    assert "memory of GPUs    pinned buffers: the kernel module nvidia-fs is not loaded" in text
     none = json.loads(run("/no/such/driver", "--json"))["cuda"]
     assert not none["works"]
     assert "/no/such/driver" in none["why"]

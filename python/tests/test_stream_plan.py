@@ -108,6 +108,57 @@ def test_published_runs_are_reproduced(gb_s: float, total_tokens_per_second: flo
     assert predicted < without_prompts
 
 
+def test_a_gpu_has_three_places_for_weights(tmp_path: Path) -> None:
+    folder = folder_of(LLAMA_3_70B, tmp_path)
+    numbers = {"bandwidth": "10GB", "bus_bandwidth": "50GB", "flops": H200_FLOPS}
+
+    def plan(memory: str, host: str, rows: int = 8) -> dict[str, Any]:
+        return tl.stream.plan(
+            folder, device="cuda", batch_size=rows, memory_budget=memory, host_memory=host, **numbers
+        )
+
+    weights = 141.1e9
+    unit = 1.5e9  # no more stays unused of a place than slots and a unit take
+    planned = plan("40GB", "60GB")
+    assert planned["device"] == "cuda"
+    assert 0 <= planned["copied_bytes"] - (weights - 40e9) <= 4 * unit
+    assert 0 <= planned["streamed_bytes"] - (planned["copied_bytes"] - 60e9) <= 3 * unit
+    assert planned["resident_bytes"] == planned["weight_bytes"] - planned["copied_bytes"]
+    assert planned["bus_seconds"] == pytest.approx(planned["copied_bytes"] / 50e9)
+    assert planned["storage_seconds"] == pytest.approx(planned["streamed_bytes"] / 10e9)
+    assert planned["bound"] == "storage"
+    assert planned["seconds_per_step"] == planned["storage_seconds"]
+    from_memory = plan("40GB", "200GB")
+    assert from_memory["streamed_bytes"] == 0
+    assert from_memory["bound"] == "bus"
+    assert from_memory["seconds_per_step"] == pytest.approx(from_memory["copied_bytes"] / 50e9)
+    assert from_memory["host"][-1]["bound"] == "bus"
+    assert [row["seconds_per_step"] for row in from_memory["host"]] == sorted(
+        (row["seconds_per_step"] for row in from_memory["host"]), reverse=True
+    )
+    in_hbm = plan("150GB", "10GB")
+    assert (in_hbm["copied_bytes"], in_hbm["streamed_bytes"], in_hbm["bound"]) == (0, 0, "compute")
+    with pytest.raises(tl.OutOfBudget, match="host_memory: 1000 bytes cannot hold two units"):
+        plan("40GB", "1000")
+    with pytest.raises(tl.OutOfBudget, match="the least is"):
+        plan("1GB", "10GB")
+    with pytest.raises(ValueError, match="are for a model on a GPU"):
+        tl.stream.plan(folder, memory_budget="40GB", host_memory="1GB")
+    with pytest.raises(ValueError, match="bus_bandwidth: must be more than 0"):
+        tl.stream.plan(folder, device="cuda", memory_budget="40GB", **{**numbers, "bus_bandwidth": 0})
+    with pytest.raises(tl.Unsupported, match="device: mps is not supported"):
+        tl.stream.plan(folder, device="mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(tl.Unsupported, match="give memory_budget, bus_bandwidth and flops"):
+            tl.stream.plan(folder, device="cuda", bandwidth="10GB", flops=1e12)
+    shown = run(
+        *("plan", folder, "--device", "cuda", "--memory", "40GB", "--host-memory", "60GB", "--batch", "8"),
+        *("--bandwidth", "10GB", "--bus-bandwidth", "50GB", "--flops", H200_FLOPS),
+    ).stdout
+    assert "are copied to it for each step, at 50.00 GB/s; main memory for the rest 60.00 GB" in shown
+    assert "main memory " in shown
+
+
 def test_the_limit_is_what_takes_longer() -> None:
     sizes = Sizes(100, (50_000,) * 10)
     for rows, bound in ((1, "storage"), (1000, "compute")):
@@ -136,7 +187,7 @@ def test_a_model_that_fits_reads_nothing(tmp_path: Path) -> None:
 
 
 def test_measuring(tmp_path: Path) -> None:
-    compute = _machine.computing(torch.float32)
+    compute = _machine.computing(torch.float32, torch.device("cpu"))
     assert 0 < compute(1000, 1) < compute(2000, 1)
     assert compute(1000, 64) > compute(1000, 1) / 2
     with pytest.raises(FileNotFoundError, match="give the bandwidth"):

@@ -60,7 +60,7 @@ class Refusal(TypedDict):
 
 
 class GpuPath(TypedDict):
-    """Which way the bytes of a GPU's memory take ("bounce": through pinned buffers), and why."""
+    """Which way a GPU's bytes take ("gds": GPUDirect Storage, "bounce": pinned buffers), and why."""
 
     path: str
     why: str

@@ -24,6 +24,7 @@ Json explanation_json(const Explanation& explanation) {
           {"device", explanation.device},
           {"filesystem", explanation.filesystem},
           {"mount", explanation.mount},
+          {"gpu", {{"path", explanation.gpu}, {"why", explanation.gpu_why}}},
           {"refused", refused}};
 }
 

@@ -61,6 +61,8 @@ Result<Driver> load_driver(const std::string& library) {
   find(api.EventDestroy, "cuEventDestroy_v2");
   find(api.MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
   find(api.MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
+  find(api.MemAlloc, "cuMemAlloc_v2");
+  find(api.MemFree, "cuMemFree_v2");
   find(api.MemHostRegister, "cuMemHostRegister_v2");
   find(api.MemHostUnregister, "cuMemHostUnregister");
   find(api.PointerGetAttribute, "cuPointerGetAttribute");

@@ -66,6 +66,8 @@ struct Api {
   Code (*EventDestroy)(Event event);                                                                    // _v2
   Code (*MemcpyHtoDAsync)(DevicePointer target, const void* source, std::size_t bytes, Stream stream);  // _v2
   Code (*MemcpyDtoHAsync)(void* target, DevicePointer source, std::size_t bytes, Stream stream);        // _v2
+  Code (*MemAlloc)(DevicePointer* memory, std::size_t bytes);                                           // _v2
+  Code (*MemFree)(DevicePointer memory);                                                                // _v2
   Code (*MemHostRegister)(void* memory, std::size_t bytes, unsigned flags);                             // _v2
   Code (*MemHostUnregister)(void* memory);
   Code (*PointerGetAttribute)(void* value, int attribute, DevicePointer address);

@@ -1,19 +1,15 @@
 #include "device/cuda_copy_queue.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 
 #include <array>
 #include <condition_variable>
 #include <deque>
-#include <future>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
+#include "device/cuda_context_thread.h"
 #include "device/cuda_fence.h"
-#include "os/signals_blocked.h"
 
 namespace trunkline::cuda {
 namespace {
@@ -59,7 +55,7 @@ class OneWay {
       stopping_ = true;
     }
     changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
+    waiter_.join();
     if (!device_.usable()) return;
     const Current current(device_);
     for (const Event event : events_) device_.api().EventDestroy(event);
@@ -98,9 +94,10 @@ class OneWay {
   };
 
   Error error(Code code, std::string_view function) const {
-    return error_of(
-        device_.api(), code, function,
-        fmt::format("copying {} {}", direction_ == Direction::from_host ? "to" : "from", device_.name()));
+    return error_of(device_.api(), code, function, action());
+  }
+  std::string action() const {
+    return fmt::format("copying {} {}", direction_ == Direction::from_host ? "to" : "from", device_.name());
   }
 
   Status begin(const Copy& copy) {
@@ -111,7 +108,8 @@ class OneWay {
       const Code code = api.StreamCreate(&stream_, kStreamNonBlocking);
       if (code != kSuccess) return std::unexpected(error(code, "cuStreamCreate"));
     }
-    if (auto started = start_thread(); !started) return started;
+    auto started = waiter_.start(device_, "trunkline-copy", action(), [this] { wait_for_groups(); });
+    if (!started) return started;
     if (copy.after) {
       const Code code = api.StreamWaitEvent(stream_, event_of(copy.after), 0);
       if (code != kSuccess) return std::unexpected(error(code, "cuStreamWaitEvent"));
@@ -123,26 +121,6 @@ class OneWay {
     } else {
       const Code code = api.MemcpyDtoHAsync(copy.host, device, copy.bytes, stream_);
       if (code != kSuccess) return std::unexpected(error(code, "cuMemcpyDtoHAsync"));
-    }
-    return {};
-  }
-
-  // What is begun must be waited for, so the thread that does it has the context before anything begins.
-  Status start_thread() {
-    if (thread_.joinable()) return {};
-    std::promise<Code> entered;
-    auto code = entered.get_future();
-    {
-      const os::SignalsBlocked blocked;
-      try {
-        thread_ = std::thread([this, &entered] { wait_for_groups(entered); });
-      } catch (const std::system_error& refused) {
-        return std::unexpected(system_error(refused.code().value(), "starting a thread for copies"));
-      }
-    }
-    if (const Code refused = code.get(); refused != kSuccess) {
-      thread_.join();
-      return std::unexpected(error(refused, "cuCtxPushCurrent"));
     }
     return {};
   }
@@ -168,12 +146,7 @@ class OneWay {
     return event;
   }
 
-  void wait_for_groups(std::promise<Code>& entered) {
-    pthread_setname_np(pthread_self(), "trunkline-copy");
-    const Current current(device_);
-    const Code refused = current.code();
-    entered.set_value(refused);
-    if (refused != kSuccess) return;
+  void wait_for_groups() {
     while (true) {
       Group group;
       {
@@ -209,7 +182,7 @@ class OneWay {
   std::deque<Group> groups_;
   std::vector<Event> events_;  // to be used again
   bool stopping_ = false;
-  std::thread thread_;
+  ContextThread waiter_;
 };
 
 class CudaCopyQueue final : public CopyQueue {

@@ -4,6 +4,9 @@
 
 #include "device/cuda_copy_queue.h"
 #include "device/cuda_fence.h"
+#include "device/cufile_file.h"
+#include "device/cufile_memory.h"
+#include "device/cufile_queue.h"
 #include "os/fork_generation.h"
 
 namespace trunkline::cuda {
@@ -88,6 +91,22 @@ Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory)
     const Current again(*this);
     if (again.code() == kSuccess) api_->MemHostUnregister(const_cast<void*>(data));
   });
+}
+
+Result<std::shared_ptr<const DirectFile>> CudaDevice::open_direct(const DirectSource& source,
+                                                                  DirectProof proof) {
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  return cufile::open_file(*this, source, proof);
+}
+
+Result<std::unique_ptr<DirectQueue>> CudaDevice::open_direct_queue(std::function<void()> on_ended) {
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  return cufile::open_queue(*this, std::move(on_ended));
+}
+
+Result<std::shared_ptr<const void>> CudaDevice::pin_direct(std::span<std::byte> memory) {
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  return cufile::register_memory(*this, memory);
 }
 
 }  // namespace trunkline::cuda

@@ -19,6 +19,10 @@ class CudaDevice final : public Device {
   Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_ended) override;
   Result<Fence> fence(void* stream) override;
   Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) override;
+  Result<std::shared_ptr<const DirectFile>> open_direct(const DirectSource& source,
+                                                        DirectProof proof) override;
+  Result<std::unique_ptr<DirectQueue>> open_direct_queue(std::function<void()> on_ended) override;
+  Result<std::shared_ptr<const void>> pin_direct(std::span<std::byte> memory) override;
 
   // `unsupported` in a forked child of the process that opened it.
   Status usable() const;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,6 +50,56 @@ class CopyQueue {
   virtual void take(std::vector<Ended>& ended) = 0;
 };
 
+// An open file that a device reads and writes itself, without memory of the host between (GPUDirect Storage).
+// Dropped before its descriptor is closed. In a forked child dropping it does nothing.
+class DirectFile {
+ public:
+  DirectFile() = default;
+  DirectFile(const DirectFile&) = delete;
+  DirectFile& operator=(const DirectFile&) = delete;
+  virtual ~DirectFile() = default;
+};
+
+// How much must be shown before a file is taken for one that a device reaches itself.
+enum class DirectProof {
+  real,  // that no bytes go through this process
+  works  // that the bytes arrive
+};
+
+struct DirectSource {
+  int fd = -1;       // opened with O_DIRECT
+  std::string path;  // for messages, and to probe beside it
+  // As another device was given it before, or null.
+  std::shared_ptr<const DirectFile> known = {};
+};
+
+// Offset, address and length are multiples of this.
+inline constexpr std::uint64_t kDirectCopyAlignment = 4096;
+
+struct DirectCopy {
+  bool to_file = false;
+  const DirectFile* file = nullptr;
+  std::uint64_t offset = 0;  // in the file
+  std::byte* device = nullptr;
+  std::uint64_t bytes = 0;
+  Fence after;            // or null
+  std::uint32_t tag = 0;  // of the caller
+};
+
+// Copies under way between files and one device's memory. As a CopyQueue.
+class DirectQueue {
+ public:
+  struct Ended {
+    std::uint32_t tag = 0;
+    Result<std::uint64_t> bytes = 0;  // as many as moved, of the first; the error says why none did
+  };
+
+  virtual ~DirectQueue() = default;
+  virtual void start(DirectCopy copy) = 0;
+  virtual void send() = 0;
+  virtual void take(std::vector<Ended>& ended) = 0;
+};
+
 // Thread-safe. Lives as long as the process.
 class Device {
  public:
@@ -69,6 +120,18 @@ class Device {
   // Tells the driver of host memory that many copies will use: they run faster, and beside other work; those
   // of its other devices too. Given back when what is returned is dropped, before the memory goes.
   virtual Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) = 0;
+
+  // The file for a DirectQueue of this device; `unsupported`, saying why, where that is not possible or not
+  // proven. The first file of a filesystem is read for it, or one beside it.
+  virtual Result<std::shared_ptr<const DirectFile>> open_direct(const DirectSource& source,
+                                                                DirectProof proof) = 0;
+
+  virtual Result<std::unique_ptr<DirectQueue>> open_direct_queue(std::function<void()> on_ended) = 0;
+
+  // Tells the driver of memory of this device that many direct copies will use: they need no copy within the
+  // device then. Given back when what is returned is dropped, before the memory goes. Null, and no error,
+  // where no file of this process was opened for them.
+  virtual Result<std::shared_ptr<const void>> pin_direct(std::span<std::byte> memory) = 0;
 };
 
 inline bool is_host(const MemoryView& memory) {

@@ -16,6 +16,8 @@ void Counters::count_payload(Way way, bool through_cache, std::uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
   if (way == Way::buffered || through_cache)
     stats_.bytes_buffered += bytes;
+  else if (way == Way::gds)
+    stats_.bytes_gds += bytes;
   else if (way == Way::bounced)
     stats_.bytes_bounced += bytes;
   else
@@ -34,6 +36,7 @@ void Counters::add_to(EngineStats& sum) const {
   sum.bytes_direct += stats_.bytes_direct;
   sum.bytes_bounced += stats_.bytes_bounced;
   sum.bytes_buffered += stats_.bytes_buffered;
+  sum.bytes_gds += stats_.bytes_gds;
   sum.operations += stats_.operations;
   sum.transfers += stats_.transfers;
   sum.inline_operations += stats_.inline_operations;

@@ -27,7 +27,8 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
       .memory_alignment = limits.memory_alignment,
       .offset_alignment = limits.offset_alignment,
       .block_bytes = block_bytes,
-      .host_memory = is_host(memory)};
+      .host_memory = is_host(memory),
+      .gpu_direct = gpu_direct && !member.gds_refused.load(std::memory_order_relaxed)};
   transfer.member = &member;
   transfer.memory = memory.data + issued;
   transfer.piece =

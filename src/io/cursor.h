@@ -19,6 +19,7 @@ struct Cursor {
   MemoryView memory = {};    // none for a sync
   std::uint64_t offset = 0;  // of the request, in the logical file
   std::uint64_t issued = 0;  // bytes, or members of a sync, that next() has passed
+  bool gpu_direct = false;   // the memory's device reads and writes the file itself
 
   bool exhausted() const;
 

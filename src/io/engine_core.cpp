@@ -85,6 +85,7 @@ Status EngineCore::start_lanes(BackendKind kind) {
                                .slot_bytes = config_.slot_bytes,
                                .slots = bounce_slots(std::min(kMaxLaneSlots, config_.queue_depth)),
                                .budget = budget_,
+                               .gpu = config_.gpu,
                                .faults = faults_};
     lanes_.push_back(std::make_unique<io::Lane>(lane, queue_));
     if (auto started = lanes_.back()->start(); !started) {
@@ -144,6 +145,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
     return Operation::finished(0);
   }
   Fence fence;
+  bool gpu_direct = false;
   if (!is_host(memory)) {
     auto recorded = memory.device->fence(memory.stream);
     if (!recorded) {
@@ -151,10 +153,17 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
       return std::unexpected(recorded.error());
     }
     fence = std::move(*recorded);
+    const Status reaches = file->gpu_reaches(*memory.device, config_.gpu);
+    gpu_direct = reaches.has_value();
+    if (!gpu_direct && config_.gpu == GpuPath::gds) {
+      file->end(request.op, write_epoch);
+      return std::unexpected(reaches.error());
+    }
   }
   auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset,
                                                request.keepalive, std::move(fence));
   operation->write_epoch = write_epoch;
+  operation->cursor.gpu_direct = gpu_direct;
   return operation;
 }
 
@@ -310,6 +319,12 @@ std::vector<Refusal> EngineCore::refusals() const {
   for (const auto& lane : lanes_) {
     if (const auto refusal = lane->pin_refusal()) {
       all.push_back({"pinned bounce buffers", refusal->message});
+      break;
+    }
+  }
+  for (const auto& lane : lanes_) {
+    if (const auto refusal = lane->gds_refusal()) {
+      all.push_back({"GPUDirect Storage", refusal->message});
       break;
     }
   }

@@ -21,10 +21,11 @@ using test::GpuTest;
 using test::random_bytes;
 
 class GpuModelTest : public GpuTest,
-                     public testing::WithParamInterface<std::tuple<BackendKind, bool, Direct>> {
+                     public testing::WithParamInterface<std::tuple<BackendKind, bool, Direct, bool>> {
  protected:
   void SetUp() override {
-    const auto [kind, disturbed, direct] = GetParam();
+    const auto [kind, disturbed, direct, with_cufile] = GetParam();
+    if (with_cufile) ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
     EngineOptions options{.backend = kind,
                           .lanes = 2,
                           .queue_depth = 8,
@@ -38,6 +39,21 @@ class GpuModelTest : public GpuTest,
     if (!made) GTEST_SKIP() << made.error().message;
     engine_ = *made;
     open_.direct = direct;
+    if (!with_cufile) return;
+    // What is found out at the first transfer between a filesystem and a device.
+    for (const unsigned ordinal : {0, 1}) {
+      const GpuMemory memory(8192, ordinal);
+      ASSERT_TRUE(file(engine_, random_bytes(8192, 1), open_).pread(memory.view(), 0));
+    }
+    fakeCudaReset();
+  }
+  void TearDown() override {
+    ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
+    // Not in vain: the ways differ.
+    const auto [kind, disturbed, direct, with_cufile] = GetParam();
+    const auto told = engine_.valid() ? engine_.explain(directory_.path()) : Result<Explanation>();
+    const bool expected = with_cufile && direct != Direct::never && told && told->direct;
+    EXPECT_EQ(engine_.valid() && engine_.stats().bytes_gds > 0, expected && kind != BackendKind::memory);
   }
 
   Engine engine_;
@@ -188,12 +204,12 @@ TEST_P(GpuModelTest, OperationsUnderWayTogetherMatch) {
 
 std::string model_name(const testing::TestParamInfo<GpuModelTest::ParamType>& info) {
   return std::string(to_string(std::get<0>(info.param))) + (std::get<1>(info.param) ? "Disturbed" : "") +
-         (std::get<2>(info.param) == Direct::never ? "Buffered" : "");
+         (std::get<2>(info.param) == Direct::never ? "Buffered" : "") + (std::get<3>(info.param) ? "Gds" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, GpuModelTest,
                          testing::Combine(testing::ValuesIn(test::all_backends()), testing::Bool(),
-                                          testing::Values(Direct::automatic, Direct::never)),
+                                          testing::Values(Direct::automatic, Direct::never), testing::Bool()),
                          model_name);
 
 }  // namespace

@@ -25,6 +25,16 @@ constexpr std::array<BackendName, 5> kBackendNames = {{
     {BackendKind::memory, "memory"},
 }};
 
+struct GpuPathName {
+  GpuPath path;
+  std::string_view name;
+};
+constexpr std::array<GpuPathName, 3> kGpuPathNames = {{
+    {GpuPath::automatic, "auto"},
+    {GpuPath::gds, "gds"},
+    {GpuPath::bounce, "bounce"},
+}};
+
 // Bytes of memory this process may use: the machine's, or its control group's where that is less.
 std::uint64_t memory_bytes() {
   std::uint64_t bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
@@ -58,6 +68,18 @@ Result<BackendKind> parse_backend(std::string_view name) {
   return found->kind;
 }
 
+std::string_view to_string(GpuPath path) {
+  return std::ranges::find(kGpuPathNames, path, &GpuPathName::path)->name;
+}
+
+Result<GpuPath> parse_gpu_path(std::string_view name) {
+  const auto* found = std::ranges::find(kGpuPathNames, name, &GpuPathName::name);
+  if (found != kGpuPathNames.end()) return found->path;
+  return std::unexpected(
+      make_error(ErrorKind::invalid_argument,
+                 fmt::format("gpu: \"{}\" is not one of \"auto\", \"gds\", \"bounce\"", name)));
+}
+
 Result<EngineConfig> io::resolve(const EngineOptions& options) {
   // Two lanes let one copy or collect while the other waits; more only pay where many cores share the
   // copying.
@@ -68,6 +90,7 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
                       .block_bytes = options.block_bytes.value_or(4 * kMiB),
                       .slot_bytes = 0,
                       .pinned_budget_bytes = options.pinned_budget_bytes.value_or(memory_bytes() / 4),
+                      .gpu = options.gpu,
                       .features = {}};
   if (config.lanes < 1 || config.lanes > 64)
     return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));

@@ -10,10 +10,13 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "device/cufile_driver.h"
+#include "device/device.h"
 #include "io/backend.h"
 #include "io/engine_core.h"
 #include "os/file_pair.h"
 #include "os/topology.h"
+#include "trunkline/device.h"
 
 namespace trunkline::io {
 namespace {
@@ -75,6 +78,38 @@ void probe_huge_pages(std::vector<Refusal>& refused) {
         {"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" is enough"});
 }
 
+// Why GPUs do not read and write the file themselves; nullopt where they do.
+std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair,
+                                       const std::string& path) {
+  if (config.gpu == GpuPath::bounce) return "gpu=\"bounce\" was asked for";
+  if (!pair.limits.usable) return fmt::format("direct I/O is not used: {}", pair.limits.why);
+  if (config.gpu == GpuPath::automatic) {
+    if (auto why = cufile::why_not_here()) return why;
+  }
+  const auto device = cuda_device(cuda_device_in_use().value_or(0));
+  if (!device) return device.error().message;
+  const DirectProof proof = config.gpu == GpuPath::gds ? DirectProof::works : DirectProof::real;
+  const auto opened = (*device)->open_direct({.fd = pair.direct.get(), .path = path, .known = {}}, proof);
+  if (!opened) return opened.error().message;
+  return std::nullopt;
+}
+
+void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std::string& path,
+                 Explanation& explanation) {
+  const auto why_not = why_not_gds(config, pair, path);
+  explanation.gpu = why_not && config.gpu != GpuPath::gds ? "bounce" : "gds";
+  if (!why_not) {
+    explanation.gpu_why = config.gpu == GpuPath::gds
+                              ? "it was asked for, and a probe read the right bytes"
+                              : "a probe read the right bytes, and none of them went through this process";
+  } else if (config.gpu == GpuPath::gds) {
+    explanation.gpu_why = fmt::format("it was asked for, and operations fail: {}", *why_not);
+  } else {
+    explanation.gpu_why = fmt::format("{}; memory of GPUs is copied through pinned buffers of {} bytes",
+                                      *why_not, config.slot_bytes);
+  }
+}
+
 }  // namespace
 
 Result<Explanation> explain(const EngineCore& core, const std::string& path) {
@@ -93,10 +128,7 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   explanation.device = location->device;
   explanation.filesystem = location->filesystem;
   explanation.mount = location->mount;
-  explanation.gpu = "bounce";
-  explanation.gpu_why = fmt::format(
-      "this version has no GPUDirect Storage: memory of GPUs is copied through pinned buffers of {} bytes",
-      core.config().slot_bytes);
+  explain_gpu(core.config(), *pair, path, explanation);
 
   probe_memory(core, explanation.refused);
   probe_huge_pages(explanation.refused);

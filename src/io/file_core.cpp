@@ -96,6 +96,7 @@ void FileCore::forget_parent_operations() {
       renew(size_mutex_);
       renew(sync_mutex_);
       renew(failure_mutex_);
+      renew(gpu_mutex_);
       generation_.store(now);
       return;
     }
@@ -276,12 +277,37 @@ Status FileCore::sync() {
   return std::unexpected(*sync_error_);
 }
 
+Status FileCore::gpu_reaches(Device& device, GpuPath path) {
+  const auto refused = [this](const std::string& why) {
+    return std::unexpected(make_error(ErrorKind::unsupported, why, name));
+  };
+  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was asked for");
+  const std::scoped_lock lock(gpu_mutex_);
+  const auto known = gpu_reaches_.find(&device);
+  if (known != gpu_reaches_.end()) return known->second;
+  const DirectProof proof = path == GpuPath::gds ? DirectProof::works : DirectProof::real;
+  const auto find_out = [&]() -> Status {
+    for (io::Member& member : members) {
+      if (!member.pair.limits.usable)
+        return refused(fmt::format("{} is not reached by GPUDirect Storage: direct I/O is not used: {}",
+                                   member.path, member.pair.limits.why));
+      const DirectSource source{.fd = member.pair.direct.get(), .path = member.path, .known = member.gds};
+      auto opened = device.open_direct(source, proof);
+      if (!opened) return std::unexpected(opened.error());
+      member.gds = *std::move(opened);
+    }
+    return {};
+  };
+  return gpu_reaches_.emplace(&device, find_out()).first->second;
+}
+
 Status FileCore::close() {
   forget_parent_operations();
   const bool first = !closed_.exchange(true);
   wait_for_zero(pending_);
   if (!first) return {};
   for (io::Member& member : members) {
+    member.gds.reset();
     member.pair.direct.reset();
     member.pair.buffered.reset();
   }

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
+#include "device/device.h"
 #include "io/layout.h"
 #include "os/file_pair.h"
 #include "trunkline/file.h"
@@ -22,6 +24,10 @@ struct Member {
   // Set when the kernel refuses a direct transfer that it should have taken: from then on the page cache is
   // used.
   std::atomic<bool> direct_refused{false};
+  // The file as GPUs read and write it themselves, once one does (FileCore::gpu_reaches).
+  std::shared_ptr<const DirectFile> gds;
+  // Set when one that should have moved its bytes does not: from then on they are copied.
+  std::atomic<bool> gds_refused{false};
 };
 
 }  // namespace io
@@ -59,6 +65,10 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status close();
   std::uint64_t pending() const { return pending_.load(); }
 
+  // Whether transfers with the memory of `device` go by GPUDirect Storage, or why not. Found out at the first
+  // question. Between begin() and end().
+  Status gpu_reaches(Device& device, GpuPath path);
+
  private:
   Status check_open() const;
   void forget_parent_operations();
@@ -80,6 +90,9 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   std::atomic<unsigned> epoch_{0};
   std::atomic<unsigned> generation_;  // fork generation that the counts above and the locks belong to
   std::mutex sync_mutex_;
+
+  std::mutex gpu_mutex_;
+  std::map<Device*, Status> gpu_reaches_;  // what was found out
 
   mutable std::mutex failure_mutex_;
   std::atomic<bool> sync_failed_{false};

@@ -113,6 +113,7 @@ void Lane::run(std::promise<Status>& started) {
     const bool idle = free_tags_.size() == options_.depth;
     if (idle && stopping_.load() && queue_.empty()) break;
     for (const auto& [device, copies] : copies_) copies->send();
+    for (const auto& [device, queue] : direct_queues_) queue->send();
     if (!free_tags_.empty() && !parked_) {
       hungry_.store(true);
       // Work that came before the flag was set woke nobody.
@@ -126,6 +127,7 @@ void Lane::run(std::promise<Status>& started) {
     hungry_.store(false);
     for (const Completion& completion : completions) finish(completion);
     finish_copies();
+    finish_direct();
   }
 }
 
@@ -137,10 +139,17 @@ unsigned Lane::wanted() const {
   return saturated ? std::max(1U, options_.depth / kSharePerReap) : 1;
 }
 
+Transfer Lane::next_transfer() {
+  if (parked_) return std::exchange(parked_, std::nullopt).value();
+  if (again_.empty()) return queue_.take();
+  Transfer transfer = std::move(again_.front());
+  again_.pop_front();
+  return transfer;
+}
+
 void Lane::submit_ready() {
   while (!free_tags_.empty()) {
-    Transfer transfer = parked_ ? std::move(*parked_) : queue_.take();
-    parked_.reset();
+    Transfer transfer = next_transfer();
     if (transfer.operation == nullptr) return;
     auto ready = prepare(transfer);
     if (!ready) {
@@ -157,8 +166,13 @@ void Lane::submit_ready() {
 
 // Gives a transfer its slot, and one that writes from the host its bytes. False: no slot is free now.
 Result<bool> Lane::prepare(Transfer& transfer) {
-  if (transfer.op == Op::sync || !transfer.piece.through_slot) return true;
+  if (transfer.op == Op::sync) return true;
   const MemoryView& memory = transfer.operation->memory();
+  if (transfer.piece.way == Way::gds) {
+    if (auto opened = direct_queue_of(*memory.device); !opened) return std::unexpected(opened.error());
+    return true;
+  }
+  if (!transfer.piece.through_slot) return true;
   const bool on_host = is_host(memory);
   // The budget may have room by now, and this cannot do without.
   if (!on_host && slots_ != nullptr && slots_->slots() == 0) slots_.reset();
@@ -232,6 +246,87 @@ void Lane::finish_copies() {
   }
 }
 
+std::optional<Error> Lane::gds_refusal() const {
+  const std::scoped_lock lock(refusal_mutex_);
+  return gds_refusal_;
+}
+
+Result<DirectQueue*> Lane::direct_queue_of(Device& device) {
+  for (const auto& [known, queue] : direct_queues_) {
+    if (known == &device) return queue.get();
+  }
+  auto opened = device.open_direct_queue([this] { backend_->wake(); });
+  if (!opened) return std::unexpected(opened.error());
+  return direct_queues_.emplace_back(&device, std::move(*opened)).second.get();
+}
+
+void Lane::start_direct(Transfer& transfer, std::uint32_t tag) {
+  transfer.sent_ns = now_ns();
+  ++copying_;
+  (*direct_queue_of(*transfer.operation->memory().device))
+      ->start({.to_file = transfer.op == Op::write,
+               .file = transfer.member->gds.get(),
+               .offset = transfer.piece.offset,
+               .device = transfer.memory,
+               .bytes = transfer.piece.length,
+               .after = transfer.operation->fence(),
+               .tag = tag});
+}
+
+void Lane::finish_direct() {
+  std::vector<DirectQueue::Ended> ended;
+  for (const auto& [device, queue] : direct_queues_) queue->take(ended);
+  for (DirectQueue::Ended& each : ended) finish_direct(each);
+}
+
+void Lane::finish_direct(DirectQueue::Ended& ended) {
+  --copying_;
+  Transfer& transfer = transfers_[ended.tag];
+  const std::uint64_t length = transfer.piece.length;
+  const bool complete = ended.bytes && *ended.bytes == length;
+  counters_.count_completion(transfer, {.error = {}, .resumed = !complete}, now_ns() - transfer.sent_ns);
+  if (complete) {
+    count_moved(transfer);
+    release(ended.tag);
+  } else if (ended.bytes && *ended.bytes < length) {
+    // The file may end there, or the rest not be contiguous: the kernel says which.
+    copy_rest(ended.tag, *ended.bytes / kDirectCopyAlignment * kDirectCopyAlignment);
+  } else {
+    Error error = ended.bytes
+                      ? make_error(ErrorKind::device,
+                                   fmt::format("GPUDirect Storage moved {} bytes of {}: {} were asked for",
+                                               *ended.bytes, transfer.member->path, length),
+                                   transfer.member->path)
+                      : std::move(ended.bytes.error());
+    if (options_.gpu == GpuPath::gds) {
+      transfer.operation->fail(std::move(error));
+      release(ended.tag);
+      return;
+    }
+    transfer.member->gds_refused.store(true);
+    {
+      const std::scoped_lock lock(refusal_mutex_);
+      if (!gds_refusal_) gds_refusal_ = std::move(error);
+    }
+    copy_rest(ended.tag, 0);
+  }
+}
+
+// What the device has not moved of its piece goes through a slot, in its turn.
+void Lane::copy_rest(std::uint32_t tag, std::uint64_t moved) {
+  Transfer transfer = std::exchange(transfers_[tag], Transfer{});
+  free_tags_.push_back(tag);
+  counters_.count_payload(Way::gds, false, moved);
+  transfer.operation->add_bytes(moved);
+  if (transfer.operation->stopped()) {
+    transfer.operation->end_share();
+    return;
+  }
+  transfer.piece = rest_through_slot(transfer.piece, moved);
+  transfer.memory += moved;
+  again_.push_back(std::move(transfer));
+}
+
 SlotPool& Lane::slots() {
   if (slots_ == nullptr) {
     slots_ = SlotPool::allocate(options_.slot_bytes, options_.slots, options_.budget);
@@ -251,7 +346,9 @@ void Lane::send(Transfer&& transfer) {
   const std::uint32_t tag = free_tags_.back();
   free_tags_.pop_back();
   Transfer& sent = transfers_[tag] = std::move(transfer);
-  if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory()))
+  if (sent.piece.way == Way::gds)
+    start_direct(sent, tag);
+  else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory()))
     start_copy(sent, tag);
   else
     push(sent, tag);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <future>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@ struct LaneOptions {
   std::uint64_t slot_bytes;  // of a bounce slot: one block
   unsigned slots;            // at most, allocated when the first transfer must bounce
   std::shared_ptr<PinnedBudget> budget;
+  GpuPath gpu;
   std::shared_ptr<FaultPlan> faults;  // or null
 };
 
@@ -57,9 +59,11 @@ class Lane {
   std::vector<std::string> features() const { return features_; }
   std::optional<Error> registration_refusal() const;
   std::optional<Error> pin_refusal() const;
+  std::optional<Error> gds_refusal() const;  // of a transfer that was copied instead
 
  private:
   void run(std::promise<Status>& started);
+  Transfer next_transfer();
   void submit_ready();
   unsigned wanted() const;
   Result<bool> prepare(Transfer& transfer);
@@ -68,6 +72,11 @@ class Lane {
   Result<CopyQueue*> copies_of(Device& device);
   void start_copy(Transfer& transfer, std::uint32_t tag);
   void finish_copies();
+  Result<DirectQueue*> direct_queue_of(Device& device);
+  void start_direct(Transfer& transfer, std::uint32_t tag);
+  void finish_direct();
+  void finish_direct(DirectQueue::Ended& ended);
+  void copy_rest(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
   void finish(const Completion& completion);
   void release(std::uint32_t tag);
@@ -86,13 +95,16 @@ class Lane {
   mutable std::mutex refusal_mutex_;
   std::optional<Error> registration_refusal_;
   std::optional<Error> pin_refusal_;
+  std::optional<Error> gds_refusal_;
   std::shared_ptr<const void> pin_;  // of the slots
   std::vector<std::pair<Device*, std::unique_ptr<CopyQueue>>> copies_;
+  std::vector<std::pair<Device*, std::unique_ptr<DirectQueue>>> direct_queues_;
   unsigned copying_ = 0;  // transfers whose bytes are on their way to or from a device
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
   std::optional<Transfer> parked_;  // must bounce, and waits for a slot
+  std::deque<Transfer> again_;      // what a device did not move itself
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 #include "io/plan.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace trunkline::io {
 namespace {
@@ -58,12 +59,34 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
+// A device that reads and writes files wants addresses aligned too.
+constexpr std::uint64_t kGdsAlignment = 4096;
+
+// The part of a request that the device moves itself, or what comes before that part; nothing where there is
+// no such part.
+std::optional<Piece> next_gds(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
+                              std::uint64_t end) {
+  const std::uint64_t unit = std::max(limits.offset_alignment, kGdsAlignment);
+  const std::uint64_t first = round_up(offset, unit);
+  const std::uint64_t last = round_down(end, unit);
+  if (first >= last || (address + (first - offset)) % kGdsAlignment != 0) return std::nullopt;
+  if (first == offset) return exact(Way::gds, offset, slot_end(limits, offset, last));
+  return op == Op::read ? bounced_read(limits, offset, first) : buffered(limits, offset, first);
+}
+
 }  // namespace
+
+Piece rest_through_slot(const Piece& piece, std::uint64_t moved) {
+  return exact(Way::bounced, piece.offset + moved, piece.offset + piece.length);
+}
 
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                  std::uint64_t length) {
   const std::uint64_t end = offset + length;
   if (!limits.direct) return buffered(limits, offset, slot_end(limits, offset, end));
+  if (!limits.host_memory && limits.gpu_direct) {
+    if (const auto piece = next_gds(op, limits, address, offset, end)) return *piece;
+  }
   return op == Op::read ? next_read(limits, address, offset, end) : next_write(limits, address, offset, end);
 }
 

@@ -12,6 +12,7 @@ enum class Way {
   direct,    // O_DIRECT, to or from the caller's memory
   bounced,   // O_DIRECT, through a slot of the lane
   buffered,  // through the page cache, to or from the caller's memory, or through a slot for a device's
+  gds,       // between the file and a device's memory, by the device
 };
 
 struct PlanLimits {
@@ -21,7 +22,9 @@ struct PlanLimits {
   // A direct piece is at most this, any other at most slot_bytes() of it, but for small buffered edges of
   // writes.
   std::uint64_t block_bytes = 4ULL << 20;
-  bool host_memory = true;  // else a device's: every piece goes through a slot, and is no larger
+  bool host_memory =
+      true;  // else a device's: no piece is larger than a slot, and those not gds go through one
+  bool gpu_direct = false;  // the device reads and writes the file itself
 };
 
 // A piece whose bytes are copied on the way. Large pieces spare commands and wake-ups where the device moves
@@ -54,5 +57,9 @@ inline constexpr std::uint64_t kWholeBounceBytes = 128 * 1024;
 // `address`. Called again for what is left, it cuts the request up completely, in order.
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                  std::uint64_t length);
+
+// What is left of a gds piece of which `moved` bytes, a multiple of its alignment, have moved, by the way of
+// other memory of devices.
+Piece rest_through_slot(const Piece& piece, std::uint64_t moved);
 
 }  // namespace trunkline::io

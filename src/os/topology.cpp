@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -117,6 +118,22 @@ Result<StorageLocation> locate(const std::string& path) {
     location.device = block_device_node(mount->device).value_or(mount->source);
   }
   return location;
+}
+
+std::optional<unsigned> numa_node_of(const std::string& device) {
+  std::error_code ignored;
+  const std::filesystem::path name = std::filesystem::path(device).filename();
+  if (name.empty()) return std::nullopt;
+  std::filesystem::path at = std::filesystem::canonical("/sys/class/block" / name, ignored);
+  // A partition lies in its disk's directory, that in its controller's, and that in the bus device's.
+  for (; at.has_relative_path(); at = at.parent_path()) {
+    const auto text = read_text((at / "numa_node").string());
+    if (!text) continue;
+    unsigned node = 0;  // "-1" where the machine has one node only
+    const auto [end, wrong] = std::from_chars(text->data(), text->data() + text->size(), node);
+    return wrong == std::errc() ? std::optional(node) : std::nullopt;
+  }
+  return std::nullopt;
 }
 
 }  // namespace trunkline::os

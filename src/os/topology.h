@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "trunkline/error.h"
@@ -19,5 +20,9 @@ struct StorageLocation {
 
 // Of an existing file or directory, or of the directory that would hold `path`.
 Result<StorageLocation> locate(const std::string& path);
+
+// Of the hardware below a block device node, "/dev/nvme0n1p2"; nullopt where that is unknown, or there is one
+// node only.
+std::optional<unsigned> numa_node_of(const std::string& device);
 
 }  // namespace trunkline::os

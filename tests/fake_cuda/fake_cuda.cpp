@@ -26,6 +26,8 @@
 #include <utility>
 #include <vector>
 
+#include "fake_driver.h"
+
 namespace {
 
 constexpr int kSuccess = 0;
@@ -303,6 +305,37 @@ int copy(const char* function, std::uint64_t device, const void* host, std::size
 }
 
 }  // namespace
+
+namespace fake {
+
+int begin(const char* function) {
+  const std::scoped_lock lock(driver().mutex);
+  return begin_locked(function);
+}
+
+void complain(const std::string& what) {
+  const std::scoped_lock lock(driver().mutex);
+  complain_locked(what);
+}
+
+bool is_memory_of_current(std::uint64_t address, std::size_t bytes) {
+  const std::scoped_lock lock(driver().mutex);
+  const auto* memory = allocation_locked(address, bytes);
+  return memory != nullptr && memory->second.device == current_device();
+}
+
+bool add_work(void* handle, std::uint64_t device, std::size_t bytes, std::function<void(std::byte*)> move) {
+  Stream* stream = nullptr;
+  {
+    const std::scoped_lock lock(driver().mutex);
+    stream = stream_locked(handle);
+    if (stream == nullptr || stream->device() != current_device()) return false;
+  }
+  stream->add([device, bytes, move = std::move(move)] { work_on(device, bytes, true, nullptr, move); });
+  return true;
+}
+
+}  // namespace fake
 
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
@@ -601,6 +634,7 @@ int cuMemAlloc_v2(std::uint64_t* device, std::size_t bytes) {
 }
 
 int cuMemFree_v2(std::uint64_t device) {
+  fake::forget_memory(device);
   const std::scoped_lock lock(driver().mutex);
   const auto found = driver().allocations.find(device);
   if (found == driver().allocations.end()) {
@@ -643,6 +677,7 @@ void fakeCudaHold(void* handle) {
 
 void fakeCudaReset() {
   fakeCudaRelease();
+  fake::reset_cufile();
   const std::scoped_lock lock(driver().mutex);
   Driver& state = driver();
   state.broken = false;
@@ -740,8 +775,9 @@ std::uint64_t fakeCudaCopies() {
 }
 
 std::uint64_t fakeCudaLive(const char* what) {
-  const std::scoped_lock lock(driver().mutex);
   const std::string name = what;
+  if (name == "files" || name == "direct memory") return fake::live_in_cufile(name);
+  const std::scoped_lock lock(driver().mutex);
   if (name == "allocations") return driver().allocations.size();
   if (name == "streams") return driver().streams.size();
   if (name == "events") return driver().events.size();

@@ -52,8 +52,20 @@ const char* fakeCudaComplaints();
 // Copies between the device and host memory that was not registered.
 std::uint64_t fakeCudaPageableCopies();
 std::uint64_t fakeCudaCopies();
-// Still there: allocations, streams, events, registrations of host memory.
+// Still there: allocations, streams, events, registrations of host memory; "files" and "direct memory" that
+// cuFile was told of.
 std::uint64_t fakeCudaLive(const char* what);
+
+// How cuFile's stand-in behaves: 0 as where DMA reaches the storage; 1 in its compatibility mode; 2 the same,
+// while it says the other; 3 as 0, but the bytes are wrong.
+void fakeCufileMode(int mode);
+
+// From the transfer after `after` others on, `times` of them report `moved` bytes, and move as many at most.
+void fakeCufileResult(long moved, unsigned after, unsigned times);
+
+// Transfers, and those of them with memory that was not registered.
+std::uint64_t fakeCufileTransfers();
+std::uint64_t fakeCufileUnregistered();
 
 int cuMemAlloc_v2(std::uint64_t* device, std::size_t bytes);
 int cuMemFree_v2(std::uint64_t device);

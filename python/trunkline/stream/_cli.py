@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("model", metavar="MODEL_DIR", help="a folder with a config.json")
     plan.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated at once (1)")
     plan.add_argument("--memory", metavar="SIZE", help='for weights, as "8GB" (half of what is available)')
+    plan.add_argument("--device", default="cpu", help='where it computes: "cpu" or "cuda" (cpu)')
+    plan.add_argument(
+        "--host-memory", metavar="SIZE", help="main memory for weights of a model on a GPU (half of what is available)"
+    )
+    plan.add_argument(
+        "--bus-bandwidth", metavar="RATE", help='from main memory to the GPU, as "50GB" (measured)'
+    )
     plan.add_argument(
         "--bandwidth",
         metavar="RATE",
@@ -93,8 +100,11 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     document = plan(
         options.model,
+        device=options.device,
         batch_size=options.batch,
         memory_budget=options.memory,
+        host_memory=options.host_memory,
+        bus_bandwidth=options.bus_bandwidth,
         bandwidth=options.bandwidth,
         volumes=options.volumes,
         dtype=options.dtype,
@@ -106,14 +116,26 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def table(document: dict[str, Any]) -> str:
     """Lay the result of plan() out for reading."""
     stays = _gb(document["least_resident_bytes"])
+    on_gpu = document["device"] != "cpu"
+    copying = f"copying {document['bus_seconds']:.3g} s, " if on_gpu else ""
     times = (
-        f"reading {document['storage_seconds']:.3g} s, computing {document['compute_seconds']:.3g} s a step"
+        f"reading {document['storage_seconds']:.3g} s, {copying}computing "
+        f"{document['compute_seconds']:.3g} s a step"
     )
     lines = [
         document["model"],
         f"  weights {_gb(document['weight_bytes'])}, of which {stays} stay in any case",
         f"  memory for weights {_gb(document['memory_budget'])} (at least {_gb(document['least_budget'])}): "
         f"{_gb(document['streamed_bytes'])} are read for each step",
+        *(
+            [
+                f"  on {document['device']}: {_gb(document['copied_bytes'])} are copied to it for each step, at "
+                f"{document['bus_bandwidth'] / 1e9:.2f} GB/s; main memory for the rest "
+                f"{_gb(document['host_memory'])}"
+            ]
+            if on_gpu
+            else []
+        ),
         f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
         f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
         f"({times})",
@@ -122,9 +144,12 @@ def table(document: dict[str, Any]) -> str:
     parts: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
         ("batch size", "batch_sizes", lambda row: str(row["batch_size"])),
         ("memory", "memory", lambda row: _gb(row["memory_budget"])),
+        ("main memory", "host", lambda row: _gb(row["host_memory"])),
         ("disks", "disks", lambda row: f"{row['disks']} x"),
     ]
     for title, key, shown in parts:
+        if key not in document:
+            continue
         lines.append(f"  {title:<12}{'tokens/s':>12}{'s/step':>12}  bound by")
         lines += [
             f"  {shown(row):<12}{_tokens(row):>12}{row['seconds_per_step']:>12.3g}  {row['bound']}"

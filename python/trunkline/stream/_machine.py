@@ -16,9 +16,10 @@ _EDGE = 2048  # of the matrices, in elements
 _MATRICES_BYTES = 256 << 20  # more than caches hold, so that weights come from memory as in a model
 _REQUEST_BYTES = 16 << 20
 _REQUESTS = 4  # under way
+_COPIED_BYTES = 64 << 20
 
 
-def computing(dtype: torch.dtype) -> Callable[[int, int], float]:
+def computing(dtype: torch.dtype, device: torch.device) -> Callable[[int, int], float]:
     """Return a function: seconds of a pass over so many bytes of weights for a batch of so many rows.
 
     Measured by multiplying matrices that are not in the processor's caches, one batch size at a time.
@@ -30,7 +31,7 @@ def computing(dtype: torch.dtype) -> Callable[[int, int], float]:
         if batch_size not in by_batch:
             if not matrices:
                 count = max(2, _MATRICES_BYTES // (_EDGE * _EDGE * dtype.itemsize))
-                matrices.extend(torch.ones(_EDGE, _EDGE, dtype=dtype) for _ in range(count))
+                matrices.extend(torch.ones(_EDGE, _EDGE, dtype=dtype, device=device) for _ in range(count))
             by_batch[batch_size] = _seconds_per_byte(matrices, batch_size)
         return weight_bytes * by_batch[batch_size]
 
@@ -38,7 +39,9 @@ def computing(dtype: torch.dtype) -> Callable[[int, int], float]:
 
 
 def _seconds_per_byte(matrices: list[torch.Tensor], batch_size: int) -> float:
-    rows = torch.ones(batch_size, _EDGE, dtype=matrices[0].dtype)
+    rows = torch.ones(batch_size, _EDGE, dtype=matrices[0].dtype, device=matrices[0].device)
+    if rows.is_cuda:
+        return _seconds_per_byte_on_gpu(matrices, rows)
     with torch.no_grad():
         torch.nn.functional.linear(rows, matrices[0])
         start = time.perf_counter()
@@ -48,6 +51,35 @@ def _seconds_per_byte(matrices: list[torch.Tensor], batch_size: int) -> float:
             torch.nn.functional.linear(rows, matrices[len(times) % len(matrices)])
             times.append(time.perf_counter() - before)
     return median(times) / matrices[0].nbytes  # others may use the processor now and then
+
+
+def _seconds_per_byte_on_gpu(matrices: "list[torch.Tensor]", rows: torch.Tensor) -> float:
+    stream = torch.cuda.current_stream(rows.device)
+    times: list[float] = []
+    with torch.no_grad():
+        start = time.perf_counter()
+        while len(times) < 2 or time.perf_counter() - start < _SECONDS:  # the first one sets things up
+            before = time.perf_counter()
+            for matrix in matrices:
+                torch.nn.functional.linear(rows, matrix)
+            stream.synchronize()
+            times.append(time.perf_counter() - before)
+    return median(times[1:]) / sum(matrix.nbytes for matrix in matrices)
+
+
+def copying(device: torch.device) -> float:
+    """Return the bandwidth, in bytes a second, of copies from pinned memory to the GPU."""
+    source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device)
+    stream = torch.cuda.current_stream(device)
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < 2 or time.perf_counter() - start < _SECONDS:
+        before = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        stream.synchronize()
+        times.append(time.perf_counter() - before)
+    return _COPIED_BYTES / median(times[1:])
 
 
 def reading(directories: "list[Path]") -> float:

@@ -3,7 +3,20 @@
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
+from trunkline._core import parse_size
+
 _SHARE = 0.5
+
+
+def budget_argument(memory_budget: int | str | None, device: torch.device) -> int:
+    """Return how much memory of the device weights may take, by default a share of what is free."""
+    if memory_budget is not None:
+        return parse_size(memory_budget, "memory_budget")
+    if device.type == "cpu":
+        return default_budget()
+    return int(torch.cuda.mem_get_info(device)[0] * _SHARE)
 
 
 def default_budget() -> int:

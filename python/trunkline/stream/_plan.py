@@ -13,8 +13,8 @@ from trunkline._errors import Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _machine, _roofline
-from trunkline.stream._memory import default_budget
-from trunkline.stream._roofline import Compute, Rate, Sizes
+from trunkline.stream._memory import budget_argument, default_budget
+from trunkline.stream._roofline import Compute, GpuMemory, Rate, Sizes
 
 BATCH_SIZES = (1, 4, 16, 64, 256)
 _DISKS = (1, 2, 4, 8)
@@ -23,10 +23,12 @@ _DISKS = (1, 2, 4, 8)
 def plan(
     model_dir: Path,
     *,
-    device: str = "cpu",
+    device: "str | torch.device" = "cpu",
     batch_size: int = 1,
     memory_budget: int | str | None = None,
+    host_memory: int | str | None = None,
     bandwidth: float | str | None = None,
+    bus_bandwidth: float | str | None = None,
     volumes: "Sequence[Path] | None" = None,
     dtype: torch.dtype | str | None = None,
     flops: float | None = None,
@@ -34,27 +36,43 @@ def plan(
     """Predict the speed of trunkline.transformers.from_pretrained for a model; its weights need not be there.
 
     `model_dir`: a folder with the config.json of a model. `batch_size`: rows that are generated at once.
-    `memory_budget`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the storage (a
+    `memory_budget`, `host_memory`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the storage (a
     number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`, else of
     `model_dir`. `flops`: operations a second that the machine computes; None measures how long multiplying
     takes here.
+
+    With `device` "cuda" the weights are in three places: in the GPU's memory what `memory_budget` has room
+    for, of the rest in main memory what `host_memory` has room for, and the others in storage.
+    `bus_bandwidth`: bytes a second from main memory to the GPU; None measures it. No GPU is needed where
+    `memory_budget`, `bus_bandwidth` and `flops` are given.
 
     Returns a dict: "model", "weight_bytes", "least_budget", "memory_budget", "resident_bytes" that stay in
     memory with it ("least_resident_bytes" in any case), "streamed_bytes" by each step, "bandwidth",
     "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
     "compute_seconds", "bound" ("storage" or "compute"); and what else would bring how much: "batch_sizes",
-    "memory" and "disks", lists of dicts with "tokens_per_second".
+    "memory" and "disks", lists of dicts with "tokens_per_second". On a GPU also "host_memory",
+    "copied_bytes" to it by each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be "bus".
 
     Raises OutOfBudget, naming the least that would do, Unsupported as from_pretrained does, FileNotFoundError
     where nothing can be measured, ValueError for arguments out of range.
     """
-    if str(device) != "cpu":
-        raise Unsupported(None, f'device: {device} is not supported by this build; use "cpu"')
+    target = torch.device(device)
+    if target.type not in ("cpu", "cuda"):
+        raise Unsupported(None, f'device: {target} is not supported; use "cpu" or "cuda"')
+    if target.type == "cpu" and (host_memory is not None or bus_bandwidth is not None):
+        raise ValueError("host_memory and bus_bandwidth: are for a model on a GPU")
+    given = (memory_budget, bus_bandwidth, flops)
+    if target.type == "cuda" and None in given and not torch.cuda.is_available():
+        raise Unsupported(
+            None,
+            f"device: {target} is not there to be measured: torch sees no CUDA GPU; give memory_budget, "
+            "bus_bandwidth and flops",
+        )
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
     folder = FilePath(path_name(model_dir))
     sizes, model_dtype, name = sizes_of(folder, dtype)
-    budget = default_budget() if memory_budget is None else parse_size(memory_budget, "memory_budget")
+    budget = budget_argument(memory_budget, target)
     if bandwidth is None:
         if isinstance(volumes, str | bytes | os.PathLike):
             raise TypeError("volumes: must be a sequence of paths, not one path")
@@ -63,45 +81,80 @@ def plan(
         places = [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
         bytes_per_second = _machine.reading(places)
     else:
-        if not isinstance(bandwidth, str | int | float):
-            raise TypeError(f"bandwidth: must be a number or a str, not {type(bandwidth).__name__}")
-        bytes_per_second = float(
-            parse_size(bandwidth, "bandwidth") if isinstance(bandwidth, str) else bandwidth
-        )
-        if not bytes_per_second > 0:
-            raise ValueError(f"bandwidth: must be more than 0 bytes a second, not {bandwidth!r}")
-        if not math.isfinite(bytes_per_second):
-            raise ValueError(f"bandwidth: must be a number of bytes a second, not {bandwidth!r}")
+        bytes_per_second = _bandwidth_argument(bandwidth, "bandwidth")
     if flops is not None and not (isinstance(flops, int | float) and 0 < flops < math.inf):
         raise ValueError(f"flops: must be a number of operations a second above 0, not {flops!r}")
-    compute = _machine.computing(model_dtype) if flops is None else computing_at(flops, model_dtype.itemsize)
+    compute = (
+        _machine.computing(model_dtype, target)
+        if flops is None
+        else computing_at(flops, model_dtype.itemsize)
+    )
     least = sizes.resident_bytes + _roofline.least_slots_bytes(sizes.unit_bytes)
+    gpu: dict[str, Any] = {}
+    host_bytes = 0
+    if target.type == "cpu":
+        streamed = _roofline.streamed_bytes(sizes, budget)
+        stays = sizes.weight_bytes - streamed
 
-    def predict(memory: int, rate: float, rows: int) -> Rate:
-        return _roofline.rate(sizes, memory, rate, rows, compute)
+        def predict(memory: int, rate: float, rows: int, host: int = 0) -> Rate:
+            return _roofline.rate(sizes, memory, rate, rows, compute)
 
-    chosen = predict(budget, bytes_per_second, batch_size)
-    streamed = _roofline.streamed_bytes(sizes, budget)
+    else:
+        host_bytes = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
+        bus = (
+            _machine.copying(target)
+            if bus_bandwidth is None
+            else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
+        )
+        copied, streamed = _roofline.gpu_streams(sizes, GpuMemory(budget, host_bytes))
+        stays = sizes.weight_bytes - copied
+        gpu = {"host_memory": host_bytes, "copied_bytes": copied, "bus_bandwidth": bus}
+
+        def predict(memory: int, rate: float, rows: int, host: int = host_bytes) -> Rate:
+            return _roofline.rate_on_gpu(sizes, GpuMemory(memory, host), rate, bus, rows, compute)
+
+    def of_rate(rate: Rate) -> dict[str, Any]:
+        return _of_rate(rate) | ({"bus_seconds": rate.bus_seconds} if gpu else {})
+
+    if gpu:
+        least_host = _roofline.slots_bytes(_roofline.passing_units(sizes, budget, _roofline.GPU_SLOTS))
+        gpu["host"] = [
+            {"host_memory": memory, **of_rate(predict(budget, bytes_per_second, batch_size, memory))}
+            for memory in sorted({least_host, host_bytes, max(copied, least_host)})
+        ]
     return {
+        "device": str(target),
         "model": name,
         "weight_bytes": sizes.weight_bytes,
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
-        "resident_bytes": sizes.weight_bytes - streamed,
+        "resident_bytes": stays,
         "streamed_bytes": streamed,
         "bandwidth": bytes_per_second,
-        **_of_rate(chosen),
-        "batch_sizes": [_of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],
+        **of_rate(predict(budget, bytes_per_second, batch_size)),
+        **gpu,
+        "batch_sizes": [of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],
         "memory": [
-            {"memory_budget": memory, **_of_rate(predict(memory, bytes_per_second, batch_size))}
+            {"memory_budget": memory, **of_rate(predict(memory, bytes_per_second, batch_size))}
             for memory in _budgets(least, budget, sizes.weight_bytes)
         ],
         "disks": [
-            {"disks": disks, **_of_rate(predict(budget, bytes_per_second * disks, batch_size))}
+            {"disks": disks, **of_rate(predict(budget, bytes_per_second * disks, batch_size))}
             for disks in _DISKS
         ],
     }
+
+
+def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
+    if not isinstance(bandwidth, str | int | float):
+        raise TypeError(f"{name}: must be a number or a str, not {type(bandwidth).__name__}")
+    bytes_per_second = float(parse_size(bandwidth, name) if isinstance(bandwidth, str) else bandwidth)
+    if not bytes_per_second > 0:
+        raise ValueError(f"{name}: must be more than 0 bytes a second, not {bandwidth!r}")
+    if not math.isfinite(bytes_per_second):
+        raise ValueError(f"{name}: must be a number of bytes a second, not {bandwidth!r}")
+    return bytes_per_second
 
 
 def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, torch.dtype, str]:

@@ -32,11 +32,12 @@ class Rate:
     batch_size: int
     storage_seconds: float
     compute_seconds: float
+    bus_seconds: float = 0.0  # copying weights from main memory to a GPU
 
     @property
     def seconds(self) -> float:
-        """Of the step: reading and computing overlap."""
-        return max(self.storage_seconds, self.compute_seconds)
+        """Of the step: reading, copying and computing overlap."""
+        return max(self.storage_seconds, self.bus_seconds, self.compute_seconds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -45,8 +46,10 @@ class Rate:
 
     @property
     def bound(self) -> str:
-        """What takes longer: "storage" or "compute"."""
-        return "storage" if self.storage_seconds >= self.compute_seconds else "compute"
+        """What takes longest: "storage", "bus" or "compute"."""
+        if self.storage_seconds >= max(self.bus_seconds, self.compute_seconds):
+            return "storage"
+        return "bus" if self.bus_seconds >= self.compute_seconds else "compute"
 
 
 def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
@@ -65,19 +68,53 @@ def slots_bytes(unit_bytes: Sequence[int]) -> int:
 
 def streamed_bytes(sizes: Sizes, memory_budget: int) -> int:
     """Return how many bytes each pass reads with that budget. Raises OutOfBudget, naming the least."""
+    return sum(passing_units(sizes, memory_budget))
+
+
+# On a GPU one is computed with, one is being filled, one waits to be.
+GPU_SLOTS = 3
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What a GPU and main memory may hold of a model that computes on the GPU, in bytes."""
+
+    budget: int
+    host_bytes: int
+
+
+def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
+    """Return how many bytes each pass copies to the GPU, and how many of them it reads from storage.
+
+    Raises OutOfBudget, naming the least.
+    """
+    copied = passing_units(sizes, memory.budget, GPU_SLOTS)
+    least = slots_bytes(copied)
+    if memory.host_bytes < least:
+        raise OutOfBudget(
+            None,
+            f"host_memory: {memory.host_bytes} bytes cannot hold two units of what passes through main memory "
+            f"to the GPU; the least is {least} bytes",
+        )
+    return sum(copied), sum(passing_units(Sizes(0, tuple(copied)), memory.host_bytes)) if copied else 0
+
+
+def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]:
+    """Return the sizes of the units that pass through memory with that budget, of which the others stay.
+
+    Raises OutOfBudget, naming the least.
+    """
     room = memory_budget - sizes.resident_bytes
     least = sizes.resident_bytes + least_slots_bytes(sizes.unit_bytes)
     try:
-        placed = _core.place_units(sizes.unit_bytes, max(0, room))
+        placed = _core.place_units(sizes.unit_bytes, max(0, room), slots)
     except OutOfBudget:
         raise OutOfBudget(
             None,
             f"memory_budget: {memory_budget} bytes cannot hold what stays in memory ({sizes.resident_bytes} "
             f"bytes) and two units; the least is {least} bytes ({least / 1e9:.3f} GB)",
         ) from None
-    return sum(
-        nbytes for nbytes, stays in zip(sizes.unit_bytes, placed["resident"], strict=True) if not stays
-    )
+    return [nbytes for nbytes, stays in zip(sizes.unit_bytes, placed["resident"], strict=True) if not stays]
 
 
 def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute) -> Rate:
@@ -87,3 +124,11 @@ def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, co
         streamed_bytes(sizes, memory_budget) / bandwidth,
         compute(sizes.weight_bytes, batch_size),
     )
+
+
+def rate_on_gpu(
+    sizes: Sizes, memory: GpuMemory, storage: float, bus: float, batch_size: int, compute: Compute
+) -> Rate:
+    """Return the rate of decoding on a GPU; bandwidths of storage and bus in bytes a second."""
+    copied, read = gpu_streams(sizes, memory)
+    return Rate(batch_size, read / storage, compute(sizes.weight_bytes, batch_size), copied / bus)

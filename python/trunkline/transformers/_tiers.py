@@ -10,15 +10,11 @@ from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline.checkpoint._memory import Device, device_argument
-from trunkline.stream._memory import default_budget
-from trunkline.stream._roofline import PAGE_BYTES, least_slots_bytes, slots_bytes
+from trunkline.stream._memory import budget_argument, default_budget
+from trunkline.stream._roofline import GPU_SLOTS, PAGE_BYTES, least_slots_bytes, slots_bytes
 from trunkline.stream._tensors import Stored, StreamUnit
 from trunkline.transformers._checkpoint import Checkpoint
 from trunkline.transformers._layers import Unit
-
-# On a GPU one is computed with, one is being filled, one waits to be.
-_GPU_SLOTS = 3
-_GPU_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,15 +36,12 @@ def memory_arguments(
 ) -> Memory:
     """Return what the arguments of from_pretrained mean."""
     target = device_argument(device, str(folder))
-    budget = None if memory_budget is None else parse_size(memory_budget, "memory_budget")
+    budget = budget_argument(memory_budget, target)
     if target.type == "cpu":
         if host_memory is not None:
             raise ValueError("host_memory: is for a model on a GPU; on the CPU there is memory_budget alone")
-        budget = default_budget() if budget is None else budget
         return Memory(target, budget, budget)
     host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
-    if budget is None:
-        budget = int(torch.cuda.mem_get_info(target)[0] * _GPU_SHARE)
     return Memory(target, budget, host)
 
 
@@ -124,7 +117,7 @@ def _share_with_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[Plac
         raise _too_small(memory, checkpoint, max(sizes, default=0), least)
     if not units:
         return Shares([], gpu_slots_bytes=0)
-    placement = _core.place_units(sizes, memory.budget - checkpoint.resident_bytes, _GPU_SLOTS)
+    placement = _core.place_units(sizes, memory.budget - checkpoint.resident_bytes, GPU_SLOTS)
     shares = Shares([], gpu_slots_bytes=placement["slots"] * placement["slot_bytes"])
     for unit, stays in zip(units, placement["resident"], strict=True):
         if stays:

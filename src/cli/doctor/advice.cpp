@@ -85,6 +85,32 @@ void advise_on_gpus(const CudaFinding& cuda, std::vector<std::string>& advice) {
   }
 }
 
+// What lies between a path's disk and the GPUs.
+void advise_on_way_to_gpus(const PathFinding& path, const CudaFinding& cuda,
+                           std::vector<std::string>& advice) {
+  if (cuda.gpus.empty() || !path.explanation || !path.explanation->direct) return;
+  const std::string& device = path.explanation->device;
+  for (const auto& [info, link] : cuda.gpus) {
+    if (!path.numa_node || !link.numa_node || *path.numa_node == *link.numa_node) continue;
+    advice.push_back(
+        fmt::format("{} is on a disk of NUMA node {}, cuda:{} is on node {}: their bytes cross the "
+                    "processors' link; use a disk "
+                    "of node {} for this GPU",
+                    path.path, *path.numa_node, info.ordinal, *link.numa_node, *link.numa_node));
+  }
+  if (device.starts_with("/dev/nvme") && !cuda.nvidia_fs && cuda.why.empty()) {
+    advice.push_back(
+        fmt::format("{} is on an NVMe disk that GPUs could read themselves: install GPUDirect Storage "
+                    "(nvidia-gds) and load "
+                    "nvidia-fs; without it their bytes are copied through pinned memory",
+                    path.path));
+  } else if (path.explanation->gpu == "bounce" && cuda.why_not_gds.empty()) {
+    advice.push_back(
+        fmt::format("{}: GPUDirect Storage is there and not used: {}; gdscheck -p shows its set-up",
+                    path.path, path.explanation->gpu_why));
+  }
+}
+
 void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
   if (path.error) {
     advice.push_back(fmt::format("{} cannot be used: {}", path.path, path.error->message));
@@ -121,7 +147,10 @@ std::vector<std::string> advise(const Findings& findings) {
   advise_on_backends(findings, advice);
   advise_on_memory(findings, advice);
   advise_on_gpus(findings.cuda, advice);
-  for (const PathFinding& path : findings.paths) advise_on_path(path, advice);
+  for (const PathFinding& path : findings.paths) {
+    advise_on_path(path, advice);
+    advise_on_way_to_gpus(path, findings.cuda, advice);
+  }
   return advice;
 }
 

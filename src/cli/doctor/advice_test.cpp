@@ -19,9 +19,13 @@ Findings healthy() {
                                  .block_bytes = 1 << 20,
                                  .slot_bytes = 1 << 20,
                                  .pinned_budget_bytes = 1 << 30,
+                                 .gpu = GpuPath::automatic,
                                  .features = {}};
-  PathFinding path{
-      .path = "/data", .explanation = Explanation{}, .location = os::StorageLocation{}, .error = {}};
+  PathFinding path{.path = "/data",
+                   .explanation = Explanation{},
+                   .location = os::StorageLocation{},
+                   .error = {},
+                   .numa_node = {}};
   path.explanation->direct = true;
   path.explanation->memory_alignment = 4;
   path.explanation->filesystem = path.location->filesystem = "xfs";
@@ -34,6 +38,16 @@ bool says(const Findings& findings, std::string_view part) {
                              [&](const std::string& each) { return each.find(part) != std::string::npos; });
 }
 
+void add_gpu(Findings& findings) {
+  GpuFinding gpu;
+  gpu.link.numa_node = 0;
+  findings.cuda.gpus.push_back(gpu);
+  findings.cuda.nvidia_fs = true;
+  findings.paths[0].numa_node = 0;
+  findings.paths[0].explanation->device = "/dev/nvme0n1";
+  findings.paths[0].explanation->gpu = "gds";
+}
+
 void refuse_io_uring(Findings& findings, const std::string& why) {
   findings.backends[0].works = false;
   findings.backends[0].why = why;
@@ -42,6 +56,27 @@ void refuse_io_uring(Findings& findings, const std::string& why) {
 TEST(Advice, NothingToSayOnAHealthyMachine) {
   EXPECT_TRUE(advise(healthy()).empty());
   EXPECT_TRUE(healthy().usable());
+}
+
+TEST(Advice, NothingToSayOfAGpuThatReadsItself) {
+  Findings findings = healthy();
+  add_gpu(findings);
+  EXPECT_TRUE(advise(findings).empty()) << advise(findings).front();
+}
+
+TEST(Advice, WhatLiesBetweenADiskAndAGpu) {
+  Findings findings = healthy();
+  add_gpu(findings);
+  findings.paths[0].numa_node = 1;
+  EXPECT_TRUE(says(findings, "NUMA node 1, cuda:0 is on node 0"));
+  findings.paths[0].explanation->gpu = "bounce";
+  findings.paths[0].explanation->gpu_why = "compatibility mode";
+  EXPECT_TRUE(says(findings, "is there and not used: compatibility mode"));
+  findings.cuda.nvidia_fs = false;
+  findings.cuda.why_not_gds = "not loaded";
+  EXPECT_TRUE(says(findings, "load nvidia-fs"));
+  findings.paths[0].explanation->device = "/dev/sda1";
+  EXPECT_FALSE(says(findings, "nvidia-fs"));
 }
 
 TEST(Advice, IoUringNamesWhatForbidsIt) {

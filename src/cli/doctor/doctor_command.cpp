@@ -25,7 +25,8 @@ struct Arguments {
 Json to_json(const CudaFinding& cuda) {
   Json document = {{"works", cuda.why.empty()},   {"why", cuda.why},
                    {"library", cuda.library},     {"version", cuda.version},
-                   {"nvidia_fs", cuda.nvidia_fs}, {"devices", Json::array()}};
+                   {"nvidia_fs", cuda.nvidia_fs}, {"why_not_gds", cuda.why_not_gds},
+                   {"devices", Json::array()}};
   for (const auto& [info, link] : cuda.gpus) {
     document["devices"].push_back({{"device", fmt::format("cuda:{}", info.ordinal)},
                                    {"name", info.name},
@@ -59,6 +60,7 @@ Json to_json(const Findings& findings, const std::vector<std::string>& advice) {
   document["paths"] = Json::array();
   for (const PathFinding& path : findings.paths) {
     document["paths"].push_back({{"path", path.path},
+                                 {"numa_node", path.numa_node ? Json(*path.numa_node) : Json()},
                                  {"explain", path.explanation ? explanation_json(*path.explanation) : Json()},
                                  {"error", path.error ? error_json(*path.error) : Json()}});
   }
@@ -121,7 +123,7 @@ std::string of_gpu(const GpuFinding& gpu) {
                         link.most_speed);
   }
   if (link.numa_node) text += fmt::format(", NUMA node {}", *link.numa_node);
-  return text;
+  return text + (info.direct_rdma ? ", other devices' DMA reaches its memory" : "");
 }
 
 std::string gpus(const CudaFinding& cuda) {
@@ -130,11 +132,12 @@ std::string gpus(const CudaFinding& cuda) {
   text += line("CUDA", fmt::format("driver for {}.{}, {}", cuda.version / 1000, cuda.version % 1000 / 10,
                                    cuda.library));
   for (const GpuFinding& gpu : cuda.gpus) text += line(fmt::format("cuda:{}", gpu.info.ordinal), of_gpu(gpu));
-  return text + line("way", fmt::format("through pinned memory; GPUDirect Storage is not used ({})",
-                                        cuda.nvidia_fs ? "nvidia-fs is loaded" : "nvidia-fs is not loaded"));
+  return text + line("GPUDirect", cuda.why_not_gds.empty()
+                                      ? "library and kernel module are there; see the paths"
+                                      : "not used: " + cuda.why_not_gds);
 }
 
-std::string of_path(const PathFinding& path) {
+std::string of_path(const PathFinding& path, bool with_gpus) {
   std::string text = path.path + "\n";
   if (path.error) return text + line("error", path.error->message);
   if (!path.explanation) return text;
@@ -145,6 +148,12 @@ std::string of_path(const PathFinding& path) {
       line("way", fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
   text += line("alignment", fmt::format("memory {} bytes, offset and length {} bytes",
                                         explanation.memory_alignment, explanation.offset_alignment));
+  if (path.numa_node) text += line("NUMA node", fmt::format("{}", *path.numa_node));
+  if (with_gpus) {
+    text += line("memory of GPUs",
+                 fmt::format("{}: {}", explanation.gpu == "gds" ? "GPUDirect Storage" : "pinned buffers",
+                             explanation.gpu_why));
+  }
   for (const Refusal& refusal : explanation.refused)
     text += line("refused", fmt::format("{}: {}", refusal.what, refusal.why));
   return text;
@@ -152,7 +161,7 @@ std::string of_path(const PathFinding& path) {
 
 std::string to_text(const Findings& findings, const std::vector<std::string>& advice) {
   std::string text = machine(findings.environment) + "\n" + backends(findings) + "\n" + gpus(findings.cuda);
-  for (const PathFinding& path : findings.paths) text += "\n" + of_path(path);
+  for (const PathFinding& path : findings.paths) text += "\n" + of_path(path, !findings.cuda.gpus.empty());
   text += advice.empty() ? "\nnothing to change\n" : "\nwhat to change\n";
   for (const std::string& each : advice) text += "  - " + each + "\n";
   return text;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "device/cufile_driver.h"
+
 namespace trunkline::cli {
 namespace {
 
@@ -13,6 +15,7 @@ BackendFinding try_backend(BackendKind kind) {
                                       .queue_depth = {},
                                       .block_bytes = {},
                                       .pinned_budget_bytes = {},
+                                      .gpu = GpuPath::automatic,
                                       .faults = {}});
   finding.works = engine.has_value();
   if (engine) {
@@ -24,8 +27,11 @@ BackendFinding try_backend(BackendKind kind) {
 }
 
 PathFinding try_path(const Result<Engine>& engine, const std::string& path) {
-  PathFinding finding{.path = path, .explanation = {}, .location = {}, .error = {}};
-  if (auto location = os::locate(path)) finding.location = std::move(*location);
+  PathFinding finding{.path = path, .explanation = {}, .location = {}, .error = {}, .numa_node = {}};
+  if (auto location = os::locate(path)) {
+    finding.numa_node = os::numa_node_of(location->device);
+    finding.location = std::move(*location);
+  }
   if (!engine) {
     finding.error = engine.error();
     return finding;
@@ -43,6 +49,7 @@ CudaFinding look_for_cuda() {
   CudaFinding finding;
   std::error_code ignored;
   finding.nvidia_fs = std::filesystem::exists("/proc/driver/nvidia-fs", ignored);
+  finding.why_not_gds = cufile::why_not_here().value_or("");
   const auto info = cuda_info();
   if (!info) {
     finding.why = info.error().message;

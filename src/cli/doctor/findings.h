@@ -24,7 +24,8 @@ struct PathFinding {
   std::string path;
   std::optional<Explanation> explanation;
   std::optional<os::StorageLocation> location;
-  std::optional<Error> error;  // why the path cannot be used
+  std::optional<Error> error;         // why the path cannot be used
+  std::optional<unsigned> numa_node;  // of its device
 };
 
 struct GpuFinding {
@@ -37,7 +38,8 @@ struct CudaFinding {
   int version = 0;  // of the driver, 12040: 12.4
   std::string library;
   std::vector<GpuFinding> gpus;
-  bool nvidia_fs = false;  // the kernel module of GPUDirect Storage is loaded
+  bool nvidia_fs = false;   // the kernel module of GPUDirect Storage is loaded
+  std::string why_not_gds;  // no file can be reached by GPUDirect Storage; empty: it depends on the path
 };
 
 struct Findings {

@@ -1,0 +1,24 @@
+// Memory of GPUs that cuFile was told of.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "device/cuda_device.h"
+
+namespace trunkline::cufile {
+
+// See Device::pin_direct. Asking again for what lies within memory that is registered shares that.
+Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& device,
+                                                    std::span<std::byte> memory);
+
+// The start of the registered memory in which these bytes lie, kept while `hold` is; they themselves, and no
+// hold, where they do not.
+struct Registered {
+  std::byte* base = nullptr;
+  std::shared_ptr<const void> hold;
+};
+Registered find_registered(std::span<std::byte> memory);
+
+}  // namespace trunkline::cufile

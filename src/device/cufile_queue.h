@@ -1,0 +1,15 @@
+// Transfers between files and the memory of a GPU that cuFile does.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "device/cuda_device.h"
+
+namespace trunkline::cufile {
+
+// See Device::open_direct_queue.
+Result<std::unique_ptr<DirectQueue>> open_queue(const cuda::CudaDevice& device,
+                                                std::function<void()> on_ended);
+
+}  // namespace trunkline::cufile

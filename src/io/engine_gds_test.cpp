@@ -1,0 +1,337 @@
+// Transfers between files and the memory of a GPU by GPUDirect Storage: when it is chosen, what is moved
+// which way, with every call of the library failing and every kind of result.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "device/device.h"
+#include "io/gpu_fixture.h"
+
+namespace trunkline {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_left;
+using test::GpuMemory;
+using test::GpuStream;
+using test::GpuTest;
+using test::random_bytes;
+
+constexpr int kInternalError = 5030;
+enum CufileMode : int { direct, compatible, pretending, wrong };
+
+class GdsTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
+    const auto told = engine({.lanes = 1, .gpu = GpuPath::bounce}).explain(directory_.path());
+    if (!told || !told->direct) GTEST_SKIP() << "no direct I/O here";
+  }
+  void TearDown() override {
+    ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
+  }
+
+  // Payload bytes by each way since the last call.
+  struct Moved {
+    std::uint64_t gds = 0;
+    std::uint64_t bounced = 0;
+  };
+  Moved moved(const Engine& engine) {
+    const EngineStats stats = engine.stats();
+    const Moved since{stats.bytes_gds - before_.gds, stats.bytes_bounced - before_.bounced};
+    before_ = {stats.bytes_gds, stats.bytes_bounced};
+    return since;
+  }
+  void begin_with(const Engine& engine) {
+    before_ = {engine.stats().bytes_gds, engine.stats().bytes_bounced};
+  }
+
+  static Engine gds_engine(GpuPath path = GpuPath::gds) { return engine({.lanes = 1, .gpu = path}); }
+
+ private:
+  Moved before_;
+};
+
+TEST_F(GdsTest, TheDeviceMovesWhatIsAligned) {
+  const Engine made = gds_engine();
+  const auto bytes = random_bytes(5 * kMiB + 4096, 1);
+  const File target = file(made, bytes);
+  const GpuMemory memory(bytes.size());
+  begin_with(made);
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  EXPECT_EQ(memory.contents(), bytes);
+  const Moved read = moved(made);
+  EXPECT_EQ(read.gds, bytes.size());
+  EXPECT_EQ(read.bounced, 0U);
+  EXPECT_EQ(fakeCudaCopies(), 1U);  // the probe's
+  const auto changed = random_bytes(bytes.size(), 2);
+  memory.set(changed);
+  ASSERT_TRUE(target.pwrite(memory.view(), 0));
+  EXPECT_EQ(moved(made).gds, bytes.size());
+  EXPECT_EQ(contents(target), changed);
+  ASSERT_TRUE(target.close());
+  expect_left("files", 0);
+}
+
+TEST_F(GdsTest, EdgesGoThroughPinnedMemory) {
+  const Engine made = gds_engine();
+  const auto bytes = random_bytes(3 * kMiB + 77, 3);
+  const File target = file(made, bytes);
+  const GpuMemory memory(bytes.size() + 8192);
+  // The memory's place fits the file's: the middle is direct.
+  ASSERT_TRUE(target.pread(memory.view(100, 3 * kMiB - 100), 100));
+  EXPECT_EQ(memory.contents(100, 3 * kMiB - 100),
+            std::vector<std::byte>(bytes.begin() + 100, bytes.begin() + 3 * kMiB));
+  const std::uint64_t moved = made.stats().bytes_gds;
+  EXPECT_EQ(moved, 3 * kMiB - 4096);
+  // And where it does not, nothing is.
+  ASSERT_TRUE(target.pread(memory.view(512, bytes.size()), 0));
+  EXPECT_EQ(memory.contents(512, bytes.size()), bytes);
+  EXPECT_EQ(made.stats().bytes_gds, moved);
+  ASSERT_TRUE(target.pwrite(memory.view(612, bytes.size() - 100), 100));
+  EXPECT_EQ(contents(target), bytes);
+}
+
+TEST_F(GdsTest, ChosenWhereItIsDirect) {
+  struct Case {
+    int mode;
+    GpuPath asked;
+    std::string way;
+    const char* why;
+  };
+  for (const Case& each : {
+           Case{compatible, GpuPath::automatic, "bounce", "compatibility mode"},
+           Case{pretending, GpuPath::automatic, "bounce", "read() in this process"},
+           Case{wrong, GpuPath::automatic, "bounce", "differs from what it holds"},
+           Case{direct, GpuPath::bounce, "bounce", "was asked for"},
+           Case{compatible, GpuPath::gds, "gds", "read the right bytes"},
+           Case{direct, GpuPath::automatic, "gds", "none of them went through this process"},
+       }) {
+    SCOPED_TRACE(each.why);
+    fakeCufileMode(each.mode);
+    const Engine made = gds_engine(each.asked);
+    const auto bytes = random_bytes(2 * kMiB, 4);
+    const File target = file(made, bytes);
+    const auto told = made.explain(target.path());
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->gpu, each.way);
+    EXPECT_NE(told->gpu_why.find(each.why), std::string::npos) << told->gpu_why;
+    const GpuMemory memory(bytes.size());
+    begin_with(made);
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+    EXPECT_EQ(memory.contents(), bytes);
+    const Moved read = moved(made);
+    EXPECT_EQ(read.gds, each.way == "gds" ? bytes.size() : 0);
+    EXPECT_EQ(read.bounced, each.way == "gds" ? 0 : bytes.size());
+  }
+}
+
+TEST_F(GdsTest, AskedForWhereItDoesNotWork) {
+  fakeCufileMode(wrong);
+  const Engine made = engine({.lanes = 1, .gpu = GpuPath::gds});
+  const auto told = made.explain(directory_.path());
+  ASSERT_TRUE(told);
+  const GpuMemory memory(kMiB, 1);  // no file of which was opened before
+  const File target = file(made, random_bytes(kMiB, 5));
+  const auto read = target.pread(memory.view(), 0);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::unsupported);
+  EXPECT_NE(read.error().message.find("differs"), std::string::npos) << read.error().message;
+  EXPECT_EQ(target.pending(), 0U);
+  ::setenv("TRUNKLINE_CUFILE", "/nowhere/libcufile.so", 1);  // NOLINT(concurrency-mt-unsafe)
+  const auto without = engine({.lanes = 1}).explain(directory_.path());
+  ASSERT_TRUE(without);
+  EXPECT_EQ(without->gpu, "bounce");
+  EXPECT_NE(without->gpu_why.find("/nowhere/libcufile.so"), std::string::npos) << without->gpu_why;
+}
+
+TEST_F(GdsTest, OnlyWhereDirectIoIsUsed) {
+  const auto bytes = random_bytes(kMiB, 6);
+  const GpuMemory memory(bytes.size());
+  const Engine automatic = gds_engine(GpuPath::automatic);
+  const File buffered = file(automatic, bytes, {.direct = Direct::never});
+  ASSERT_TRUE(buffered.pread(memory.view(), 0));
+  EXPECT_EQ(memory.contents(), bytes);
+  EXPECT_EQ(automatic.stats().bytes_gds, 0U);
+  const File asked = file(gds_engine(), bytes, {.direct = Direct::never});
+  const auto read = asked.pread(memory.view(), 0);
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.error().message.find("direct I/O is not used"), std::string::npos) << read.error().message;
+}
+
+TEST_F(GdsTest, ComesAfterTheCallersStream) {
+  const Engine made = gds_engine();
+  const auto bytes = random_bytes(3 * kMiB, 7);
+  const File target = file(made, bytes);
+  const GpuMemory memory(bytes.size());
+  const GpuStream stream;
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  fakeCudaHold(stream.handle());
+  ASSERT_EQ(fakeCudaFill(memory.address(), bytes.size(), 9, stream.handle()), 0);
+  Future written = target.async_pwrite(memory.view(stream.handle()), 0);
+  EXPECT_FALSE(written.wait(50ms));
+  fakeCudaRelease();
+  ASSERT_TRUE(written.result());
+  EXPECT_EQ(contents(target), std::vector<std::byte>(bytes.size(), std::byte{9}));
+}
+
+TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
+  const auto bytes = random_bytes(4 * kMiB, 8);
+  const Engine made = gds_engine();
+  const File target = file(made, bytes);
+  const GpuMemory memory(bytes.size());
+  {
+    Device& device = test::gpu();
+    auto pinned = device.pin_direct({memory.view().data, bytes.size()});
+    ASSERT_TRUE(pinned) << pinned.error().message;
+    ASSERT_NE(*pinned, nullptr);
+    auto again = device.pin_direct({memory.view().data + 4096, kMiB});  // lies within
+    ASSERT_TRUE(again);
+    expect_left("direct memory", 1);
+    const std::uint64_t before = fakeCufileUnregistered();
+    Future read = target.async_pread(memory.view(kMiB, 2 * kMiB), kMiB);
+    pinned->reset();
+    ASSERT_TRUE(read.result());
+    EXPECT_EQ(fakeCufileUnregistered(), before);
+    again->reset();
+    expect_left("direct memory", 0);
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+    EXPECT_GT(fakeCufileUnregistered(), before);
+  }
+  EXPECT_EQ(memory.contents(), bytes);
+}
+
+TEST_F(GdsTest, AShortTransferGoesOnThroughPinnedMemory) {
+  const auto bytes = random_bytes(3 * kMiB, 9);
+  const GpuMemory memory(bytes.size());
+  for (const long result : {0L, 100L, 4096L, 500'000L}) {
+    SCOPED_TRACE(result);
+    const Engine made = gds_engine();
+    const File target = file(made, bytes);
+    memory.set(random_bytes(bytes.size(), 10));
+    ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));
+    begin_with(made);
+    fakeCufileResult(result, 1, 1);
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+    EXPECT_EQ(memory.contents(), bytes);
+    const Moved read = moved(made);
+    EXPECT_EQ(read.bounced, kMiB - static_cast<std::uint64_t>(result) / 4096 * 4096);
+    EXPECT_EQ(read.gds, bytes.size() - read.bounced);
+    const auto changed = random_bytes(bytes.size(), 11);
+    memory.set(changed);
+    fakeCufileResult(result, 0, 2);
+    ASSERT_TRUE(target.pwrite(memory.view(), 0));
+    const Moved written = moved(made);
+    EXPECT_EQ(written.gds + written.bounced, bytes.size());
+    EXPECT_GT(written.bounced, 0U);
+    EXPECT_EQ(contents(target), changed);
+  }
+}
+
+TEST_F(GdsTest, PastTheEndIsAnError) {
+  const Engine made = gds_engine();
+  const File target = file(made, random_bytes(kMiB + 100, 12));
+  const GpuMemory memory(2 * kMiB);
+  const auto read = target.pread(memory.view(), 0);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::end_of_file);
+}
+
+TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
+  const auto bytes = random_bytes(3 * kMiB, 13);
+  const GpuMemory memory(bytes.size());
+  for (const long result : {-1L, -5L, -static_cast<long>(kInternalError)}) {
+    SCOPED_TRACE(result);
+    const Engine made = gds_engine(GpuPath::automatic);
+    const File target = file(made, bytes);
+    ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));
+    const std::uint64_t before = made.stats().bytes_gds;
+    memory.set(random_bytes(bytes.size(), 14));
+    fakeCufileResult(result, 0, 100);
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+    EXPECT_EQ(memory.contents(), bytes);
+    EXPECT_EQ(made.stats().bytes_gds, before);
+    const auto told = made.explain(target.path());
+    ASSERT_TRUE(told);
+    EXPECT_TRUE(std::ranges::any_of(
+        told->refused, [](const Refusal& refusal) { return refusal.what == "GPUDirect Storage"; }));
+    fakeCufileResult(0, 0, 0);
+  }
+  const Engine asked = gds_engine();
+  const File target = file(asked, bytes);
+  ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));
+  fakeCufileResult(-kInternalError, 0, 1);
+  const auto read = target.pread(memory.view(), 0);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::device);
+  EXPECT_NE(read.error().message.find("an internal error (5030)"), std::string::npos) << read.error().message;
+  fakeCufileResult(0, 0, 0);
+}
+
+// Each of these calls fails once, at every position: the bytes arrive or the operation says what failed.
+TEST_F(GdsTest, EveryCallFailing) {
+  const auto bytes = random_bytes(2 * kMiB, 15);
+  const GpuMemory memory(bytes.size());
+  {
+    const Engine made = gds_engine();  // the library is open, and the filesystem known
+    const File target = file(made, bytes);
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+  }
+  for (const char* function :
+       {"cuFileDriverGetProperties", "cuFileHandleRegister", "cuFileStreamRegister", "cuFileReadAsync",
+        "cuStreamCreate", "cuEventCreate", "cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize"}) {
+    for (unsigned position = 0; position < 12; ++position) {
+      SCOPED_TRACE(std::string(function) + " " + std::to_string(position));
+      const Engine made = gds_engine(GpuPath::automatic);
+      const File target = file(made, bytes);
+      const std::vector<std::byte> before = random_bytes(bytes.size(), 16);
+      memory.set(before);
+      fakeCudaFail(function, std::string_view(function).starts_with("cuFile") ? kInternalError : 2, position,
+                   1);
+      const auto read = target.pread(memory.view(), 0);
+      const bool pending = fakeCudaPending(function);
+      if (read) {
+        EXPECT_EQ(memory.contents(), bytes);
+      } else {
+        EXPECT_EQ(read.error().kind, ErrorKind::device) << read.error().message;
+      }
+      EXPECT_EQ(target.pending(), 0U);
+      if (pending) {
+        fakeCudaFail(function, 0, 0, 0);
+        break;
+      }
+    }
+  }
+}
+
+TEST_F(GdsTest, ADeviceThatBreaksIsAnError) {
+  const Engine made = gds_engine(GpuPath::automatic);
+  const File target = file(made, random_bytes(4 * kMiB, 17));
+  const GpuMemory memory(4 * kMiB);
+  ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));
+  fakeCudaBreakDuringWork(2);
+  const auto read = target.pread(memory.view(), 0);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::device);
+  fakeCudaReset();
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+}
+
+TEST_F(GdsTest, TwoDevicesShareAFile) {
+  const Engine made = engine({.lanes = 2, .gpu = GpuPath::gds});
+  const auto bytes = random_bytes(2 * kMiB, 18);
+  const File target = file(made, bytes);
+  const GpuMemory first(bytes.size(), 0);
+  const GpuMemory second(bytes.size(), 1);
+  Future read = target.async_pread(first.view(), 0);
+  ASSERT_TRUE(target.pread(second.view(), 0));
+  ASSERT_TRUE(read.result());
+  EXPECT_EQ(first.contents(), bytes);
+  EXPECT_EQ(second.contents(), bytes);
+  EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
+}
+
+}  // namespace
+}  // namespace trunkline

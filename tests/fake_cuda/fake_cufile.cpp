@@ -1,0 +1,346 @@
+// A stand-in for cuFile over that for the CUDA driver: files are read without read(2), as by DMA, or with it,
+// as in cuFile's compatibility mode; registrations are kept account of.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "fake_cuda.h"
+#include "fake_driver.h"
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kNotInitialized = 5001;
+constexpr int kCudaError = 5011;
+constexpr int kInvalidPointer = 5012;
+constexpr int kInvalidValue = 5022;
+constexpr int kMemoryRegistered = 5023;
+constexpr int kMemoryNotRegistered = 5024;
+constexpr int kFileRegistered = 5028;
+constexpr unsigned kNvme = 1U << 4;
+constexpr unsigned kAllKnownAndAligned = 0xF;
+constexpr std::size_t kPage = 4096;
+
+enum Mode : int { direct, compatible, pretending, wrong };
+
+struct File {
+  int fd = -1;
+  int under_way = 0;
+};
+
+struct State {
+  std::mutex mutex;
+  bool opened = false;
+  int mode = direct;
+  long result = 0;
+  unsigned result_after = 0;
+  unsigned result_times = 0;
+  std::uint64_t transfers = 0;
+  std::uint64_t unregistered = 0;
+  std::set<std::shared_ptr<File>> files;
+  std::map<std::uint64_t, std::size_t> memory;
+  std::map<void*, unsigned> streams;
+};
+
+State& state() {
+  static auto* kept = new State;
+  return *kept;
+}
+
+struct Outcome {
+  int code;
+  int cuda_code;
+};
+
+Outcome begin(const char* function, bool needs_driver = true) {
+  if (const int code = fake::begin(function); code != kSuccess)
+    return code > 5000 ? Outcome{code, 0} : Outcome{kCudaError, code};
+  const std::scoped_lock lock(state().mutex);
+  if (needs_driver && !state().opened) return {kNotInitialized, 0};
+  return {kSuccess, 0};
+}
+
+std::shared_ptr<File> file_locked(void* handle) {
+  const auto found =
+      std::ranges::find_if(state().files, [handle](const auto& file) { return file.get() == handle; });
+  return found == state().files.end() ? nullptr : *found;
+}
+
+// Of registered memory in which the address lies; 0: of none.
+std::uint64_t base_locked(std::uint64_t address) {
+  auto found = state().memory.upper_bound(address);
+  if (found == state().memory.begin()) return 0;
+  --found;
+  return address < found->first + found->second ? found->first : 0;
+}
+
+struct Freed {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Past the page cache, as the file was opened; sizes that are not whole pages are taken through a bounce.
+ssize_t with_calls(bool to_file, int fd, std::byte* memory, std::size_t bytes, off_t offset) {
+  const std::size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  const std::unique_ptr<void, Freed> buffer(std::aligned_alloc(kPage, whole));
+  if (to_file) {
+    std::memcpy(buffer.get(), memory, bytes);
+    return ::pwrite(fd, buffer.get(), bytes, offset);
+  }
+  const ssize_t got = ::pread(fd, buffer.get(), bytes, offset);
+  if (got > 0) std::memcpy(memory, buffer.get(), static_cast<std::size_t>(got));
+  return got;
+}
+
+// As DMA does it: no call of this process returns the bytes.
+ssize_t without_calls(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
+  struct stat status{};
+  if (::fstat(fd, &status) != 0) return -1;
+  if (offset >= status.st_size) return 0;
+  const std::size_t there = std::min(bytes, static_cast<std::size_t>(status.st_size - offset));
+  void* mapped = ::mmap(nullptr, there, PROT_READ, MAP_SHARED, fd, offset);
+  if (mapped == MAP_FAILED) return -1;
+  std::memcpy(memory, mapped, there);
+  ::munmap(mapped, there);
+  return static_cast<ssize_t>(there);
+}
+
+Outcome transfer(const char* function, bool to_file, void* handle, void* memory, std::size_t* bytes,
+                 off_t* file_offset, off_t* memory_offset, ssize_t* moved, void* stream) {
+  if (const Outcome refused = begin(function); refused.code != kSuccess) return refused;
+  const auto base = reinterpret_cast<std::uint64_t>(memory);
+  const std::uint64_t address = base + static_cast<std::uint64_t>(*memory_offset);
+  if (!fake::is_memory_of_current(address, *bytes)) {
+    fake::complain(std::string(function) + " on memory that is not the device's");
+    return {kInvalidPointer, 0};
+  }
+  std::shared_ptr<File> file;
+  {
+    const std::scoped_lock lock(state().mutex);
+    file = file_locked(handle);
+    if (file == nullptr) {
+      fake::complain(std::string(function) + " on a file that is not registered");
+      return {kInvalidValue, 0};
+    }
+    const std::uint64_t registered = base_locked(address);
+    if (registered != 0 && registered != base)
+      fake::complain(std::string(function) + " with another base than that of the registered memory");
+    if (registered == 0) ++state().unregistered;
+    ++state().transfers;
+    const auto known = state().streams.find(stream);
+    const bool aligned =
+        (*bytes | static_cast<std::uint64_t>(*file_offset) | static_cast<std::uint64_t>(*memory_offset)) %
+            kPage ==
+        0;
+    if (known != state().streams.end() && known->second == kAllKnownAndAligned && !aligned)
+      fake::complain(std::string(function) + ": the stream was promised multiples of a page");
+    ++file->under_way;
+  }
+  // The file may go when the stream has done with this, or has dropped it.
+  const std::shared_ptr<void> until_done(nullptr, [file](void*) {
+    const std::scoped_lock lock(state().mutex);
+    --file->under_way;
+  });
+  const bool added = fake::add_work(stream, address, *bytes, [=](std::byte* where) {
+    static_cast<void>(until_done);
+    long least = -1;
+    int mode = direct;
+    bool change = false;
+    {
+      const std::scoped_lock lock(state().mutex);
+      mode = state().mode;
+      if (state().result_times > 0) {
+        if (state().result_after > 0) {
+          --state().result_after;
+        } else {
+          --state().result_times;
+          change = true;
+          least = state().result;
+        }
+      }
+    }
+    ssize_t done = least;
+    if (!change || least > 0) {
+      std::size_t most = change ? std::min(*bytes, static_cast<std::size_t>(least)) : *bytes;
+      if (to_file) most = most / kPage * kPage;  // what can be written; the rest is to be written again
+      if (to_file || mode == compatible || mode == pretending)
+        done = with_calls(to_file, file->fd, where, most, *file_offset);
+      else
+        done = without_calls(file->fd, where, most, *file_offset);
+      if (change && done >= 0) done = least;
+      if (mode == wrong && done > 0 && !to_file) where[done / 2] ^= std::byte{1};
+    }
+    *moved = done;
+  });
+  if (!added) {
+    fake::complain(std::string(function) + " on a stream that is not the current context's");
+    return {kInvalidValue, 0};
+  }
+  return {kSuccess, 0};
+}
+
+}  // namespace
+
+namespace fake {
+
+void forget_memory(std::uint64_t device) {
+  bool registered = false;
+  {
+    const std::scoped_lock lock(state().mutex);
+    registered = state().memory.contains(device);
+  }
+  if (registered) complain("cuMemFree of memory that cuFile still has");
+}
+
+void reset_cufile() {
+  const std::scoped_lock lock(state().mutex);
+  state().mode = direct;
+  state().result_times = 0;
+  state().transfers = 0;
+  state().unregistered = 0;
+}
+
+std::uint64_t live_in_cufile(const std::string& what) {
+  const std::scoped_lock lock(state().mutex);
+  return what == "files" ? state().files.size() : state().memory.size();
+}
+
+}  // namespace fake
+
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" {
+
+struct Properties {
+  unsigned major_version;
+  unsigned minor_version;
+  std::size_t sizes[2];
+  unsigned status_flags;
+  unsigned control_flags;
+  unsigned others[6];
+};
+
+struct Descriptor {
+  int type;
+  union {
+    int fd;
+    void* handle;
+  };
+  const void* operations;
+};
+
+Outcome cuFileDriverOpen() {
+  const Outcome outcome = begin("cuFileDriverOpen", false);
+  const std::scoped_lock lock(state().mutex);
+  if (outcome.code == kSuccess) state().opened = true;
+  return outcome;
+}
+
+Outcome cuFileDriverGetProperties(Properties* properties) {
+  if (const Outcome refused = begin("cuFileDriverGetProperties"); refused.code != kSuccess) return refused;
+  const std::scoped_lock lock(state().mutex);
+  *properties = {};
+  properties->major_version = 2;
+  properties->status_flags = state().mode == compatible ? 0 : kNvme;
+  return {kSuccess, 0};
+}
+
+Outcome cuFileHandleRegister(void** handle, Descriptor* descriptor) {
+  if (const Outcome refused = begin("cuFileHandleRegister"); refused.code != kSuccess) return refused;
+  const std::scoped_lock lock(state().mutex);
+  const auto known = std::ranges::find_if(
+      state().files, [descriptor](const auto& file) { return file->fd == descriptor->fd; });
+  if (known != state().files.end()) return {kFileRegistered, 0};
+  if (descriptor->type != 1 || ::fcntl(descriptor->fd, F_GETFL) < 0) return {kInvalidValue, 0};
+  auto file = std::make_shared<File>();
+  file->fd = descriptor->fd;
+  *handle = file.get();
+  state().files.insert(std::move(file));
+  return {kSuccess, 0};
+}
+
+void cuFileHandleDeregister(void* handle) {
+  const std::scoped_lock lock(state().mutex);
+  const auto file = file_locked(handle);
+  if (file == nullptr) {
+    fake::complain("cuFileHandleDeregister of what is not registered");
+    return;
+  }
+  if (file->under_way != 0) fake::complain("cuFileHandleDeregister while transfers are under way");
+  if (::fcntl(file->fd, F_GETFL) < 0) fake::complain("cuFileHandleDeregister of a file that was closed");
+  state().files.erase(file);
+}
+
+Outcome cuFileBufRegister(const void* memory, std::size_t bytes, int /*flags*/) {
+  if (const Outcome refused = begin("cuFileBufRegister"); refused.code != kSuccess) return refused;
+  const auto address = reinterpret_cast<std::uint64_t>(memory);
+  if (!fake::is_memory_of_current(address, bytes)) return {kInvalidPointer, 0};
+  const std::scoped_lock lock(state().mutex);
+  for (const auto& [base, length] : state().memory) {
+    if (address < base + length && base < address + bytes) return {kMemoryRegistered, 0};
+  }
+  state().memory[address] = bytes;
+  return {kSuccess, 0};
+}
+
+Outcome cuFileBufDeregister(const void* memory) {
+  const std::scoped_lock lock(state().mutex);
+  if (state().memory.erase(reinterpret_cast<std::uint64_t>(memory)) != 0) return {kSuccess, 0};
+  fake::complain("cuFileBufDeregister of what is not registered");
+  return {kMemoryNotRegistered, 0};
+}
+
+Outcome cuFileStreamRegister(void* stream, unsigned flags) {
+  if (const Outcome refused = begin("cuFileStreamRegister"); refused.code != kSuccess) return refused;
+  const std::scoped_lock lock(state().mutex);
+  state().streams[stream] = flags;
+  return {kSuccess, 0};
+}
+
+Outcome cuFileStreamDeregister(void* stream) {
+  const std::scoped_lock lock(state().mutex);
+  if (state().streams.erase(stream) == 0) fake::complain("cuFileStreamDeregister of what is not registered");
+  return {kSuccess, 0};
+}
+
+Outcome cuFileReadAsync(void* handle, void* memory, std::size_t* bytes, off_t* file_offset,
+                        off_t* memory_offset, ssize_t* moved, void* stream) {
+  return transfer("cuFileReadAsync", false, handle, memory, bytes, file_offset, memory_offset, moved, stream);
+}
+
+Outcome cuFileWriteAsync(void* handle, void* memory, std::size_t* bytes, off_t* file_offset,
+                         off_t* memory_offset, ssize_t* moved, void* stream) {
+  return transfer("cuFileWriteAsync", true, handle, memory, bytes, file_offset, memory_offset, moved, stream);
+}
+
+void fakeCufileMode(int mode) {
+  const std::scoped_lock lock(state().mutex);
+  state().mode = mode;
+}
+
+void fakeCufileResult(long moved, unsigned after, unsigned times) {
+  const std::scoped_lock lock(state().mutex);
+  state().result = moved;
+  state().result_after = after;
+  state().result_times = times;
+}
+
+std::uint64_t fakeCufileTransfers() {
+  const std::scoped_lock lock(state().mutex);
+  return state().transfers;
+}
+
+std::uint64_t fakeCufileUnregistered() {
+  const std::scoped_lock lock(state().mutex);
+  return state().unregistered;
+}
+}
+// NOLINTEND(readability-identifier-naming)
