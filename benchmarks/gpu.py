@@ -153,7 +153,7 @@ class Benchmark:
         path.unlink()
 
     def ways(self) -> None:
-        """By GPUDirect Storage, asked for (in cuFile's compatibility mode where there is no other), and as chosen."""
+        """By GPUDirect Storage, where there is none in cuFile's compatibility mode, and by our way."""
         import torch
 
         import trunkline as tl
@@ -166,7 +166,9 @@ class Benchmark:
         engines = {"gds": tl.Engine(gpu="gds"), "bounce": tl.Engine(gpu="bounce"), "auto": tl.Engine()}
         self.chosen = engines["auto"].explain(path)["gpu"]
         say(f"  chosen: {self.chosen['path']}: {self.chosen['why']}")
-        row = self.row("ways", f"read into HBM as chosen ({self.chosen['path']})", "GB/s", "the other way", 1.0)
+        row = self.row(
+            "ways", f"read into HBM as chosen ({self.chosen['path']})", "GB/s", "the other way", 1.0
+        )
         other = "bounce" if self.chosen["path"] == "gds" else "gds"
         with tl.pin(back):
             for _ in range(self.rounds):

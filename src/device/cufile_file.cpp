@@ -127,15 +127,22 @@ std::optional<std::string> probe(const cuda::CudaDevice& device, const CufileFil
   };
   if (probe.code() != cuda::kSuccess) return cuda_failed(probe.code(), "cuMemAlloc");
   for (int attempt = 0; attempt < kProbes; ++attempt) {
-    std::size_t size = bytes;
-    off_t file_offset = 0;
-    off_t memory_offset = 0;
-    ssize_t moved = 0;
+    struct Call {
+      std::size_t bytes = 0;
+      off_t file_offset = 0;
+      off_t memory_offset = 0;
+      ssize_t moved = 0;
+    };
+    auto call = std::make_unique<Call>();
+    call->bytes = bytes;
     const auto before = os::bytes_read_by_calls();
-    const Outcome outcome = file.api().ReadAsync(file.handle(), reinterpret_cast<void*>(probe.memory()),
-                                                 &size, &file_offset, &memory_offset, &moved, probe.stream());
-    // Also after a refusal: what is pointed to must not be in use any more.
+    const Outcome outcome = file.api().ReadAsync(
+        file.handle(), reinterpret_cast<void*>(probe.memory()),  // NOLINT(performance-no-int-to-ptr)
+        &call->bytes, &call->file_offset, &call->memory_offset, &call->moved, probe.stream());
+    // Also after a refusal: what is pointed to must not be in use any more. Of a lost context nobody says.
     const cuda::Code ended = cuda.StreamSynchronize(probe.stream());
+    const ssize_t moved = call->moved;
+    if (ended != cuda::kSuccess) std::ignore = call.release();
     const auto after = os::bytes_read_by_calls();
     if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
     if (ended != cuda::kSuccess) return cuda_failed(ended, "cuStreamSynchronize");

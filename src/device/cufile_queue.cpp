@@ -165,20 +165,30 @@ class CufileQueue final : public DirectQueue {
         job = std::move(jobs_.front());
         jobs_.pop_front();
       }
-      if (!job->failed) {
+      std::optional<Error> failed = job->failed;
+      if (!failed) {
         const Code code = device_.api().EventSynchronize(job->event);
-        if (code != cuda::kSuccess) job->failed = error(code, "cuEventSynchronize", job->to_file);
+        if (code != cuda::kSuccess) failed = error(code, "cuEventSynchronize", job->to_file);
       }
       // It may be under way all the same. Where the stream cannot be waited for either, the context is lost,
       // and with it all its work.
-      if (job->failed) device_.api().StreamSynchronize(job->stream);
-      if (job->failed)
-        end(*job, std::unexpected(*job->failed));
+      const bool lost = failed && device_.api().StreamSynchronize(job->stream) != cuda::kSuccess;
+      if (failed)
+        end(*job, std::unexpected(*failed));
       else if (job->moved < 0)
         end(*job, std::unexpected(error_of_result(job->moved, action(job->to_file))));
       else
         end(*job, static_cast<std::uint64_t>(job->moved));
+      if (lost) keep_for_good(std::move(job));
     }
+  }
+
+  // Of a lost context nobody says when cuFile's own threads let go of what they were given.
+  static void keep_for_good(std::unique_ptr<Job> job) {
+    static std::mutex mutex;
+    static auto* kept = new std::vector<std::unique_ptr<Job>>;  // NOLINT(cppcoreguidelines-owning-memory)
+    const std::scoped_lock lock(mutex);
+    kept->push_back(std::move(job));
   }
 
   void end(Job& job, Result<std::uint64_t> bytes) {

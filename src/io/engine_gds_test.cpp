@@ -190,6 +190,7 @@ TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
     auto again = device.pin_direct({memory.view().data + 4096, kMiB});  // lies within
     ASSERT_TRUE(again);
     expect_left("direct memory", 1);
+    ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));  // the probe has memory of its own
     const std::uint64_t before = fakeCufileUnregistered();
     Future read = target.async_pread(memory.view(kMiB, 2 * kMiB), kMiB);
     pinned->reset();

@@ -140,7 +140,11 @@ unsigned Lane::wanted() const {
 }
 
 Transfer Lane::next_transfer() {
-  if (parked_) return std::exchange(parked_, std::nullopt).value();
+  if (parked_) {
+    Transfer transfer = std::move(*parked_);
+    parked_.reset();
+    return transfer;
+  }
   if (again_.empty()) return queue_.take();
   Transfer transfer = std::move(again_.front());
   again_.pop_front();

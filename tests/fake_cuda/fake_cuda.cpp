@@ -5,6 +5,7 @@
 // be had.
 #include "fake_cuda.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -152,8 +153,17 @@ struct Driver {
   std::map<std::pair<std::thread::id, int>, std::unique_ptr<Stream>> thread_streams;
 };
 
+Driver& driver();
+
+// A forked child may look at it too, whatever other threads did at the fork.
+Driver* make_driver() {
+  ::pthread_atfork([] { driver().mutex.lock(); }, [] { driver().mutex.unlock(); },
+                   [] { driver().mutex.unlock(); });
+  return new Driver;
+}
+
 Driver& driver() {
-  static auto* kept = new Driver;
+  static auto* kept = make_driver();
   return *kept;
 }
 

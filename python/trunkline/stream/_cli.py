@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", metavar="SIZE", help='for weights, as "8GB" (half of what is available)')
     plan.add_argument("--device", default="cpu", help='where it computes: "cpu" or "cuda" (cpu)')
     plan.add_argument(
-        "--host-memory", metavar="SIZE", help="main memory for weights of a model on a GPU (half of what is available)"
+        "--host-memory",
+        metavar="SIZE",
+        help="main memory for weights of a model on a GPU (half of what is available)",
     )
     plan.add_argument(
         "--bus-bandwidth", metavar="RATE", help='from main memory to the GPU, as "50GB" (measured)'
@@ -127,15 +129,7 @@ def table(document: dict[str, Any]) -> str:
         f"  weights {_gb(document['weight_bytes'])}, of which {stays} stay in any case",
         f"  memory for weights {_gb(document['memory_budget'])} (at least {_gb(document['least_budget'])}): "
         f"{_gb(document['streamed_bytes'])} are read for each step",
-        *(
-            [
-                f"  on {document['device']}: {_gb(document['copied_bytes'])} are copied to it for each step, at "
-                f"{document['bus_bandwidth'] / 1e9:.2f} GB/s; main memory for the rest "
-                f"{_gb(document['host_memory'])}"
-            ]
-            if on_gpu
-            else []
-        ),
+        *([_line_of_gpu(document)] if on_gpu else []),
         f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
         f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
         f"({times})",
@@ -157,6 +151,14 @@ def table(document: dict[str, Any]) -> str:
         ]
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def _line_of_gpu(document: dict[str, Any]) -> str:
+    copied, rate = _gb(document["copied_bytes"]), document["bus_bandwidth"] / 1e9
+    return (
+        f"  on {document['device']}: {copied} are copied to it for each step, at {rate:.2f} GB/s; "
+        f"main memory for the rest {_gb(document['host_memory'])}"
+    )
 
 
 def _gb(nbytes: int) -> str:

@@ -36,10 +36,10 @@ def plan(
     """Predict the speed of trunkline.transformers.from_pretrained for a model; its weights need not be there.
 
     `model_dir`: a folder with the config.json of a model. `batch_size`: rows that are generated at once.
-    `memory_budget`, `host_memory`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the storage (a
-    number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`, else of
-    `model_dir`. `flops`: operations a second that the machine computes; None measures how long multiplying
-    takes here.
+    `memory_budget`, `host_memory`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the
+    storage (a number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`,
+    else of `model_dir`. `flops`: operations a second that the machine computes; None measures how long
+    multiplying takes here.
 
     With `device` "cuda" the weights are in three places: in the GPU's memory what `memory_budget` has room
     for, of the rest in main memory what `host_memory` has room for, and the others in storage.
@@ -51,7 +51,8 @@ def plan(
     "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
     "compute_seconds", "bound" ("storage" or "compute"); and what else would bring how much: "batch_sizes",
     "memory" and "disks", lists of dicts with "tokens_per_second". On a GPU also "host_memory",
-    "copied_bytes" to it by each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be "bus".
+    "copied_bytes" to it by each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
+    "bus".
 
     Raises OutOfBudget, naming the least that would do, Unsupported as from_pretrained does, FileNotFoundError
     where nothing can be measured, ValueError for arguments out of range.

@@ -93,8 +93,8 @@ def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
     if memory.host_bytes < least:
         raise OutOfBudget(
             None,
-            f"host_memory: {memory.host_bytes} bytes cannot hold two units of what passes through main memory "
-            f"to the GPU; the least is {least} bytes",
+            f"host_memory: {memory.host_bytes} bytes cannot hold two units of what passes through main "
+            f"memory to the GPU; the least is {least} bytes",
         )
     return sum(copied), sum(passing_units(Sizes(0, tuple(copied)), memory.host_bytes)) if copied else 0
 
