@@ -134,8 +134,9 @@ class _Section:
         ]
 
     def unthrottled(self) -> list[Comparison]:
-        """Beside the model in memory, up to the first batch that takes much longer to compute than to read for:
-        the processors that compute are also those that the "disk" copies with.
+        """Beside the model in memory, up to the first batch that takes much longer to compute than to read.
+
+        Less would not do: the processors that compute are also those that the "disk" copies with.
         """
         rows = []
         for batch in LARGE_BATCHES:
