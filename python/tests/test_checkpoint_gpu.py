@@ -266,6 +266,6 @@ print("well")
 """
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU; a stand-in was tested instead")
 def test_a_real_gpu(run_script: RunScript, tmp_path: Path) -> None:
     assert run_script(REAL, str(tmp_path)).split()[-1] == "well"

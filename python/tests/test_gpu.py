@@ -439,3 +439,64 @@ def test_the_stand_in_cannot_be_taken_for_host_memory() -> None:
     array = CudaArray(b"1234")
     with pytest.raises(OSError, match="Bad address"):
         os.write(os.memfd_create("x"), (ctypes.c_char * 4).from_address(array.address))
+
+
+REAL = """
+import sys, torch, trunkline as tl
+path = sys.argv[1] + "/file"
+data = torch.randint(0, 256, (40_000_000,), dtype=torch.uint8, device="cuda")
+for gpu in ("auto", "bounce"):
+    with tl.Engine(gpu=gpu) as engine, tl.open(path, "w", engine=engine) as file:
+        print(engine.explain(sys.argv[1])["gpu"])
+        file.pwrite(data)
+        target = torch.zeros_like(data)
+        with tl.pin(target):
+            file.pread(target)
+        assert torch.equal(target, data)
+        assert torch.equal(torch.frombuffer(open(path, "rb").read(), dtype=torch.uint8), data.cpu())
+        for begin, offset, size in ((0, 0, 1), (1, 3, 4095), (512, 0, 8192), (4096, 4096, 1 << 20),
+                                    (777, 12345, 9_999_999), (4096, 8192, 30_000_000)):
+            target.zero_()
+            file.pread(target[begin:begin + size], offset)
+            assert torch.equal(target[begin:begin + size], data[offset:offset + size]), (begin, offset, size)
+            file.pwrite(target[begin:begin + size], offset)
+        # After the stream, and not before.
+        stream = torch.cuda.Stream()
+        for value in range(20):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(20_000_000)
+                target.fill_(value)
+                future = file.async_pwrite(target)
+            future.result()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(20_000_000)
+                target.fill_(255)
+                future = file.async_pread(target)
+            future.result()
+            assert bool((target == value).all()), value
+        pieces = target[:1_000_000].split(1000)
+        futures = [file.async_pread(piece, index * 1000) for index, piece in enumerate(pieces)]
+        for future in futures:
+            future.result()
+        try:
+            file.pread(torch.empty(100, dtype=torch.uint8, device="cuda"), 40_000_000)
+        except tl.EndOfFile:
+            pass
+        else:
+            raise AssertionError("read past the end")
+        print(engine.stats()["bytes"])
+try:
+    with tl.Engine(gpu="gds") as engine, tl.open(path, engine=engine) as file:
+        target = torch.zeros_like(data)
+        file.pread(target)
+        print("cuFile, asked for:", engine.stats()["bytes"], engine.explain(path)["gpu"])
+except tl.Unsupported as error:
+    print(error)
+print("well")
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU; a stand-in was tested instead")
+def test_a_real_gpu(run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRUNKLINE_CUDA_DRIVER", raising=False)
+    assert run_script(REAL, str(tmp_path)).split()[-1] == "well"
