@@ -75,7 +75,7 @@ struct Explanation {
   std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
   std::string filesystem;  // "ext4", "tmpfs", ...
   std::string mount;       // mount point
-  std::string gpu;         // which way the memory of a GPU takes: "gds" or "bounce"
+  std::string gpu;  // which way the memory of a GPU takes: "gds", "bounce", or "unknown" while none is in use
   std::string gpu_why;
   std::vector<Refusal> refused;
 };

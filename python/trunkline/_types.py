@@ -60,7 +60,10 @@ class Refusal(TypedDict):
 
 
 class GpuPath(TypedDict):
-    """Which way a GPU's bytes take ("gds": GPUDirect Storage, "bounce": pinned buffers), and why."""
+    """Which way a GPU's bytes take, and why.
+
+    "gds": GPUDirect Storage, "bounce": pinned buffers, "unknown" while the process uses no GPU.
+    """
 
     path: str
     why: str

@@ -90,10 +90,12 @@ Error error_of(Outcome outcome, std::string_view function, std::string_view acti
 
 Error error_of_result(ssize_t moved, std::string_view action) {
   constexpr ssize_t kFirstCode = 5000;  // below: an errno value, or -1 for an I/O error that it does not name
+  if (moved < -1 && -moved < kFirstCode) return system_error(static_cast<int>(-moved), action);
   if (-moved >= kFirstCode)
     return make_error(ErrorKind::device,
                       fmt::format("{}: cuFile: {}", action, describe(static_cast<int>(-moved))));
-  return make_error(ErrorKind::device, fmt::format("{}: cuFile reports {}", action, moved));
+  return make_error(ErrorKind::device, moved < 0 ? fmt::format("{}: cuFile reports an I/O error", action)
+                                                 : fmt::format("{}: cuFile moved {} bytes", action, moved));
 }
 
 }  // namespace trunkline::cufile

@@ -9,9 +9,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <map>
 #include <mutex>
-#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,18 +32,23 @@ std::unexpected<Error> refused(const std::string& path, const std::string& why) 
       ErrorKind::unsupported, fmt::format("{} is not reached by GPUDirect Storage: {}", path, why), path));
 }
 
+// With a descriptor of its own: cuFile may work on it for longer than the caller's is open, where a context
+// is lost.
 class CufileFile final : public DirectFile {
  public:
-  static Result<std::shared_ptr<const CufileFile>> open(const Api& api, const DirectSource& source) {
-    Descriptor descriptor{.type = kLinuxDescriptor, .fd = source.fd, .operations = nullptr};
+  static Result<std::shared_ptr<const CufileFile>> open(const Api& api, int fd, const std::string& path) {
+    os::UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!own.valid())
+      return std::unexpected(system_error(errno, fmt::format("duplicating a descriptor of {}", path), path));
+    Descriptor descriptor{.type = kLinuxDescriptor, .fd = own.get(), .operations = nullptr};
     Handle handle = nullptr;
     const Outcome outcome = api.HandleRegister(&handle, &descriptor);
-    if (outcome.code == kSuccess) return std::make_shared<const CufileFile>(api, handle);
-    return refused(source.path, error_of(outcome, "cuFileHandleRegister", "registering it").message);
+    if (outcome.code == kSuccess) return std::make_shared<const CufileFile>(api, std::move(own), handle);
+    return refused(path, error_of(outcome, "cuFileHandleRegister", "registering it").message);
   }
 
-  CufileFile(const Api& api, Handle handle)
-      : api_(api), handle_(handle), generation_(os::fork_generation()) {}
+  CufileFile(const Api& api, os::UniqueFd fd, Handle handle)
+      : api_(api), fd_(std::move(fd)), handle_(handle), generation_(os::fork_generation()) {}
   ~CufileFile() override {
     if (generation_ == os::fork_generation()) api_.HandleDeregister(handle_);
   }
@@ -54,6 +58,7 @@ class CufileFile final : public DirectFile {
 
  private:
   const Api& api_;
+  const os::UniqueFd fd_;
   const Handle handle_;
   const unsigned generation_;  // of forks
 };
@@ -70,36 +75,36 @@ HostMemory host_memory() {
   return HostMemory(static_cast<std::byte*>(std::aligned_alloc(kDirectCopyAlignment, kProbeBytes)));
 }
 
-// What a probe works with on the device, and gives back.
-class ProbeMemory {
- public:
-  explicit ProbeMemory(const cuda::Api& api) : api_(api) {
-    code_ = api.MemAlloc(&memory_, kProbeBytes);
-    if (code_ == cuda::kSuccess) code_ = api.StreamCreate(&stream_, cuda::kStreamNonBlocking);
-  }
-  ProbeMemory(const ProbeMemory&) = delete;
-  ProbeMemory& operator=(const ProbeMemory&) = delete;
-  ~ProbeMemory() {
-    if (stream_ != nullptr) api_.StreamDestroy(stream_);
-    if (memory_ != 0) api_.MemFree(memory_);
-  }
-  cuda::Code code() const { return code_; }
-  cuda::DevicePointer memory() const { return memory_; }
-  cuda::Stream stream() const { return stream_; }
-
- private:
-  const cuda::Api& api_;
-  cuda::Code code_ = cuda::kSuccess;
-  cuda::DevicePointer memory_ = 0;
-  cuda::Stream stream_ = nullptr;
+// What probes of a device work with. Kept for good: freeing memory waits for all that the device does.
+struct ProbeMemory {
+  cuda::DevicePointer memory = 0;
+  cuda::Stream stream = nullptr;
 };
 
-// A file with some bytes beside `path`, gone when it is closed.
-Result<os::UniqueFd> make_probe_file(const std::string& path) {
-  const std::string directory = std::filesystem::path(path).parent_path().string();
+Result<ProbeMemory> probe_memory(const cuda::CudaDevice& device) {
+  static auto* kept =  // NOLINT(cppcoreguidelines-owning-memory): until the very end
+      new std::map<std::string_view, ProbeMemory>;
+  ProbeMemory& probe = (*kept)[device.name()];
+  const auto failed = [&](cuda::Code code, std::string_view function) {
+    return std::unexpected(error_of(device.api(), code, function, "probing GPUDirect Storage"));
+  };
+  if (probe.memory == 0) {
+    const cuda::Code code = device.api().MemAlloc(&probe.memory, kProbeBytes);
+    if (code != cuda::kSuccess) return failed(code, "cuMemAlloc");
+  }
+  if (probe.stream == nullptr) {
+    const cuda::Code code = device.api().StreamCreate(&probe.stream, cuda::kStreamNonBlocking);
+    if (code != cuda::kSuccess) return failed(code, "cuStreamCreate");
+  }
+  return probe;
+}
+
+// A file with some bytes, gone when it is closed.
+Result<os::UniqueFd> make_probe_file(const std::string& directory) {
   std::string name = (directory.empty() ? "." : directory) + "/.trunkline-probe-XXXXXX";
   const auto failed = [&](std::string_view what) {
-    return std::unexpected(system_error(errno, fmt::format("{} a probe file beside {}", what, path), path));
+    return std::unexpected(
+        system_error(errno, fmt::format("{} a probe file in {}", what, directory), directory));
   };
   os::UniqueFd fd(::mkostemp(name.data(), O_CLOEXEC | O_DIRECT));
   if (!fd.valid()) return failed("creating");
@@ -112,20 +117,23 @@ Result<os::UniqueFd> make_probe_file(const std::string& path) {
   return fd;
 }
 
-bool is_readable(int fd) {
+int access_mode(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
-  return flags >= 0 && (flags & O_ACCMODE) != O_WRONLY;
+  return flags < 0 ? O_WRONLY : flags & O_ACCMODE;
 }
 
-// Reads the start of a file by cuFile and as the host does, and compares. Returns why it is not to be used.
-std::optional<std::string> probe(const cuda::CudaDevice& device, const CufileFile& file, int fd,
-                                 std::size_t bytes, DirectProof proof) {
+// What a probe came to: why not, or that it is fine.
+using Verdict = std::optional<std::string>;
+
+// Reads the start of a file by cuFile and as the host does, and compares. An error says nothing of the file.
+Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, int fd, std::size_t bytes,
+                      DirectProof proof) {
   const cuda::Api& cuda = device.api();
-  const ProbeMemory probe(cuda);
+  const auto memory = probe_memory(device);
+  if (!memory) return std::unexpected(memory.error());
   const auto cuda_failed = [&](cuda::Code code, std::string_view function) {
-    return error_of(cuda, code, function, "probing").message;
+    return std::unexpected(error_of(cuda, code, function, "probing GPUDirect Storage"));
   };
-  if (probe.code() != cuda::kSuccess) return cuda_failed(probe.code(), "cuMemAlloc");
   for (int attempt = 0; attempt < kProbes; ++attempt) {
     struct Call {
       std::size_t bytes = 0;
@@ -137,23 +145,23 @@ std::optional<std::string> probe(const cuda::CudaDevice& device, const CufileFil
     call->bytes = bytes;
     const auto before = os::bytes_read_by_calls();
     const Outcome outcome = file.api().ReadAsync(
-        file.handle(), reinterpret_cast<void*>(probe.memory()),  // NOLINT(performance-no-int-to-ptr)
-        &call->bytes, &call->file_offset, &call->memory_offset, &call->moved, probe.stream());
+        file.handle(), reinterpret_cast<void*>(memory->memory),  // NOLINT(performance-no-int-to-ptr)
+        &call->bytes, &call->file_offset, &call->memory_offset, &call->moved, memory->stream);
     // Also after a refusal: what is pointed to must not be in use any more. Of a lost context nobody says.
-    const cuda::Code ended = cuda.StreamSynchronize(probe.stream());
+    const cuda::Code ended = cuda.StreamSynchronize(memory->stream);
     const ssize_t moved = call->moved;
     if (ended != cuda::kSuccess) std::ignore = call.release();
     const auto after = os::bytes_read_by_calls();
-    if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
     if (ended != cuda::kSuccess) return cuda_failed(ended, "cuStreamSynchronize");
+    if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
     if (moved != static_cast<ssize_t>(bytes)) return error_of_result(moved, "probing").message;
 
     const HostMemory expected = host_memory();
     std::vector<std::byte> found(bytes);
     if (::pread(fd, expected.get(), bytes, 0) != static_cast<ssize_t>(bytes))
       return "the file could not be read for comparison";
-    cuda::Code code = cuda.MemcpyDtoHAsync(found.data(), probe.memory(), bytes, probe.stream());
-    if (code == cuda::kSuccess) code = cuda.StreamSynchronize(probe.stream());
+    cuda::Code code = cuda.MemcpyDtoHAsync(found.data(), memory->memory, bytes, memory->stream);
+    if (code == cuda::kSuccess) code = cuda.StreamSynchronize(memory->stream);
     if (code != cuda::kSuccess) return cuda_failed(code, "cuMemcpyDtoHAsync");
     if (std::memcmp(found.data(), expected.get(), bytes) != 0)
       return "what cuFile read from it differs from what it holds";
@@ -164,46 +172,80 @@ std::optional<std::string> probe(const cuda::CudaDevice& device, const CufileFil
   return "cuFile reads it with read() in this process (its compatibility mode)";
 }
 
-Result<void> prove(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
-                   DirectProof proof) {
+// On a file of its own, which nobody changes meanwhile.
+Result<Verdict> probe_beside(const cuda::CudaDevice& device, const CufileFile& file,
+                             const DirectSource& source, dev_t filesystem, DirectProof proof) {
+  const auto other = make_probe_file(source.directory);
+  if (!other) return std::unexpected(other.error());
   struct stat status{};
-  std::size_t bytes = 0;
-  if (is_readable(source.fd) && ::fstat(source.fd, &status) == 0 && S_ISREG(status.st_mode))
-    bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) /
-            kDirectCopyAlignment * kDirectCopyAlignment;
-  std::optional<std::string> why;
-  if (bytes > 0) {
-    why = probe(device, file, source.fd, bytes, proof);
-  } else {
-    const auto other = make_probe_file(source.path);
-    if (!other) return refused(source.path, other.error().message);
-    const auto registered =
-        CufileFile::open(file.api(), {.fd = other->get(), .path = source.path, .known = {}});
-    if (!registered) return std::unexpected(registered.error());
-    why = probe(device, **registered, other->get(), kProbeBytes, proof);
-  }
-  if (why) return refused(source.path, *why);
-  return {};
+  if (::fstat(other->get(), &status) != 0 || status.st_dev != filesystem)
+    return "the directory that its name leads to is on another filesystem, and no probe file can be made";
+  const auto registered = CufileFile::open(file.api(), other->get(), source.path);
+  if (!registered) return std::unexpected(registered.error());
+  return probe(device, **registered, other->get(), kProbeBytes, proof);
 }
 
-// Once for each filesystem and device.
-Result<void> prove_once(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
-                        DirectProof proof) {
-  static std::mutex mutex;
-  static auto* proven =  // NOLINT(cppcoreguidelines-owning-memory): until the very end
-      new std::set<std::tuple<dev_t, std::string_view, DirectProof>>;
-  struct stat status{};
-  if (::fstat(source.fd, &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("looking at {}", source.path), source.path));
-  const std::tuple key(status.st_dev, device.name(), proof);
-  const std::scoped_lock lock(mutex);
-  if (proven->contains(key)) return {};
-  if (auto shown = prove(device, file, source, proof); !shown) return shown;
-  proven->insert(key);
-  return {};
+Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
+                      const struct stat& status, DirectProof proof) {
+  auto beside = probe_beside(device, file, source, status.st_dev, proof);
+  if (beside && !*beside) return beside;
+  // Where none can be made, the file itself, if others cannot change it through this descriptor.
+  std::size_t bytes = 0;
+  if (access_mode(source.fd) != O_WRONLY && S_ISREG(status.st_mode))
+    bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) /
+            kDirectCopyAlignment * kDirectCopyAlignment;
+  if (beside || bytes == 0) return beside;
+  return probe(device, file, source.fd, bytes, proof);
+}
+
+// What was found out, for each filesystem, device and proof.
+class Verdicts {
+ public:
+  Result<Verdict> of(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
+                     DirectProof proof) {
+    struct stat status{};
+    if (::fstat(source.fd, &status) != 0)
+      return std::unexpected(system_error(errno, fmt::format("looking at {}", source.path), source.path));
+    const Key key(status.st_dev, device.name(), proof);
+    if (auto known = find(key)) return *std::move(known);
+    const std::scoped_lock one_at_a_time(probing_);  // what is known already waits for no slow filesystem
+    if (auto known = find(key)) return *std::move(known);
+    auto found = prove(device, file, source, status, proof);
+    if (found) {
+      const std::scoped_lock lock(mutex_);
+      known_[key] = *found;
+    }
+    return found;
+  }
+
+  void forget() {
+    const std::scoped_lock lock(mutex_);
+    known_.clear();
+  }
+
+ private:
+  using Key = std::tuple<dev_t, std::string_view, DirectProof>;
+
+  std::optional<Verdict> find(const Key& key) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = known_.find(key);
+    if (found == known_.end()) return std::nullopt;
+    return found->second;
+  }
+
+  std::mutex probing_;
+  std::mutex mutex_;
+  std::map<Key, Verdict> known_;
+};
+
+Verdicts& verdicts() {
+  static auto* kept = new Verdicts;  // NOLINT(cppcoreguidelines-owning-memory): until the very end
+  return *kept;
 }
 
 }  // namespace
+
+void forget_verdicts() { verdicts().forget(); }
 
 Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& device,
                                                     const DirectSource& source, DirectProof proof) {
@@ -223,12 +265,14 @@ Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& devi
     return refused(source.path, "cuFile names no storage that it reaches directly (its compatibility mode)");
   std::shared_ptr<const DirectFile> file = source.known;
   if (file == nullptr) {
-    auto opened = CufileFile::open(**api, source);
+    auto opened = CufileFile::open(**api, source.fd, source.path);
     if (!opened) return std::unexpected(opened.error());
     file = *std::move(opened);
   }
-  auto shown = prove_once(device, cufile_file(*file), source, proof);
-  if (!shown) return std::unexpected(shown.error());
+  const auto verdict = verdicts().of(device, cufile_file(*file), source, proof);
+  if (!verdict) return std::unexpected(verdict.error());
+  const Verdict& why_not = *verdict;
+  if (why_not) return refused(source.path, *why_not);
   return file;
 }
 

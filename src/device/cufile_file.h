@@ -12,6 +12,9 @@ namespace trunkline::cufile {
 Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& device,
                                                     const DirectSource& source, DirectProof proof);
 
+// What was found out of filesystems is found out again. For tests, which change it.
+void forget_verdicts();
+
 // Of a file that open_file opened.
 const Api& api_of(const DirectFile& file);
 Handle handle_of(const DirectFile& file);

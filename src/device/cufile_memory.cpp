@@ -1,8 +1,7 @@
 #include "device/cufile_memory.h"
 
-#include <fmt/format.h>
-
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -19,15 +18,11 @@ using Hold = std::shared_ptr<const void>;
 // works on.
 class RegisteredRanges {
  public:
-  Result<Hold> add(const cuda::CudaDevice& device, const Api& api, std::span<std::byte> memory) {
+  Hold add(const cuda::CudaDevice& device, const Api& api, std::span<std::byte> memory) {
     const std::scoped_lock lock(mutex_);
-    if (Registered found = find_locked(memory); found.hold != nullptr) return std::move(found.hold);
-    const cuda::Current current(device);
-    const auto action = [&] { return fmt::format("registering memory of {}", device.name()); };
-    if (current.code() != cuda::kSuccess)
-      return std::unexpected(error_of(device.api(), current.code(), "cuCtxPushCurrent", action()));
-    const Outcome outcome = api.BufRegister(memory.data(), memory.size(), 0);
-    if (outcome.code != kSuccess) return std::unexpected(error_of(outcome, "cuFileBufRegister", action()));
+    Registered found = find_locked(memory);
+    if (found.hold != nullptr || found.in_part) return std::move(found.hold);
+    if (api.BufRegister(memory.data(), memory.size(), 0).code != kSuccess) return {};
     ranges_[memory.data()] = {.bytes = memory.size(), .device = &device, .api = &api};
     return hold(memory.data());
   }
@@ -46,13 +41,15 @@ class RegisteredRanges {
   };
 
   Registered find_locked(std::span<std::byte> memory) {
-    auto found = ranges_.upper_bound(memory.data());
-    if (found != ranges_.begin()) {
-      --found;
-      if (memory.data() + memory.size() <= found->first + found->second.bytes)
-        return {.base = found->first, .hold = hold(found->first)};
-    }
-    return {.base = memory.data(), .hold = nullptr};
+    std::byte* const end = memory.data() + memory.size();
+    Registered none{.base = memory.data(), .hold = nullptr};
+    const auto behind = ranges_.upper_bound(memory.data());
+    none.in_part = behind != ranges_.end() && behind->first < end;
+    if (behind == ranges_.begin()) return none;
+    const auto& [base, range] = *std::prev(behind);
+    if (end <= base + range.bytes) return {.base = base, .hold = hold(base)};
+    none.in_part = none.in_part || memory.data() < base + range.bytes;
+    return none;
   }
 
   Hold hold(std::byte* base) {
@@ -85,11 +82,15 @@ RegisteredRanges& ranges() {
 
 Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& device,
                                                     std::span<std::byte> memory) {
-  if (memory.empty() || why_not_here()) return Hold();
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uint64_t head = (kDirectCopyAlignment - begin % kDirectCopyAlignment) % kDirectCopyAlignment;
+  if (memory.size() < head + kDirectCopyAlignment || why_not_here()) return Hold();
+  const std::uint64_t whole = (memory.size() - head) / kDirectCopyAlignment * kDirectCopyAlignment;
   const cuda::Current current(device);
+  if (current.code() != cuda::kSuccess) return Hold();
   const auto api = open_driver();
-  if (!api) return std::unexpected(api.error());
-  return ranges().add(device, **api, memory);
+  if (!api) return Hold();
+  return ranges().add(device, **api, memory.subspan(head, whole));
 }
 
 Registered find_registered(std::span<std::byte> memory) { return ranges().find(memory); }

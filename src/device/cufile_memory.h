@@ -9,7 +9,8 @@
 
 namespace trunkline::cufile {
 
-// See Device::pin_direct. Asking again for what lies within memory that is registered shares that.
+// See Device::pin_direct. Whole units of kDirectCopyAlignment are registered. Asking again for what lies
+// within memory that is registered shares that.
 Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& device,
                                                     std::span<std::byte> memory);
 
@@ -18,6 +19,7 @@ Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& devi
 struct Registered {
   std::byte* base = nullptr;
   std::shared_ptr<const void> hold;
+  bool in_part = false;  // some of them lie in registered memory, and not all
 };
 Registered find_registered(std::span<std::byte> memory);
 

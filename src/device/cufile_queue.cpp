@@ -51,7 +51,14 @@ class CufileQueue final : public DirectQueue {
     job->tag = copy.tag;
     job->bytes = copy.bytes;
     job->file_offset = static_cast<off_t>(copy.offset);
-    auto begun = begin(copy, *job);
+    Registered memory = find_registered({copy.device, copy.bytes});
+    if (memory.in_part) {  // which cuFile does not take
+      end(*job, 0);
+      return;
+    }
+    job->memory_offset = copy.device - memory.base;
+    job->memory = std::move(memory.hold);
+    auto begun = begin(copy, memory.base, *job);
     if (!begun) {
       end(*job, std::unexpected(begun.error()));
       return;
@@ -93,6 +100,7 @@ class CufileQueue final : public DirectQueue {
     std::optional<Error> failed;  // the event was not recorded, and tells nothing
     Fence after;
     std::shared_ptr<const void> memory;  // its registration
+    std::shared_ptr<const DirectFile> file;
   };
 
   std::string action(bool to_file) const {
@@ -103,7 +111,7 @@ class CufileQueue final : public DirectQueue {
   }
 
   // Fails where nothing was begun.
-  Status begin(const DirectCopy& copy, Job& job) {
+  Status begin(const DirectCopy& copy, std::byte* base, Job& job) {
     const auto failed = [&](Code code, std::string_view function) {
       return std::unexpected(error(code, function, copy.to_file));
     };
@@ -112,6 +120,7 @@ class CufileQueue final : public DirectQueue {
     if (current.code() != cuda::kSuccess) return failed(current.code(), "cuCtxPushCurrent");
     auto started = waiter_.start(device_, "trunkline-gds", action(copy.to_file), [this] { wait_for_jobs(); });
     if (!started) return started;
+    job.file = copy.file;
     api_ = &api_of(*copy.file);
     Lane& lane = lanes_[next_lane_++ % kStreams];
     if (lane.stream == nullptr) {
@@ -128,15 +137,14 @@ class CufileQueue final : public DirectQueue {
       const Code code = api.StreamWaitEvent(lane.stream, cuda::event_of(copy.after), 0);
       if (code != cuda::kSuccess) return failed(code, "cuStreamWaitEvent");
     }
-    Registered memory = find_registered({copy.device, copy.bytes});
-    job.memory_offset = copy.device - memory.base;
-    job.memory = std::move(memory.hold);
     const auto call = copy.to_file ? api_->WriteAsync : api_->ReadAsync;
-    const Outcome outcome = call(handle_of(*copy.file), memory.base, &job.bytes, &job.file_offset,
+    const Outcome outcome = call(handle_of(*copy.file), base, &job.bytes, &job.file_offset,
                                  &job.memory_offset, &job.moved, lane.stream);
     if (outcome.code != kSuccess) {
-      return std::unexpected(
-          error_of(outcome, copy.to_file ? "cuFileWriteAsync" : "cuFileReadAsync", action(copy.to_file)));
+      // Something may have been begun all the same.
+      job.failed =
+          error_of(outcome, copy.to_file ? "cuFileWriteAsync" : "cuFileReadAsync", action(copy.to_file));
+      return {};
     }
     const Code code = api.EventRecord(job.event, lane.stream);
     if (code != cuda::kSuccess) job.failed = error(code, "cuEventRecord", copy.to_file);
@@ -173,6 +181,11 @@ class CufileQueue final : public DirectQueue {
       // It may be under way all the same. Where the stream cannot be waited for either, the context is lost,
       // and with it all its work.
       const bool lost = failed && device_.api().StreamSynchronize(job->stream) != cuda::kSuccess;
+      if (!lost) {
+        job->after.reset();
+        job->memory.reset();
+        job->file.reset();
+      }
       if (failed)
         end(*job, std::unexpected(*failed));
       else if (job->moved < 0)
@@ -192,8 +205,6 @@ class CufileQueue final : public DirectQueue {
   }
 
   void end(Job& job, Result<std::uint64_t> bytes) {
-    job.after.reset();
-    job.memory.reset();
     {
       const std::scoped_lock lock(mutex_);
       if (job.event != nullptr) events_.push_back(job.event);

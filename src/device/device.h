@@ -67,8 +67,9 @@ enum class DirectProof {
 };
 
 struct DirectSource {
-  int fd = -1;       // opened with O_DIRECT
-  std::string path;  // for messages, and to probe beside it
+  int fd = -1;            // opened with O_DIRECT
+  std::string path;       // for messages
+  std::string directory;  // that it is in: a probe file may be made there, and removed
   // As another device was given it before, or null.
   std::shared_ptr<const DirectFile> known = {};
 };
@@ -78,7 +79,7 @@ inline constexpr std::uint64_t kDirectCopyAlignment = 4096;
 
 struct DirectCopy {
   bool to_file = false;
-  const DirectFile* file = nullptr;
+  std::shared_ptr<const DirectFile> file;
   std::uint64_t offset = 0;  // in the file
   std::byte* device = nullptr;
   std::uint64_t bytes = 0;
@@ -129,8 +130,8 @@ class Device {
   virtual Result<std::unique_ptr<DirectQueue>> open_direct_queue(std::function<void()> on_ended) = 0;
 
   // Tells the driver of memory of this device that many direct copies will use: they need no copy within the
-  // device then. Given back when what is returned is dropped, before the memory goes. Null, and no error,
-  // where no file of this process was opened for them.
+  // device then. Given back when what is returned is dropped, before the memory goes. Null where the driver
+  // is not there or does not take it, which costs speed alone.
   virtual Result<std::shared_ptr<const void>> pin_direct(std::span<std::byte> memory) = 0;
 };
 

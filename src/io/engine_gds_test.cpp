@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
+#include "device/cufile_file.h"
 #include "device/device.h"
 #include "io/gpu_fixture.h"
 
@@ -26,6 +29,7 @@ class GdsTest : public GpuTest {
  protected:
   void SetUp() override {
     ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
+    cufile::forget_verdicts();
     const auto told = engine({.lanes = 1, .gpu = GpuPath::bounce}).explain(directory_.path());
     if (!told || !told->direct) GTEST_SKIP() << "no direct I/O here";
   }
@@ -107,16 +111,21 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
            Case{wrong, GpuPath::automatic, "bounce", "differs from what it holds"},
            Case{direct, GpuPath::bounce, "bounce", "was asked for"},
            Case{compatible, GpuPath::gds, "gds", "read the right bytes"},
-           Case{direct, GpuPath::automatic, "gds", "none of them went through this process"},
+           Case{direct, GpuPath::automatic, "gds", "not by read() in this process"},
        }) {
     SCOPED_TRACE(each.why);
     fakeCufileMode(each.mode);
+    cufile::forget_verdicts();
     const Engine made = gds_engine(each.asked);
     const auto bytes = random_bytes(2 * kMiB, 4);
     const File target = file(made, bytes);
     const auto told = made.explain(target.path());
     ASSERT_TRUE(told);
     EXPECT_EQ(told->gpu, each.way);
+    const auto of_directory = made.explain(directory_.path());
+    ASSERT_TRUE(of_directory);
+    EXPECT_EQ(of_directory->gpu, each.way);
+    EXPECT_NE(of_directory->gpu_why.find(each.why), std::string::npos) << of_directory->gpu_why;
     EXPECT_NE(told->gpu_why.find(each.why), std::string::npos) << told->gpu_why;
     const GpuMemory memory(bytes.size());
     begin_with(made);
@@ -204,6 +213,57 @@ TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
   EXPECT_EQ(memory.contents(), bytes);
 }
 
+// torch's memory begins anywhere, and who reads does not ask what was pinned.
+TEST_F(GdsTest, PinnedMemoryOfAnyPlace) {
+  const auto bytes = random_bytes(4 * kMiB, 19);
+  const Engine made = gds_engine();
+  const File target = file(made, bytes);
+  const GpuMemory memory(bytes.size());
+  Device& device = test::gpu();
+  const auto pin = [&](std::size_t begin, std::size_t size) {
+    auto pinned = device.pin_direct({memory.view().data + begin, size});
+    EXPECT_TRUE(pinned);
+    return *pinned;
+  };
+  for (const auto& [begin, size] : {std::pair<std::size_t, std::size_t>{512, 3 * kMiB},
+                                    {kMiB + 512, 10'000},
+                                    {4096, kMiB},
+                                    {100, 4000}}) {
+    SCOPED_TRACE(begin);
+    const auto pinned = pin(begin, size);
+    const auto wider = pin(0, bytes.size());
+    EXPECT_EQ(pinned != nullptr, size > 4096);
+    memory.set(random_bytes(bytes.size(), 20));
+    ASSERT_TRUE(target.pread(memory.view(), 0));
+    EXPECT_EQ(memory.contents(), bytes);
+    ASSERT_TRUE(target.pread(memory.view(8192, kMiB), 8192));
+    EXPECT_EQ(memory.contents(), bytes);
+    ASSERT_TRUE(target.pwrite(memory.view(), 0));
+    EXPECT_EQ(contents(target), bytes);
+  }
+  expect_left("direct memory", 0);
+  // What cannot be registered is used as it is.
+  fakeCudaFail("cuFileBufRegister", kInternalError, 0, 1);
+  EXPECT_EQ(pin(0, bytes.size()), nullptr);
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+}
+
+TEST_F(GdsTest, EnginesThatShareAFileDecideForThemselves) {
+  fakeCufileMode(compatible);
+  const auto bytes = random_bytes(2 * kMiB, 21);
+  const Engine asked = gds_engine();
+  const Engine automatic = gds_engine(GpuPath::automatic);
+  const File target = file(asked, bytes);
+  const GpuMemory memory(bytes.size());
+  const Request request{.op = Op::read, .file = &target, .memory = memory.view(), .offset = 0};
+  ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
+  EXPECT_EQ(automatic.stats().bytes_gds, 0U);
+  ASSERT_TRUE(asked.submit({&request, 1}).front().result());
+  EXPECT_EQ(asked.stats().bytes_gds, bytes.size());
+  ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
+  EXPECT_EQ(automatic.stats().bytes_gds, 0U);
+}
+
 TEST_F(GdsTest, AShortTransferGoesOnThroughPinnedMemory) {
   const auto bytes = random_bytes(3 * kMiB, 9);
   const GpuMemory memory(bytes.size());
@@ -254,11 +314,23 @@ TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
     ASSERT_TRUE(target.pread(memory.view(), 0));
     EXPECT_EQ(memory.contents(), bytes);
     EXPECT_EQ(made.stats().bytes_gds, before);
+    const auto changed = random_bytes(bytes.size(), 22);
+    memory.set(changed);
+    ASSERT_TRUE(target.pwrite(memory.view(), 0));
+    EXPECT_EQ(contents(target), changed);
+    EXPECT_EQ(made.stats().bytes_gds, before);
+    fakeCufileResult(0, 0, 0);
+    memory.set(bytes);
+    ASSERT_TRUE(target.pwrite(memory.view(), 0));
+    EXPECT_EQ(contents(target), bytes);
+    // A failure that the kernel names may end; others are not tried again.
+    const bool named = result == -5L;
+    EXPECT_EQ(made.stats().bytes_gds > before, named);
     const auto told = made.explain(target.path());
     ASSERT_TRUE(told);
-    EXPECT_TRUE(std::ranges::any_of(
-        told->refused, [](const Refusal& refusal) { return refusal.what == "GPUDirect Storage"; }));
-    fakeCufileResult(0, 0, 0);
+    EXPECT_NE(named, std::ranges::any_of(told->refused, [](const Refusal& refusal) {
+                return refusal.what == "GPUDirect Storage";
+              }));
   }
   const Engine asked = gds_engine();
   const File target = file(asked, bytes);
@@ -268,6 +340,10 @@ TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
   ASSERT_FALSE(read);
   EXPECT_EQ(read.error().kind, ErrorKind::device);
   EXPECT_NE(read.error().message.find("an internal error (5030)"), std::string::npos) << read.error().message;
+  fakeCufileResult(-ENOSPC, 0, 1);
+  const auto written = target.pwrite(memory.view(), 0);
+  ASSERT_FALSE(written);
+  EXPECT_EQ(written.error().code, ENOSPC) << written.error().message;
   fakeCufileResult(0, 0, 0);
 }
 
@@ -280,9 +356,9 @@ TEST_F(GdsTest, EveryCallFailing) {
     const File target = file(made, bytes);
     ASSERT_TRUE(target.pread(memory.view(), 0));
   }
-  for (const char* function :
-       {"cuFileDriverGetProperties", "cuFileHandleRegister", "cuFileStreamRegister", "cuFileReadAsync",
-        "cuStreamCreate", "cuEventCreate", "cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize"}) {
+  for (const char* function : {"cuFileDriverGetProperties", "cuFileHandleRegister", "cuFileStreamRegister",
+                               "cuFileReadAsync", "cuFileWriteAsync", "cuStreamCreate", "cuEventCreate",
+                               "cuStreamWaitEvent", "cuEventRecord", "cuEventSynchronize"}) {
     for (unsigned position = 0; position < 12; ++position) {
       SCOPED_TRACE(std::string(function) + " " + std::to_string(position));
       const Engine made = gds_engine(GpuPath::automatic);
@@ -297,6 +373,12 @@ TEST_F(GdsTest, EveryCallFailing) {
         EXPECT_EQ(memory.contents(), bytes);
       } else {
         EXPECT_EQ(read.error().kind, ErrorKind::device) << read.error().message;
+      }
+      const auto written = target.pwrite(memory.view(), 0);
+      if (read && written) {
+        EXPECT_EQ(contents(target), bytes);
+      } else if (!written) {
+        EXPECT_EQ(written.error().kind, ErrorKind::device) << written.error().message;
       }
       EXPECT_EQ(target.pending(), 0U);
       if (pending) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "device/cufile_driver.h"
@@ -80,28 +81,46 @@ void probe_huge_pages(std::vector<Refusal>& refused) {
 
 // Why GPUs do not read and write the file themselves; nullopt where they do.
 std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair,
-                                       const std::string& path) {
-  if (config.gpu == GpuPath::bounce) return "gpu=\"bounce\" was asked for";
-  if (!pair.limits.usable) return fmt::format("direct I/O is not used: {}", pair.limits.why);
-  if (config.gpu == GpuPath::automatic) {
-    if (auto why = cufile::why_not_here()) return why;
-  }
-  const auto device = cuda_device(cuda_device_in_use().value_or(0));
+                                       const std::string& path, unsigned ordinal) {
+  const auto device = cuda_device(ordinal);
   if (!device) return device.error().message;
   const DirectProof proof = config.gpu == GpuPath::gds ? DirectProof::works : DirectProof::real;
-  const auto opened = (*device)->open_direct({.fd = pair.direct.get(), .path = path, .known = {}}, proof);
+  // Of a directory `pair` is a file in it.
+  std::error_code ignored;
+  const std::string directory = std::filesystem::is_directory(path, ignored)
+                                    ? path
+                                    : std::filesystem::path(path).parent_path().string();
+  const auto opened = (*device)->open_direct(
+      {.fd = pair.direct.get(), .path = path, .directory = directory, .known = {}}, proof);
   if (!opened) return opened.error().message;
   return std::nullopt;
 }
 
+// As much of it as can be told without a GPU.
+std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair) {
+  if (config.gpu == GpuPath::bounce) return "gpu=\"bounce\" was asked for";
+  if (!pair.limits.usable) return fmt::format("direct I/O is not used: {}", pair.limits.why);
+  return config.gpu == GpuPath::automatic ? cufile::why_not_here() : std::nullopt;
+}
+
 void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std::string& path,
                  Explanation& explanation) {
-  const auto why_not = why_not_gds(config, pair, path);
+  auto why_not = why_not_gds(config, pair);
+  if (!why_not) {
+    // A context takes memory of the GPU, and forbids forking: none is made to explain.
+    const auto ordinal = cuda_device_in_use();
+    if (!ordinal) {
+      explanation.gpu = "unknown";
+      explanation.gpu_why = "this process uses no GPU yet, and finding out takes one: ask again when it does";
+      return;
+    }
+    why_not = why_not_gds(config, pair, path, *ordinal);
+  }
   explanation.gpu = why_not && config.gpu != GpuPath::gds ? "bounce" : "gds";
   if (!why_not) {
     explanation.gpu_why = config.gpu == GpuPath::gds
                               ? "it was asked for, and a probe read the right bytes"
-                              : "a probe read the right bytes, and none of them went through this process";
+                              : "a probe read the right bytes, and not by read() in this process";
   } else if (config.gpu == GpuPath::gds) {
     explanation.gpu_why = fmt::format("it was asked for, and operations fail: {}", *why_not);
   } else {

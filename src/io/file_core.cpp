@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <thread>
@@ -283,7 +284,8 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   };
   if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was asked for");
   const std::scoped_lock lock(gpu_mutex_);
-  const auto known = gpu_reaches_.find(&device);
+  const std::pair key(&device, path);
+  const auto known = gpu_reaches_.find(key);
   if (known != gpu_reaches_.end()) return known->second;
   const DirectProof proof = path == GpuPath::gds ? DirectProof::works : DirectProof::real;
   const auto find_out = [&]() -> Status {
@@ -291,14 +293,20 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
       if (!member.pair.limits.usable)
         return refused(fmt::format("{} is not reached by GPUDirect Storage: direct I/O is not used: {}",
                                    member.path, member.pair.limits.why));
-      const DirectSource source{.fd = member.pair.direct.get(), .path = member.path, .known = member.gds};
+      const DirectSource source{.fd = member.pair.direct.get(),
+                                .path = member.path,
+                                .directory = std::filesystem::path(member.path).parent_path().string(),
+                                .known = member.gds};
       auto opened = device.open_direct(source, proof);
       if (!opened) return std::unexpected(opened.error());
-      member.gds = *std::move(opened);
+      if (member.gds == nullptr) member.gds = *std::move(opened);
     }
     return {};
   };
-  return gpu_reaches_.emplace(&device, find_out()).first->second;
+  Status found = find_out();
+  // Others, as a GPU without memory for a probe, may end.
+  if (found || found.error().kind == ErrorKind::unsupported) gpu_reaches_.emplace(key, found);
+  return found;
 }
 
 Status FileCore::close() {

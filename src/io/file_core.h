@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "device/device.h"
 #include "io/layout.h"
@@ -92,7 +93,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   std::mutex sync_mutex_;
 
   std::mutex gpu_mutex_;
-  std::map<Device*, Status> gpu_reaches_;  // what was found out
+  std::map<std::pair<Device*, GpuPath>, Status> gpu_reaches_;  // what was found out
 
   mutable std::mutex failure_mutex_;
   std::atomic<bool> sync_failed_{false};

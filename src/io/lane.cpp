@@ -269,7 +269,7 @@ void Lane::start_direct(Transfer& transfer, std::uint32_t tag) {
   ++copying_;
   (*direct_queue_of(*transfer.operation->memory().device))
       ->start({.to_file = transfer.op == Op::write,
-               .file = transfer.member->gds.get(),
+               .file = transfer.member->gds,
                .offset = transfer.piece.offset,
                .device = transfer.memory,
                .bytes = transfer.piece.length,
@@ -307,8 +307,9 @@ void Lane::finish_direct(DirectQueue::Ended& ended) {
       release(ended.tag);
       return;
     }
-    transfer.member->gds_refused.store(true);
-    {
+    // Not where the kernel says why, as of a full disk: it will say so again.
+    if (error.kind == ErrorKind::device) {
+      transfer.member->gds_refused.store(true);
       const std::scoped_lock lock(refusal_mutex_);
       if (!gds_refusal_) gds_refusal_ = std::move(error);
     }

@@ -123,7 +123,7 @@ Result<StorageLocation> locate(const std::string& path) {
 std::optional<unsigned> numa_node_of(const std::string& device) {
   std::error_code ignored;
   const std::filesystem::path name = std::filesystem::path(device).filename();
-  if (name.empty()) return std::nullopt;
+  if (name.empty() || !device.starts_with("/dev/")) return std::nullopt;
   std::filesystem::path at = std::filesystem::canonical("/sys/class/block" / name, ignored);
   // A partition lies in its disk's directory, that in its controller's, and that in the bus device's.
   for (; at.has_relative_path(); at = at.parent_path()) {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trunkline._core import parse_size
-from trunkline._errors import Unsupported
+from trunkline._errors import OutOfBudget, Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _machine, _roofline
@@ -117,11 +117,21 @@ def plan(
     def of_rate(rate: Rate) -> dict[str, Any]:
         return _of_rate(rate) | ({"bus_seconds": rate.bus_seconds} if gpu else {})
 
+    def possible(memory: int) -> Rate | None:
+        """With another budget; None where more would pass through main memory than has room there."""
+        try:
+            return predict(memory, bytes_per_second, batch_size)
+        except OutOfBudget:
+            if not gpu:
+                raise
+            return None
+
     if gpu:
-        least_host = _roofline.slots_bytes(_roofline.passing_units(sizes, budget, _roofline.GPU_SLOTS))
+        passing = _roofline.passing_units(sizes, budget, _roofline.GPU_SLOTS)
+        least_host = _roofline.slots_bytes(passing)
         gpu["host"] = [
             {"host_memory": memory, **of_rate(predict(budget, bytes_per_second, batch_size, memory))}
-            for memory in sorted({least_host, host_bytes, max(copied, least_host)})
+            for memory in sorted({least_host, host_bytes, _roofline.paged_bytes(passing)})
         ]
     return {
         "device": str(target),
@@ -137,8 +147,9 @@ def plan(
         **gpu,
         "batch_sizes": [of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],
         "memory": [
-            {"memory_budget": memory, **of_rate(predict(memory, bytes_per_second, batch_size))}
+            {"memory_budget": memory, **of_rate(rate)}
             for memory in _budgets(least, budget, sizes.weight_bytes)
+            if (rate := possible(memory)) is not None
         ],
         "disks": [
             {"disks": disks, **of_rate(predict(budget, bytes_per_second * disks, batch_size))}

@@ -60,10 +60,15 @@ def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
     return slots_bytes([nbytes + PAGE_BYTES for nbytes in unit_bytes])
 
 
+def paged_bytes(unit_bytes: Sequence[int]) -> int:
+    """Return how much memory all of the units need."""
+    return sum(-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in unit_bytes)
+
+
 def slots_bytes(unit_bytes: Sequence[int]) -> int:
     """Return how much memory units need that are laid out: two slots of the largest one, or all of them."""
     pages = [-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in unit_bytes]
-    return min(sum(pages), 2 * max(pages, default=0))
+    return min(paged_bytes(unit_bytes), 2 * max(pages, default=0))
 
 
 def streamed_bytes(sizes: Sizes, memory_budget: int) -> int:
