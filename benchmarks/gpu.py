@@ -113,7 +113,7 @@ class Benchmark:
         self.size = size - size % MIB
         self.rounds = rounds
         self.rows: list[Row] = []
-        self.chosen: dict[str, str] | None = None
+        self.chosen: dict[str, object] | None = None
         self.absent = [name for name in ("kvikio", "fastsafetensors", "accelerate") if not has(name)]
 
     def row(self, section: str, name: str, unit: str, peer: str, goal: float | None = None) -> Row:
@@ -164,12 +164,11 @@ class Benchmark:
         with tl.open(path, "w") as file:
             file.pwrite(device)
         engines = {"gds": tl.Engine(gpu="gds"), "bounce": tl.Engine(gpu="bounce"), "auto": tl.Engine()}
-        self.chosen = engines["auto"].explain(path)["gpu"]
-        say(f"  chosen: {self.chosen['path']}: {self.chosen['why']}")
-        row = self.row(
-            "ways", f"read into HBM as chosen ({self.chosen['path']})", "GB/s", "the other way", 1.0
-        )
-        other = "bounce" if self.chosen["path"] == "gds" else "gds"
+        way = engines["auto"].explain(path)["gpu"]
+        self.chosen = dict(way)
+        say(f"  chosen: {way['path']}: {way['why']}")
+        row = self.row("ways", f"read into HBM as chosen ({way['path']})", "GB/s", "the other way", 1.0)
+        other = "bounce" if way["path"] == "gds" else "gds"
         with tl.pin(back):
             for _ in range(self.rounds):
                 for name, rates in ((other, row.peer), ("auto", row.ours)):

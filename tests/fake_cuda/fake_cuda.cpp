@@ -131,6 +131,7 @@ struct Driver {
   std::mutex mutex;
   bool initialised = false;
   bool broken = false;
+  unsigned moving = 0;  // transfers whose bytes are on their way
   std::chrono::microseconds delay{0};
   bool random_delay = false;
   std::minstd_rand random;
@@ -267,10 +268,15 @@ void work_on(std::uint64_t device, std::size_t bytes, bool is_copy, void* filled
       return;
     }
     if (state.break_after > 0) --state.break_after;
+    ++state.moving;
     delay = state.delay;
     if (state.random_delay && delay.count() > 0)
       delay = std::chrono::microseconds(state.random() % static_cast<unsigned>(delay.count()));
   }
+  const std::shared_ptr<void> until_moved(nullptr, [](void*) {
+    const std::scoped_lock lock(driver().mutex);
+    --driver().moving;
+  });
   if (filled != nullptr) std::memset(filled, kRubbish, bytes);
   if (delay.count() > 0) std::this_thread::sleep_for(delay);
   {
@@ -687,6 +693,12 @@ void fakeCudaHold(void* handle) {
 
 void fakeCudaReset() {
   fakeCudaRelease();
+  // Of a broken device nobody has waited for them.
+  const auto is_moving = [] {
+    const std::scoped_lock lock(driver().mutex);
+    return driver().broken && driver().moving != 0;
+  };
+  while (is_moving()) std::this_thread::yield();
   fake::reset_cufile();
   const std::scoped_lock lock(driver().mutex);
   Driver& state = driver();
