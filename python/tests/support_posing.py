@@ -170,7 +170,10 @@ class Poser:
         """Let torch's functions know of the stand-in's GPUs; their tensors are Posing or Shadowed."""
         from trunkline.checkpoint import _tensors
 
-        empty = torch.empty
+        # The first use of a device as a context remembers torch's constructors: ours must not be among them.
+        with torch.device("meta"):
+            empty = torch.empty
+            assert empty(1).is_meta
 
         def empty_on(*arguments: Any, device: Any = None, **options: Any) -> torch.Tensor:
             if device is None or torch.device(device).type != "cuda":

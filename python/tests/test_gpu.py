@@ -223,7 +223,7 @@ def test_pinned_memory_is_known_to_the_driver(gpu: Any) -> None:
     assert tl.pinned_empty(10, "cuda:1").registered
     buffer = tensor = None
     gc.collect()
-    assert gpu.fakeCudaLive(b"registrations") == before
+    assert gpu.fakeCudaLive(b"registrations") <= before  # fewer where a model of another test went meanwhile
     del buffer, tensor
 
 
