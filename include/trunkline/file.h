@@ -23,6 +23,9 @@ enum class Direct {
   automatic,  // direct where the filesystem takes it and gains from it
   always,     // opening fails with unsupported where it is refused
   never,      // through the page cache
+  // As automatic, but through the page cache where that holds nearly all of the file when it is opened: for
+  // who reads a file once, as a whole. Needs Linux 6.5.
+  unless_cached,
 };
 
 struct OpenOptions {

@@ -152,13 +152,17 @@ OpenOptions open_options_argument(nb::handle mode, nb::handle direct) {
       options.direct = Direct::always;
     } else if (text == "never") {
       options.direct = Direct::never;
+    } else if (text == "unless_cached") {
+      options.direct = Direct::unless_cached;
     } else if (text != "auto") {
-      raise_value_error(
-          fmt::format("direct: must be \"auto\", \"always\" (True) or \"never\" (False), not \"{}\"", text));
+      raise_value_error(fmt::format(
+          "direct: must be \"auto\", \"always\" (True), \"never\" (False) or \"unless_cached\", not \"{}\"",
+          text));
     }
   } else {
     raise_type_error(
-        fmt::format("direct: must be \"auto\", \"always\", \"never\" or a bool, not {}", shown_type(direct)));
+        fmt::format("direct: must be \"auto\", \"always\", \"never\", \"unless_cached\" or a bool, not {}",
+                    shown_type(direct)));
   }
   return options;
 }

@@ -141,7 +141,10 @@ void register_file(nb::module_& module) {
       "where the\n"
       "filesystem gains from it, \"always\" (True) raises Unsupported where it is refused, \"never\" (False) "
       "goes\n"
-      "through the page cache.");
+      "through the page cache, \"unless_cached\" is \"auto\" but goes through the page cache where that "
+      "holds "
+      "nearly all of\n"
+      "the file when it is opened (Linux 6.5), for who reads a file once, as a whole.");
 }
 
 }  // namespace trunkline::python

@@ -80,7 +80,7 @@ def test_modes(tmp_path: Path) -> None:
         tl.open(path, 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("direct", ["auto", "never", False])
+@pytest.mark.parametrize("direct", ["auto", "never", False, "unless_cached"])
 def test_direct_choices_read_the_same(tmp_path: Path, direct: object) -> None:
     path = tmp_path / "file"
     path.write_bytes(random_bytes(200_001))

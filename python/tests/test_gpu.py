@@ -340,6 +340,35 @@ def test_doctor(tmp_path: Path) -> None:
     assert none["devices"] == []
 
 
+def test_bench(tmp_path: Path) -> None:
+    def run(*options: str, driver: str = library()) -> subprocess.CompletedProcess[str]:
+        small = ["--size", "8MiB", "--block", "64KiB", "--repeat", "1"]
+        return subprocess.run(
+            [sys.executable, "-m", "trunkline", "bench", tmp_path, *small, *options],
+            env=os.environ | {"TRUNKLINE_CUDA_DRIVER": driver},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    for options in (["--verify"], ["--random"], ["--memory", "ordinary", "--verify", "--read"]):
+        done = run("--device", "cuda:1", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert document["options"]["device"] == "cuda:1"
+        for row in document["results"]:
+            assert row["bytes_by_path"]["direct"] == 0
+            assert sum(row["bytes_by_path"].values()) == 8 << 20
+            assert row["verified"] == ("--verify" in options)
+    assert "aligned memory of cuda:0" in run("--device", "cuda", "--read").stdout
+    none = run("--device", "cuda:2", "--read")
+    assert none.returncode == 1
+    assert "cuda:2: there are 2 CUDA devices" in none.stderr
+    assert "/no/such/driver" in run("--device", "cuda", driver="/no/such/driver").stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_a_driver(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUNKLINE_CUDA_DRIVER", "/no/such/driver")
     run_script("""

@@ -1,5 +1,6 @@
 """trunkline.save, save_async and load: formats by suffix, files that appear whole, errors that surface."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -61,6 +62,48 @@ def test_safetensors_reads_what_is_saved_and_the_other_way_round(tmp_path: Path)
     assert_same(tl.load(tmp_path / "m.safetensors", verify=True), state)
     with pytest.raises(tl.Format):
         tl.load(tmp_path / "stock.safetensors", verify=True)
+
+
+def drop_page_cache(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors", "steps"])
+def test_what_the_page_cache_holds_is_not_read_from_the_disk(tmp_path: Path, name: str) -> None:
+    state = make_state()
+    if name == "steps":
+        tl.Checkpointer(tmp_path / name).save(1, state, block=True)
+        paths = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+    else:
+        tl.save(state, tmp_path / name)
+        paths = [tmp_path / name]
+    if not tl.default_engine().explain(paths[0])["direct"]:
+        pytest.skip("no direct I/O here")
+
+    def loaded() -> dict[str, int]:
+        with tl.Engine() as engine:
+            if name == "steps":
+                assert_same(tl.Checkpointer(tmp_path / name, engine=engine).load(), state)
+            else:
+                assert_same(tl.load(tmp_path / name, engine=engine), state)
+            return dict(engine.stats()["bytes"])
+
+    for path in paths:
+        drop_page_cache(path)
+    cold = loaded()
+    assert cold["direct"] + cold["bounced"] > 6_000_000
+    for path in paths:
+        path.read_bytes()
+    warm = loaded()
+    if warm["buffered"] == 0:
+        pytest.skip("this kernel does not tell what the page cache holds")
+    assert warm["direct"] + warm["bounced"] < 100_000
+    assert warm["buffered"] > 6_000_000
 
 
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])

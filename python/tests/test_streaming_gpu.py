@@ -86,7 +86,30 @@ def test_what_main_memory_has_room_for_is_read_once(gpu: Any, tmp_path: Path) ->
     after = tl.stream.stats(model)
     assert after["bytes_read"] == before["bytes_read"]
     assert after["bytes_copied"] > before["bytes_copied"]
+    assert after["storage_bytes"] == 0 < after["streamed_bytes"]
     assert gpu.fakeCudaPageableCopies() == 0
+
+
+def test_what_each_pass_reads_is_told(gpu: Any, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    all_of_it = 1 << 30
+    streamed = 0
+    for host_memory in (all_of_it, 96_000, 128_000):
+        model = tl.transformers.from_pretrained(
+            folder, device="cuda:0", memory_budget=least(folder), host_memory=host_memory, unit_bytes=1
+        )
+        generated(model)
+        before = tl.stream.stats(model)
+        for _ in range(3):
+            generated(model)
+        after = tl.stream.stats(model)
+        told, streamed = after["storage_bytes"], after["streamed_bytes"]
+        assert (told == 0) == (host_memory == all_of_it)
+        assert told <= streamed
+        # What was read ahead of the next pass, at either end, is no more than one of them.
+        read = after["bytes_read"] - before["bytes_read"]
+        assert abs(read - told * (after["passes"] - before["passes"])) <= told
+    assert streamed > 128_000
 
 
 def test_computing_comes_before_the_next_weights(gpu: Any, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 # [dir, dir, ..., name] or ([dir, dir, ...], name)
 StripedPath: TypeAlias = "Sequence[Path] | tuple[Sequence[Path], Path]"
 Mode: TypeAlias = Literal["r", "r+", "w", "x", "rb", "r+b", "rb+", "wb", "xb"]
-Direct: TypeAlias = Literal["auto", "always", "never"] | bool
+Direct: TypeAlias = Literal["auto", "always", "never", "unless_cached"] | bool
 
 
 class Alignment(TypedDict):

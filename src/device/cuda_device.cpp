@@ -76,6 +76,23 @@ Result<Fence> CudaDevice::fence(void* stream) {
   return recorded;
 }
 
+Result<std::shared_ptr<void>> CudaDevice::allocate(std::uint64_t bytes) {
+  const auto failed = [&](Code code, std::string_view function) {
+    return std::unexpected(
+        error_of(*api_, code, function, fmt::format("allocating {} bytes of {}", bytes, name_)));
+  };
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  const Current current(*this);
+  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
+  DevicePointer memory = 0;
+  if (const Code code = api_->MemAlloc(&memory, bytes); code != kSuccess) return failed(code, "cuMemAlloc");
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
+  return std::shared_ptr<void>(reinterpret_cast<void*>(memory), [this, memory](void*) {
+    const Current again(*this);
+    if (again.code() == kSuccess) api_->MemFree(memory);
+  });
+}
+
 Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory) {
   const auto failed = [&](Code code, std::string_view function) {
     return std::unexpected(error_of(*api_, code, function,

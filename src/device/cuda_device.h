@@ -18,6 +18,7 @@ class CudaDevice final : public Device {
   bool host_accessible() const override { return false; }
   Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_ended) override;
   Result<Fence> fence(void* stream) override;
+  Result<std::shared_ptr<void>> allocate(std::uint64_t bytes) override;
   Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) override;
   Result<std::shared_ptr<const DirectFile>> open_direct(const DirectSource& source,
                                                         DirectProof proof) override;

@@ -118,6 +118,9 @@ class Device {
   // The work that `stream`, one of the device's (null: its default stream), holds now.
   virtual Result<Fence> fence(void* stream) = 0;
 
+  // Memory of the device, given back when what is returned is dropped.
+  virtual Result<std::shared_ptr<void>> allocate(std::uint64_t bytes) = 0;
+
   // Tells the driver of host memory that many copies will use: they run faster, and beside other work; those
   // of its other devices too. Given back when what is returned is dropped, before the memory goes.
   virtual Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) = 0;

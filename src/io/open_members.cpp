@@ -32,6 +32,8 @@ os::DirectPolicy policy_of(Direct direct) {
       return os::DirectPolicy::always;
     case Direct::never:
       return os::DirectPolicy::never;
+    case Direct::unless_cached:
+      return os::DirectPolicy::unless_cached;
   }
   return os::DirectPolicy::automatic;
 }

@@ -13,6 +13,8 @@
 #include <optional>
 #include <string_view>
 
+#include "os/page_cache.h"
+
 namespace trunkline::os {
 namespace {
 
@@ -106,15 +108,26 @@ std::optional<StatedAlignment> stated_alignment(int fd) {
 #endif
 }
 
+// Nearly all of it: what is missing is read from the device then, with the kernel's read-ahead.
+bool is_cached(int fd) {
+  struct stat status{};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
+  const auto cached = cached_bytes(fd);
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  return cached && *cached >= bytes - bytes / 16;
+}
+
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
   if (policy == DirectPolicy::never) return refuse("buffered I/O was asked for (direct=never)");
-  const bool automatic = policy == DirectPolicy::automatic;
+  const bool automatic = policy != DirectPolicy::always;
   if (filesystem.in_memory)
     return refuse("the filesystem keeps files in memory; there is no device to go to directly");
   if (automatic && !filesystem.network.empty())
     return refuse(
         fmt::format("direct I/O is known to lose on {}; force it with direct=always", filesystem.network));
 
+  if (policy == DirectPolicy::unless_cached && is_cached(pair.buffered.get()))
+    return refuse("the page cache holds the file already (direct=unless_cached)");
   const auto stated = stated_alignment(pair.buffered.get());
   if (stated && stated->offset == 0)
     return refuse("the filesystem says that this file has no direct I/O (statx)");

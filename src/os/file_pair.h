@@ -12,7 +12,7 @@
 
 namespace trunkline::os {
 
-enum class DirectPolicy { automatic, always, never };
+enum class DirectPolicy { automatic, always, never, unless_cached };
 
 // What direct I/O on a file asks for, and whether it is used at all.
 struct DirectLimits {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "os/page_cache.h"
 #include "support/temp_directory.h"
 
 namespace trunkline::os {
@@ -24,6 +25,29 @@ TEST(FilePair, ARefusedOpeningKeepsTheContentsAndLeavesNoFile) {
   std::filesystem::remove(path);
   EXPECT_FALSE(open_pair(path, O_RDWR | O_CREAT | O_EXCL, DirectPolicy::always));
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
+  const test::TempDirectory directory;
+  const std::string path = directory.file("a");
+  std::ofstream(path) << std::string(1 << 20, 'a');
+  const auto usual = open_pair(path, O_RDONLY, DirectPolicy::automatic);
+  ASSERT_TRUE(usual);
+  if (!usual->limits.usable) GTEST_SKIP() << "no direct I/O here: " << usual->limits.why;
+  if (!cached_bytes(usual->buffered.get())) GTEST_SKIP() << "this kernel does not tell what is cached";
+  EXPECT_EQ(*cached_bytes(usual->buffered.get()), 1U << 20);
+  const auto cached = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
+  ASSERT_TRUE(cached);
+  EXPECT_FALSE(cached->limits.usable);
+  EXPECT_NE(cached->limits.why.find("the page cache holds"), std::string::npos);
+
+  ASSERT_EQ(::fsync(usual->buffered.get()), 0);
+  ASSERT_EQ(::posix_fadvise(usual->buffered.get(), 256 << 10, 0, POSIX_FADV_DONTNEED), 0);
+  EXPECT_LT(*cached_bytes(usual->buffered.get()), 1U << 20);
+  const auto cold = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
+  ASSERT_TRUE(cold);
+  EXPECT_TRUE(cold->limits.usable);
+  EXPECT_EQ(cold->limits.why, usual->limits.why);
 }
 
 TEST(FilePair, TruncationEmptiesTheFileThatIsOpened) {

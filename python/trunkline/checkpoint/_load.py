@@ -30,7 +30,8 @@ def load(
     Tensors own their memory, page-aligned where they are large. `verify`: "auto" checks the checksums that
     the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
     file, read when they are first touched and not verified. `device`: "cpu", or a CUDA GPU ("cuda",
-    "cuda:1"), whose tensors are read into their final memory, after what its current stream holds.
+    "cuda:1"), whose tensors are read into their final memory, after what its current stream holds. A file
+    that the page cache holds is read from there, any other past it.
 
     Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
     cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.

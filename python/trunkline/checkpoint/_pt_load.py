@@ -170,7 +170,7 @@ def load(
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     path = os.fsdecode(path)
-    with _core.open(path, engine=engine) as file:
+    with _core.open(path, engine=engine, direct="unless_cached") as file:
         source = Source(file, path)
         archive = Archive(source, verify)
         if mmap:

@@ -78,7 +78,7 @@ def load(
     was written; where that is in the data, with `tensor` (the first concerned) and `chunk` (its number
     in the file's data).
     """
-    with _core.open(path, engine=engine) as file:
+    with _core.open(path, engine=engine, direct="unless_cached") as file:
         header = _header_of(file, path)
         # While the file is open: its name may lead to another one by now.
         [tensors] = load_files(

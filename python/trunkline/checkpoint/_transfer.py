@@ -77,8 +77,11 @@ def write_images(
 
 
 def read_images(images: Sequence[FileImage], *, engine: Engine | None = None, verify: bool = True) -> None:
-    """Fill the memory of `images`. Raises Corrupt with `image` and `sum` for a checksum that differs."""
-    read = ImageRead(images, engine=engine, verify=verify)
+    """Fill the memory of `images`, from the page cache those that it holds already.
+
+    Raises Corrupt with `image` and `sum` for a checksum that differs.
+    """
+    read = ImageRead(images, engine=engine, verify=verify, direct="unless_cached")
     _run(read.run, read.cancel, "trunkline-load")
 
 

@@ -43,8 +43,8 @@ def stats(model: Any) -> dict[str, Any]:
 
     Of a model on a GPU "streamed_bytes" are copied to it in each pass, and "resident_bytes" and
     "memory_bytes" are in its memory; "host_bytes" is what weights take in main memory, of which those that
-    stay there are not read again. "seconds" are those of the host: what the GPU still has to do does not
-    count.
+    stay there are not read again, so that each pass reads "storage_bytes". "seconds" are those of the host:
+    what the GPU still has to do does not count.
 
     Raises TypeError for any other model. Thread-safe.
     """
@@ -63,8 +63,10 @@ def stats(model: Any) -> dict[str, Any]:
     compute = max(0.0, seconds - wait - verify)
     streamed = streaming.streamed_bytes * passes
     storage = counts.get("bytes_read", 0) / counts["read_seconds"] if counts.get("read_seconds") else 0.0
-    limit = max(streamed / storage if storage else 0.0, compute)
     on_gpu = streaming.gpu_slots_bytes is not None
+    stays_in_main_memory = placement["memory_bytes"] - slots if on_gpu else 0
+    from_storage = max(0, streaming.streamed_bytes - stays_in_main_memory)
+    limit = max(from_storage * passes / storage if storage else 0.0, compute)
     host_bytes = placement["memory_bytes"] + (0 if on_gpu else streaming.resident_bytes)
     found = {
         "passes": passes,
@@ -83,5 +85,9 @@ def stats(model: Any) -> dict[str, Any]:
         "source": streaming.pack,
     }
     if on_gpu:
-        found |= {"host_bytes": host_bytes, "bytes_copied": counts.get("bytes_copied", 0)}
+        found |= {
+            "host_bytes": host_bytes,
+            "storage_bytes": from_storage,
+            "bytes_copied": counts.get("bytes_copied", 0),
+        }
     return found

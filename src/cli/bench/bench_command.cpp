@@ -51,7 +51,7 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
   take(parse_memory(arguments.memory), options.memory, status);
   take(parse_direct(arguments.direct), options.direct, status);
   take(parse_write_modes(arguments.write_modes), options.write_modes, status);
-  if (status) status = check_device(arguments.device);
+  take(parse_device(arguments.device), options.cuda, status);
   if (status && !arguments.compare.empty()) status = check_peers(arguments.compare);
   options.compare_fio = !arguments.compare.empty();
   if (status && options.engine == BackendKind::memory) {
@@ -161,7 +161,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_option("--lanes", options.lanes, "I/O threads [the engine's default]");
   command.add_option("--engine", arguments.engine, "auto, io_uring, libaio or threads")
       ->capture_default_str();
-  command.add_option("--device", arguments.device, "Where the memory is: cpu")->capture_default_str();
+  command.add_option("--device", arguments.device, "Where the memory is: cpu, or a GPU: cuda:0")
+      ->capture_default_str();
   command
       .add_option(
           "--duration", options.duration_s,

@@ -32,7 +32,7 @@ Json options_json(const BenchOptions& options) {
           {"queue_depth", options.queue_depth ? Json(*options.queue_depth) : Json()},
           {"lanes", options.lanes ? Json(*options.lanes) : Json()},
           {"engine", to_string(options.engine)},
-          {"device", "cpu"},
+          {"device", device_name(options.cuda)},
           {"duration_s", options.duration_s},
           {"order", to_string(options.order())},
           {"files", options.files},

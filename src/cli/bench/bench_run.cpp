@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cli/interrupt.h"
+#include "trunkline/device.h"
 
 namespace trunkline::cli {
 namespace {
@@ -75,7 +76,13 @@ Status BenchRun::make_ring() {
   for (const BenchFile& file : files_.all()) longest = std::max(longest, file.bytes);
   shape_ = options_.verify ? lap_shape(options_.order(), files, longest, limits)
                            : ring_shape(options_.order(), files, limits);
-  auto ring = TransferRing::create(engine_, shape_, options_.memory, files);
+  Device* device = nullptr;
+  if (options_.cuda) {
+    auto opened = cuda_device(*options_.cuda);
+    if (!opened) return std::unexpected(opened.error());
+    device = *opened;
+  }
+  auto ring = TransferRing::create(engine_, shape_, options_.memory, device, files);
   if (!ring) return std::unexpected(ring.error());
   ring_ = std::move(*ring);
   return {};

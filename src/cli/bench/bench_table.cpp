@@ -31,10 +31,11 @@ std::string header(const Json& document) {
   const Json& engine = document["engine"];
   const Json& options = document["options"];
   std::string result = fmt::format(
-      "{}, {} lane{}, queue depth {}, {} blocks, {}, {} memory, median of {}\n", text(engine["backend"]),
+      "{}, {} lane{}, queue depth {}, {} blocks, {}, {} memory{}, median of {}\n", text(engine["backend"]),
       engine["lanes"].get<unsigned>(), engine["lanes"] == 1 ? "" : "s", engine["queue_depth"].get<unsigned>(),
       format_bytes(engine["block_bytes"].get<std::uint64_t>()), text(options["order"]),
-      text(options["memory"]), options["repeat"].get<unsigned>());
+      text(options["memory"]), options["device"] == "cpu" ? "" : " of " + text(options["device"]),
+      options["repeat"].get<unsigned>());
   for (const Json& path : document["paths"]) {
     const Json& explain = path["explain"];
     const bool as_asked = options["direct"] != "auto";

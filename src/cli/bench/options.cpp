@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 namespace trunkline::cli {
 namespace {
@@ -45,10 +47,16 @@ std::string_view to_string(Direct direct) {
       return "auto";
     case Direct::always:
       return "always";
+    case Direct::unless_cached:
+      return "unless_cached";
     case Direct::never:
       break;
   }
   return "never";
+}
+
+std::string device_name(const std::optional<unsigned>& cuda) {
+  return cuda ? fmt::format("cuda:{}", *cuda) : "cpu";
 }
 
 std::string_view to_string(Order order) { return order == Order::random ? "random" : "sequential"; }
@@ -82,13 +90,18 @@ Result<Direct> parse_direct(std::string_view text) {
   return wrong(fmt::format("--direct: \"{}\" is not one of auto, always, never", text));
 }
 
-Status check_device(std::string_view text) {
-  if (text == "cpu") return {};
-  if (text.starts_with("cuda")) {
-    return wrong(fmt::format(
-        "--device {}: this build moves bytes to and from CPU memory only; use --device cpu", text));
+Result<std::optional<unsigned>> parse_device(std::string_view text) {
+  if (text == "cpu") return std::nullopt;
+  if (text == "cuda") return 0U;
+  constexpr std::string_view kCuda = "cuda:";
+  unsigned ordinal = 0;
+  if (text.starts_with(kCuda)) {
+    const std::string_view digits = text.substr(kCuda.size());
+    const char* const end = digits.data() + digits.size();
+    const auto [parsed, code] = std::from_chars(digits.data(), end, ordinal);
+    if (code == std::errc() && parsed == end) return ordinal;
   }
-  return wrong(fmt::format("--device: \"{}\" is no device; use --device cpu", text));
+  return wrong(fmt::format("--device: \"{}\" is not one of cpu, cuda, cuda:0, cuda:1, ...", text));
 }
 
 Status check_peers(std::string_view list) {
@@ -96,9 +109,9 @@ Status check_peers(std::string_view list) {
     if (peer == "fio") continue;
     if (peer == "gdsio") {
       return wrong(
-          "--compare gdsio: gdsio measures GPUDirect Storage and needs a GPU, which this build does not "
-          "drive; "
-          "use --compare fio");
+          "--compare gdsio: gdsio cannot be run on the files of bench; benchmarks/gpu.py has it as a peer, "
+          "and "
+          "--compare fio shows what the same disk gives to main memory");
     }
     return wrong(fmt::format("--compare: \"{}\" is not known; use --compare fio", peer));
   }

@@ -32,6 +32,7 @@ std::string_view to_string(MemoryKind kind);
 
 std::string_view to_string(Direct direct);
 std::string_view to_string(Order order);
+std::string device_name(const std::optional<unsigned>& cuda);  // "cpu", "cuda:1"
 
 struct BenchOptions {
   std::vector<std::string> paths;
@@ -48,6 +49,7 @@ struct BenchOptions {
   bool verify = false;
   unsigned repeat = 3;
   MemoryKind memory = MemoryKind::aligned;
+  std::optional<unsigned> cuda;  // which GPU the memory is of; the host's without
   Direct direct = Direct::automatic;
   std::vector<WriteMode> write_modes{WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
   bool compare_fio = false;
@@ -61,9 +63,9 @@ struct BenchOptions {
 // The words of the command line that have more to them than a number; messages name the option.
 Result<MemoryKind> parse_memory(std::string_view text);
 Result<Direct> parse_direct(std::string_view text);
-Status check_device(std::string_view text);                      // "cpu" alone
-Status check_peers(std::string_view list);                       // "fio" alone
-Result<std::uint64_t> parse_size_bytes(std::string_view text);   // more than nothing
-Result<std::uint64_t> parse_block_bytes(std::string_view text);  // a multiple of 4096, up to 1 GiB
+Result<std::optional<unsigned>> parse_device(std::string_view text);  // "cpu", "cuda", "cuda:1"
+Status check_peers(std::string_view list);                            // "fio" alone
+Result<std::uint64_t> parse_size_bytes(std::string_view text);        // more than nothing
+Result<std::uint64_t> parse_block_bytes(std::string_view text);       // a multiple of 4096, up to 1 GiB
 
 }  // namespace trunkline::cli

@@ -33,11 +33,17 @@ TEST(BenchOptions, WordsOfMemoryAndDirect) {
 }
 
 TEST(BenchOptions, DevicesAndPeersThatAreNotThereAreExplained) {
-  EXPECT_TRUE(check_device("cpu").has_value());
-  EXPECT_NE(check_device("cuda:0").error().message.find("--device cpu"), std::string::npos);
-  EXPECT_FALSE(check_device("tpu").has_value());
+  using Ordinal = std::optional<unsigned>;
+  EXPECT_EQ(parse_device("cpu").value(), Ordinal());
+  EXPECT_EQ(parse_device("cuda").value(), Ordinal(0));
+  EXPECT_EQ(parse_device("cuda:12").value(), Ordinal(12));
+  for (const char* text : {"tpu", "", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999"}) {
+    const auto device = parse_device(text);
+    ASSERT_FALSE(device) << text;
+    EXPECT_NE(device.error().message.find("cpu, cuda"), std::string::npos);
+  }
   EXPECT_TRUE(check_peers("fio").has_value());
-  EXPECT_NE(check_peers("fio,gdsio").error().message.find("needs a GPU"), std::string::npos);
+  EXPECT_NE(check_peers("fio,gdsio").error().message.find("benchmarks/gpu.py"), std::string::npos);
   EXPECT_FALSE(check_peers("dd").has_value());
 }
 

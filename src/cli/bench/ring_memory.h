@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "cli/bench/options.h"
 #include "cli/bench/ring_shape.h"
+#include "device/blocking_copies.h"
 #include "trunkline/buffer.h"
 #include "trunkline/engine.h"
 
@@ -17,19 +19,34 @@ struct Unmap {
   void operator()(std::byte* data) const;
 };
 
-// Slots of one size, each touched already so that no page fault falls into a measurement. Movable.
+// Slots of one size, each touched already so that no page fault falls into a measurement. Movable. Used from
+// one thread.
 class RingMemory {
  public:
-  static Result<RingMemory> allocate(const Engine& engine, MemoryKind kind, std::uint64_t slots,
-                                     std::uint64_t slot_bytes);
+  // In the memory of `device`; null: the host's.
+  static Result<RingMemory> allocate(const Engine& engine, MemoryKind kind, Device* device,
+                                     std::uint64_t slots, std::uint64_t slot_bytes);
 
-  std::span<std::byte> slot(std::uint64_t index) const {
-    return {base_ + index * stride_bytes_, static_cast<std::size_t>(slot_bytes_)};
-  }
+  // What transfers are given.
+  MemoryView slot(std::uint64_t index, std::uint64_t bytes) const;
+
+  // The first `bytes` of a slot where the processor can make them, until filled() puts them into the slot ...
+  std::span<std::byte> begin_filling(std::uint64_t index, std::uint64_t bytes);
+  Status filled(std::uint64_t index, std::uint64_t bytes);
+
+  // ... and where it can look at them.
+  Result<std::span<const std::byte>> contents(std::uint64_t index, std::uint64_t bytes);
 
  private:
+  std::byte* at(std::uint64_t index) const { return base_ + index * stride_bytes_; }
+  Status allocate_on(const Engine& engine, Device& device, std::uint64_t bytes);
+
   Buffer aligned_;
   std::unique_ptr<std::byte, Unmap> ordinary_;
+  Device* device_ = nullptr;
+  std::shared_ptr<void> device_memory_;
+  std::shared_ptr<const void> registered_;  // with cuFile, where that is there
+  std::optional<BlockingCopies> copies_;    // between the device and aligned_, which holds one slot then
   std::byte* base_ = nullptr;
   std::uint64_t stride_bytes_ = 0;
   std::uint64_t slot_bytes_ = 0;

@@ -17,7 +17,8 @@ constexpr std::chrono::milliseconds kTick{200};  // progress, and how soon an in
 
 struct TransferRing::Batch {
   std::size_t file = 0;
-  std::vector<std::span<std::byte>> slots;
+  std::uint64_t first_slot = 0;
+  std::uint64_t slots = 0;
   std::vector<Piece> pieces;
   std::vector<Future> futures;
   std::atomic<std::size_t> pending{0};
@@ -53,30 +54,32 @@ TransferRing::TransferRing(const Engine& engine, RingMemory memory)
 TransferRing::~TransferRing() = default;
 
 Result<std::unique_ptr<TransferRing>> TransferRing::create(const Engine& engine, const RingShape& shape,
-                                                           MemoryKind kind, std::size_t files) {
+                                                           MemoryKind kind, Device* device,
+                                                           std::size_t files) {
   const std::uint64_t batches = shape.batches_per_file * files;
-  auto memory = RingMemory::allocate(engine, kind, batches * shape.pieces, shape.piece_bytes);
+  auto memory = RingMemory::allocate(engine, kind, device, batches * shape.pieces, shape.piece_bytes);
   if (!memory) return std::unexpected(memory.error());
   std::unique_ptr<TransferRing> ring(new TransferRing(engine, std::move(*memory)));
   for (std::uint64_t index = 0; index < batches; ++index) {
     auto batch = std::make_unique<Batch>();
     batch->file = index % files;
-    for (std::uint64_t slot = 0; slot < shape.pieces; ++slot) {
-      batch->slots.push_back(ring->memory_.slot(index * shape.pieces + slot));
-    }
+    batch->first_slot = index * shape.pieces;
+    batch->slots = shape.pieces;
     ring->batches_.push_back(std::move(batch));
   }
   return ring;
 }
 
 // Gives the batch its next pieces, content made; false when the file has none left.
-bool TransferRing::load(const TransferWork& work, Batch& batch) {
+Result<bool> TransferRing::load(const TransferWork& work, Batch& batch) {
   batch.pieces.clear();
-  while (batch.pieces.size() < batch.slots.size()) {
+  while (batch.pieces.size() < batch.slots) {
     const auto piece = work.schedules[batch.file].next();
     if (!piece) break;
     if (work.content.make) {
-      work.content.make(batch.file, *piece, batch.slots[batch.pieces.size()].first(piece->bytes));
+      const std::uint64_t slot = batch.first_slot + batch.pieces.size();
+      work.content.make(batch.file, *piece, memory_.begin_filling(slot, piece->bytes));
+      if (auto status = memory_.filled(slot, piece->bytes); !status) return std::unexpected(status.error());
     }
     batch.pieces.push_back(*piece);
   }
@@ -89,7 +92,7 @@ void TransferRing::submit(const TransferWork& work, Batch& batch) {
   for (std::size_t index = 0; index < batch.pieces.size(); ++index) {
     requests.push_back({.op = work.op,
                         .file = &work.files[batch.file],
-                        .memory = batch.slots[index].first(batch.pieces[index].bytes),
+                        .memory = memory_.slot(batch.first_slot + index, batch.pieces[index].bytes),
                         .offset = batch.pieces[index].offset,
                         .keepalive = {}});
   }
@@ -125,8 +128,9 @@ Status TransferRing::check(const TransferWork& work, const Batch& batch) {
   if (!work.content.check) return {};
   for (std::size_t index = 0; index < batch.pieces.size(); ++index) {
     const Piece& piece = batch.pieces[index];
-    auto status = work.content.check(batch.file, piece, batch.slots[index].first(piece.bytes));
-    if (!status) return status;
+    const auto contents = memory_.contents(batch.first_slot + index, piece.bytes);
+    if (!contents) return std::unexpected(contents.error());
+    if (auto status = work.content.check(batch.file, piece, *contents); !status) return status;
   }
   return {};
 }
@@ -182,19 +186,26 @@ void TransferRing::stop(const TransferWork& work, Moved& moved) {
 }
 
 Status TransferRing::circulate(const TransferWork& work, Moved& moved) {
-  const auto refill = [&](Batch& batch) {
+  const auto refill = [&](Batch& batch) -> Status {
     const bool late = work.duration_s > 0 && seconds_between(started_, Clock::now()) >= work.duration_s;
-    if (!late && load(work, batch)) submit(work, batch);
+    if (late) return {};
+    const auto loaded = load(work, batch);
+    if (!loaded) return std::unexpected(loaded.error());
+    if (*loaded) submit(work, batch);
+    return {};
   };
   start(work, moved);
-  for (const auto& batch : batches_) refill(*batch);
+  Status filled;
+  for (const auto& batch : batches_) {
+    if (filled) filled = refill(*batch);
+  }
   auto status = await_arrivals(work, moved, [&](Batch& batch) -> Status {
+    if (!filled) return filled;
     auto checked = check(work, batch);
-    if (checked) refill(batch);
-    return checked;
+    return checked ? refill(batch) : checked;
   });
   stop(work, moved);
-  return status;
+  return filled ? status : filled;
 }
 
 // One filling of the ring; content is made before and checked after the transfers.
@@ -202,7 +213,9 @@ Status TransferRing::lap(const TransferWork& work, Moved& moved) {
   std::vector<Batch*> loaded;
   for (const auto& batch : batches_) {
     if (interrupted()) return std::unexpected(make_error(ErrorKind::cancelled, "interrupted"));
-    if (load(work, *batch)) loaded.push_back(batch.get());
+    const auto any = load(work, *batch);
+    if (!any) return std::unexpected(any.error());
+    if (*any) loaded.push_back(batch.get());
   }
   if (loaded.empty()) return {};
   start(work, moved);

@@ -46,7 +46,7 @@ struct Moved {
 class TransferRing {
  public:
   static Result<std::unique_ptr<TransferRing>> create(const Engine& engine, const RingShape& shape,
-                                                      MemoryKind kind, std::size_t files);
+                                                      MemoryKind kind, Device* device, std::size_t files);
   TransferRing(const TransferRing&) = delete;
   TransferRing& operator=(const TransferRing&) = delete;
   ~TransferRing();
@@ -62,10 +62,10 @@ class TransferRing {
 
   TransferRing(const Engine& engine, RingMemory memory);
 
-  bool load(const TransferWork& work, Batch& batch);
+  Result<bool> load(const TransferWork& work, Batch& batch);
   void submit(const TransferWork& work, Batch& batch);
   Status collect(Batch& batch, Moved& moved);
-  static Status check(const TransferWork& work, const Batch& batch);
+  Status check(const TransferWork& work, const Batch& batch);
   void show_progress(const TransferWork& work, const Moved& moved);
   Status await_arrivals(const TransferWork& work, Moved& moved, const std::function<Status(Batch&)>& arrived);
   void start(const TransferWork& work, Moved& moved);

@@ -1,0 +1,13 @@
+// What of a file the kernel's page cache holds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace trunkline::os {
+
+// Bytes of the file, in whole pages, that reading would not have to wait for. nullopt where the kernel does
+// not tell: before Linux 6.5, in some sandboxes, and of files that this process may not write.
+std::optional<std::uint64_t> cached_bytes(int fd);
+
+}  // namespace trunkline::os
