@@ -1,6 +1,6 @@
-"""A model's weights loaded from cold files, verified: from .pt, .safetensors and a directory of checkpoints,
-beside fio's read of as many bytes, and beside torch.load (with and without mmap, every page touched) and
-safetensors. What was loaded is compared each time.
+"""A model's weights loaded, verified: from cold .pt, .safetensors and a directory of checkpoints, beside
+fio's read of as many bytes, and beside torch.load (with and without mmap, every page touched) and
+safetensors; then from files that the page cache holds. What was loaded is compared each time.
 
 Before each load as much new memory as it needs is touched and given back, for all ways alike (see
 guest_memory). How much processor time that takes is shown as well: all loads need it but those into=...
@@ -34,7 +34,7 @@ OURS = (".pt", ".safetensors", "Checkpointer", INTO)
 
 def measure(bench: Workbench) -> list[Comparison]:
     bench.free_transfer_memory()
-    rows = one_disk(bench)
+    rows = one_disk(bench) + cached(bench)
     if len(bench.disks.directories) > 1:
         rows += several_disks(bench)
     return rows
@@ -50,17 +50,27 @@ def make_cold(files: list[Path]) -> None:
             os.close(fd)
 
 
+def make_warm(files: list[Path]) -> None:
+    """Let the page cache hold the files."""
+    for path in files:
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
 class Loads:
     """Makes the measurements of loads."""
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: Workbench, prepare: Callable[[list[Path]], None] = make_cold) -> None:
+        """`prepare` is what happens to files before each load."""
         self.timed = Timed(bench)
+        self._prepare = prepare
         self._state = bench.state
         self._bytes = model_state.total_bytes(bench.state)
 
     def __call__(self, name: str, load: Load, files: list[Path]) -> Callable[[], float]:
         def before() -> None:
-            make_cold(files)
+            self._prepare(files)
             touch_new_memory(self._bytes)
 
         def check(loaded: dict[str, torch.Tensor]) -> None:
@@ -162,6 +172,34 @@ def one_disk(bench: Workbench) -> list[Comparison]:
         )
     )
     return rows
+
+
+def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors that own their memory, as all but mapped ones do."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def cached(bench: Workbench) -> list[Comparison]:
+    directory, loads = bench.first, Loads(bench, make_warm)
+    pt, st = directory / "m.pt", directory / "m.safetensors"
+    with bench.without_limit():
+        tl.save(bench.state, pt)
+        tl.save(bench.state, st)
+    ways = {
+        ".pt": loads(".pt", lambda: tl.load(pt), [pt]),
+        "torch.load": loads("torch.load", lambda: torch.load(pt, weights_only=True), [pt]),
+        ".safetensors": loads(".safetensors", lambda: tl.load(st), [st]),
+        "safetensors, copied": loads(
+            "safetensors, copied", lambda: copied(safetensors.torch.load_file(st)), [st]
+        ),
+    }
+    got = interleave(bench.rounds, ways, "loading, from the page cache")
+    for path in (pt, st):
+        path.unlink()
+    return [
+        Comparison("loading", f"from the page cache, {ours}", "GB/s", peer, got[ours], got[peer], at_least=1)
+        for ours, peer in ((".pt", "torch.load"), (".safetensors", "safetensors, copied"))
+    ]
 
 
 def several_disks(bench: Workbench) -> list[Comparison]:

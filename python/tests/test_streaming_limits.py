@@ -87,6 +87,35 @@ def test_nothing_is_lost_when_a_streamed_model_is_to_be_saved(tmp_path: Path) ->
     assert torch.equal(logits(model), logits(stock(folder)))
 
 
+def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
+    from trunkline.transformers._absent import AbsentWeight
+
+    def absent(home: str) -> Any:
+        parameter = torch.nn.Parameter(torch.empty(4, device="meta", dtype=torch.bfloat16))
+        return AbsentWeight.of("a.weight", parameter, torch.device(home))
+
+    on_gpu, on_cpu = absent("cuda:0"), absent("cpu")
+    for same in (on_gpu.to("cuda"), on_gpu.to("cuda:0", torch.bfloat16), on_gpu.cuda(), on_gpu.cuda(0)):
+        assert same is on_gpu
+    for same in (
+        on_cpu.cpu(),
+        on_cpu.to("cpu"),
+        on_cpu.bfloat16(),
+        on_cpu.to(torch.bfloat16, non_blocking=True),
+    ):
+        assert same is on_cpu
+    for move in (
+        on_gpu.cpu,
+        lambda: on_gpu.to("cpu"),
+        lambda: on_gpu.cuda(1),
+        lambda: on_cpu.to("cuda"),
+        on_cpu.cuda,
+        lambda: on_cpu.to("meta"),
+    ):
+        with pytest.raises(tl.Unsupported, match=r"a\.weight is streamed"):
+            move()
+
+
 def test_no_copy_of_absent_weights_gets_out(tmp_path: Path) -> None:
     model = streamed(make_folder(tmp_path), unit_bytes=1)
     weight = model.model.layers[2].mlp.up_proj.weight

@@ -26,6 +26,8 @@ namespace {
 constexpr std::size_t kProbeBytes = 64 * 1024;
 // Of a read whose bytes other threads' reads may hide.
 constexpr int kProbes = 8;
+// What asking for the count adds to it.
+constexpr std::uint64_t kBesides = 4096;
 
 std::unexpected<Error> refused(const std::string& path, const std::string& why) {
   return std::unexpected(make_error(
@@ -106,9 +108,11 @@ Result<os::UniqueFd> make_probe_file(const std::string& directory) {
     return std::unexpected(
         system_error(errno, fmt::format("{} a probe file in {}", what, directory), directory));
   };
-  os::UniqueFd fd(::mkostemp(name.data(), O_CLOEXEC | O_DIRECT));
+  os::UniqueFd fd(::mkostemp(name.data(), O_CLOEXEC));
   if (!fd.valid()) return failed("creating");
   ::unlink(name.c_str());
+  // Only now: where it is refused, the file would stay.
+  if (::fcntl(fd.get(), F_SETFL, O_DIRECT) != 0) return failed("making direct");
   const HostMemory memory = host_memory();
   for (std::size_t at = 0; at < kProbeBytes; ++at)
     memory.get()[at] = static_cast<std::byte>((at * 2654435761U) >> 13U);
@@ -134,7 +138,17 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
   const auto cuda_failed = [&](cuda::Code code, std::string_view function) {
     return std::unexpected(error_of(cuda, code, function, "probing GPUDirect Storage"));
   };
+  bool quiet = false;  // at some time no other thread read
+  const HostMemory expected = host_memory();
+  std::vector<std::byte> found(bytes);
   for (int attempt = 0; attempt < kProbes; ++attempt) {
+    if (::pread(fd, expected.get(), bytes, 0) != static_cast<ssize_t>(bytes))
+      return "the file could not be read for comparison";
+    // What an earlier probe left must not be taken for what this one reads.
+    for (std::size_t at = 0; at < bytes; ++at) found[at] = ~expected.get()[at];
+    cuda::Code code = cuda.MemcpyHtoDAsync(memory->memory, found.data(), bytes, memory->stream);
+    if (code == cuda::kSuccess) code = cuda.StreamSynchronize(memory->stream);
+    if (code != cuda::kSuccess) return cuda_failed(code, "cuMemcpyHtoDAsync");
     struct Call {
       std::size_t bytes = 0;
       off_t file_offset = 0;
@@ -156,20 +170,21 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
     if (moved != static_cast<ssize_t>(bytes)) return error_of_result(moved, "probing").message;
 
-    const HostMemory expected = host_memory();
-    std::vector<std::byte> found(bytes);
-    if (::pread(fd, expected.get(), bytes, 0) != static_cast<ssize_t>(bytes))
-      return "the file could not be read for comparison";
-    cuda::Code code = cuda.MemcpyDtoHAsync(found.data(), memory->memory, bytes, memory->stream);
+    code = cuda.MemcpyDtoHAsync(found.data(), memory->memory, bytes, memory->stream);
     if (code == cuda::kSuccess) code = cuda.StreamSynchronize(memory->stream);
     if (code != cuda::kSuccess) return cuda_failed(code, "cuMemcpyDtoHAsync");
     if (std::memcmp(found.data(), expected.get(), bytes) != 0)
       return "what cuFile read from it differs from what it holds";
     if (proof == DirectProof::works) return std::nullopt;
     if (!before || !after) return "/proc/self/io, which would show that reads are direct, cannot be read";
-    if (*after - *before < bytes) return std::nullopt;
+    const std::uint64_t read = *after - *before;
+    if (read < bytes) return std::nullopt;
+    quiet = quiet || read < bytes + kBesides;
   }
-  return "cuFile reads it with read() in this process (its compatibility mode)";
+  std::string why = "cuFile reads it with read() in this process (its compatibility mode)";
+  if (quiet) return why;
+  return std::unexpected(make_error(ErrorKind::unsupported,
+                                    why + ", or other threads read too much for a proof that it does not"));
 }
 
 // On a file of its own, which nobody changes meanwhile.
@@ -178,8 +193,11 @@ Result<Verdict> probe_beside(const cuda::CudaDevice& device, const CufileFile& f
   const auto other = make_probe_file(source.directory);
   if (!other) return std::unexpected(other.error());
   struct stat status{};
-  if (::fstat(other->get(), &status) != 0 || status.st_dev != filesystem)
-    return "the directory that its name leads to is on another filesystem, and no probe file can be made";
+  if (::fstat(other->get(), &status) != 0 || status.st_dev != filesystem) {  // a link, or mounted there
+    return std::unexpected(make_error(ErrorKind::unsupported,
+                                      "probing GPUDirect Storage: no probe file can be made beside it",
+                                      source.path));
+  }
   const auto registered = CufileFile::open(file.api(), other->get(), source.path);
   if (!registered) return std::unexpected(registered.error());
   return probe(device, **registered, other->get(), kProbeBytes, proof);

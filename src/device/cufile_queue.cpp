@@ -98,6 +98,7 @@ class CufileQueue final : public DirectQueue {
     cuda::Stream stream = nullptr;
     cuda::Event event = nullptr;
     std::optional<Error> failed;  // the event was not recorded, and tells nothing
+    bool refused = false;         // by cuFile
     Fence after;
     std::shared_ptr<const void> memory;  // its registration
     std::shared_ptr<const DirectFile> file;
@@ -144,6 +145,7 @@ class CufileQueue final : public DirectQueue {
       // Something may have been begun all the same.
       job.failed =
           error_of(outcome, copy.to_file ? "cuFileWriteAsync" : "cuFileReadAsync", action(copy.to_file));
+      job.refused = true;
       return {};
     }
     const Code code = api.EventRecord(job.event, lane.stream);
@@ -189,7 +191,7 @@ class CufileQueue final : public DirectQueue {
       if (failed)
         end(*job, std::unexpected(*failed));
       else if (job->moved < 0)
-        end(*job, std::unexpected(error_of_result(job->moved, action(job->to_file))));
+        end_refused(*job);
       else
         end(*job, static_cast<std::uint64_t>(job->moved));
       if (lost) keep_for_good(std::move(job));
@@ -204,11 +206,18 @@ class CufileQueue final : public DirectQueue {
     kept->push_back(std::move(job));
   }
 
+  void end_refused(Job& job) {
+    Error error = error_of_result(job.moved, action(job.to_file));
+    // Not where the kernel says why, as of a full disk: it will say so again.
+    job.refused = error.kind == ErrorKind::device;
+    end(job, std::unexpected(std::move(error)));
+  }
+
   void end(Job& job, Result<std::uint64_t> bytes) {
     {
       const std::scoped_lock lock(mutex_);
       if (job.event != nullptr) events_.push_back(job.event);
-      ended_.push_back({.tag = job.tag, .bytes = std::move(bytes)});
+      ended_.push_back({.tag = job.tag, .bytes = std::move(bytes), .again = job.refused});
     }
     on_ended_();
   }

@@ -93,6 +93,7 @@ class DirectQueue {
   struct Ended {
     std::uint32_t tag = 0;
     Result<std::uint64_t> bytes = 0;  // as many as moved, of the first; the error says why none did
+    bool again = false;               // the error is of the file, and will come again
   };
 
   virtual ~DirectQueue() = default;

@@ -16,10 +16,11 @@ namespace trunkline::io {
 struct Cursor {
   Op op = Op::read;
   FileCore* file = nullptr;
-  MemoryView memory = {};    // none for a sync
-  std::uint64_t offset = 0;  // of the request, in the logical file
-  std::uint64_t issued = 0;  // bytes, or members of a sync, that next() has passed
-  bool gpu_direct = false;   // the memory's device reads and writes the file itself
+  MemoryView memory = {};     // none for a sync
+  std::uint64_t offset = 0;   // of the request, in the logical file
+  std::uint64_t issued = 0;   // bytes, or members of a sync, that next() has passed
+  bool gpu_direct = false;    // the memory's device reads and writes the file itself
+  bool gpu_insisted = false;  // ... whatever it refused before
 
   bool exhausted() const;
 

@@ -164,6 +164,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
                                                request.keepalive, std::move(fence));
   operation->write_epoch = write_epoch;
   operation->cursor.gpu_direct = gpu_direct;
+  operation->cursor.gpu_insisted = config_.gpu == GpuPath::gds;
   return operation;
 }
 

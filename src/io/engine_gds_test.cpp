@@ -1,6 +1,7 @@
 // Transfers between files and the memory of a GPU by GPUDirect Storage: when it is chosen, what is moved
 // which way, with every call of the library failing and every kind of result.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,7 +24,7 @@ using test::GpuTest;
 using test::random_bytes;
 
 constexpr int kInternalError = 5030;
-enum CufileMode : int { direct, compatible, pretending, wrong };
+enum CufileMode : int { direct, compatible, pretending, wrong, nothing };
 
 class GdsTest : public GpuTest {
  protected:
@@ -69,7 +70,7 @@ TEST_F(GdsTest, TheDeviceMovesWhatIsAligned) {
   const Moved read = moved(made);
   EXPECT_EQ(read.gds, bytes.size());
   EXPECT_EQ(read.bounced, 0U);
-  EXPECT_EQ(fakeCudaCopies(), 1U);  // the probe's
+  EXPECT_EQ(fakeCudaCopies(), 2U);  // the probe's
   const auto changed = random_bytes(bytes.size(), 2);
   memory.set(changed);
   ASSERT_TRUE(target.pwrite(memory.view(), 0));
@@ -414,6 +415,74 @@ TEST_F(GdsTest, TwoDevicesShareAFile) {
   EXPECT_EQ(first.contents(), bytes);
   EXPECT_EQ(second.contents(), bytes);
   EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
+}
+
+TEST_F(GdsTest, ALinkFromAnotherFilesystemSpoilsNothing) {
+  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no writable tmpfs at /dev/shm";
+  const auto bytes = random_bytes(2 * kMiB, 30);
+  const Engine made = gds_engine(GpuPath::automatic);
+  const File target = file(made, bytes);
+  const std::string link = "/dev/shm/trunkline-link-" + std::to_string(::getpid());
+  ASSERT_EQ(::symlink(target.path().c_str(), link.c_str()), 0);
+  const auto linked = File::open(made, link);
+  ::unlink(link.c_str());
+  ASSERT_TRUE(linked);
+  const GpuMemory memory(bytes.size());
+  ASSERT_TRUE(linked->pread(memory.view(), 0));
+  EXPECT_EQ(memory.contents(), bytes);
+  const auto told = made.explain(target.path());
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->gpu, "gds") << told->gpu_why;
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
+}
+
+TEST_F(GdsTest, WhatOneProbeLeftIsNotTakenForWhatTheNextOneRead) {
+  const auto bytes = random_bytes(2 * kMiB, 31);
+  const Engine made = gds_engine(GpuPath::automatic);
+  const File before = file(made, bytes);
+  const GpuMemory memory(bytes.size());
+  ASSERT_TRUE(before.pread(memory.view(), 0));
+  EXPECT_EQ(made.stats().bytes_gds, bytes.size());
+  fakeCufileMode(nothing);  // is read, and said to have been
+  cufile::forget_verdicts();
+  const auto after = File::open(made, before.path());
+  ASSERT_TRUE(after);
+  memory.set(random_bytes(bytes.size(), 32));
+  ASSERT_TRUE(after->pread(memory.view(), 0));
+  EXPECT_EQ(memory.contents(), bytes);
+  EXPECT_EQ(made.stats().bytes_gds, bytes.size());
+}
+
+TEST_F(GdsTest, WhoInsistsIsNotSentAnotherWayByOthers) {
+  const auto bytes = random_bytes(2 * kMiB, 33);
+  const GpuMemory memory(bytes.size());
+  const Engine asked = gds_engine();
+  const Engine automatic = gds_engine(GpuPath::automatic);
+  const File target = file(asked, bytes);
+  const Request request{.op = Op::read, .file = &target, .memory = memory.view(), .offset = 0};
+  fakeCufileResult(-kInternalError, 0, 1);
+  ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
+  const auto bounced = automatic.stats().bytes_gds;
+  EXPECT_LT(bounced, bytes.size());
+  ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
+  EXPECT_EQ(automatic.stats().bytes_gds, bounced);
+  ASSERT_TRUE(asked.submit({&request, 1}).front().result());
+  EXPECT_EQ(asked.stats().bytes_gds, bytes.size());
+}
+
+TEST_F(GdsTest, AFailureOfTheMomentIsNotRemembered) {
+  const auto bytes = random_bytes(2 * kMiB, 35);
+  const GpuMemory memory(bytes.size());
+  const Engine made = gds_engine(GpuPath::automatic);
+  const File target = file(made, bytes);
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  fakeCudaFail("cuStreamWaitEvent", 2, 0, 1);
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  const auto before = made.stats().bytes_gds;
+  EXPECT_LT(before, 2 * bytes.size());
+  ASSERT_TRUE(target.pread(memory.view(), 0));
+  EXPECT_EQ(made.stats().bytes_gds - before, bytes.size());
 }
 
 }  // namespace

@@ -307,8 +307,7 @@ void Lane::finish_direct(DirectQueue::Ended& ended) {
       release(ended.tag);
       return;
     }
-    // Not where the kernel says why, as of a full disk: it will say so again.
-    if (error.kind == ErrorKind::device) {
+    if (ended.again || ended.bytes) {
       transfer.member->gds_refused.store(true);
       const std::scoped_lock lock(refusal_mutex_);
       if (!gds_refusal_) gds_refusal_ = std::move(error);

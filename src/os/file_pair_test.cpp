@@ -42,7 +42,7 @@ TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
   EXPECT_NE(cached->limits.why.find("the page cache holds"), std::string::npos);
 
   ASSERT_EQ(::fsync(usual->buffered.get()), 0);
-  ASSERT_EQ(::posix_fadvise(usual->buffered.get(), 256 << 10, 0, POSIX_FADV_DONTNEED), 0);
+  ASSERT_EQ(::posix_fadvise(usual->buffered.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
   EXPECT_LT(*cached_bytes(usual->buffered.get()), 1U << 20);
   const auto cold = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
   ASSERT_TRUE(cold);

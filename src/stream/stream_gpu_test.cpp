@@ -271,5 +271,30 @@ TEST_F(StreamGpuTest, WhatDoesNotFitIsRefusedWithTheLeastThatDoes) {
   EXPECT_EQ(stream->acquire(0, 1min)->device, &test::gpu());
 }
 
+TEST_F(StreamGpuTest, AfterACopyThatFailedTheNextOneWaitsForTheComputationToo) {
+  const Engine engine = make_engine({.lanes = 1});
+  const StoredUnits stored = store_plain(engine, std::vector<std::uint64_t>(6, 300'000));
+  const std::uint64_t bytes = 2 * device_slot_bytes(stored.units);
+  const GpuMemory memory(bytes);
+  const GpuStream compute;
+  auto stream = open(engine, stored, with(memory, bytes, 2'000'000));
+  ASSERT_TRUE(stream);
+  const auto first = stream->acquire(0);
+  ASSERT_TRUE(first);
+  ASSERT_TRUE(stream->acquire(1));
+  fakeCudaHold(compute.handle());
+  fakeCudaFail("cuStreamWaitEvent", 2, 0, 1);
+  ASSERT_TRUE(stream->release(0, compute.handle()));
+  EXPECT_FALSE(stream->acquire(2, 1min));
+  const auto early = stream->acquire(2, 300ms);
+  ASSERT_FALSE(early);
+  EXPECT_EQ(early.error().kind, ErrorKind::timed_out);
+  EXPECT_TRUE(holds(stored, 0, *first));
+  fakeCudaRelease();
+  const auto late = stream->acquire(2, 1min);
+  ASSERT_TRUE(late);
+  EXPECT_TRUE(holds(stored, 2, *late));
+}
+
 }  // namespace
 }  // namespace trunkline

@@ -164,7 +164,7 @@ void UploadRing::upload(Lock& lock, Slot& slot) {
   for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
     if (parts[part].bytes > 0) ++slot.copies;
   }
-  const Fence after = wanted ? std::exchange(slot.after, nullptr) : nullptr;
+  const Fence after = slot.after;
   lock.unlock();
   for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
     if (parts[part].bytes == 0) continue;
@@ -219,6 +219,7 @@ void UploadRing::settle(Slot& slot) {
     slot.state = State::failed;
   } else {
     slot.state = State::ready;
+    slot.after.reset();  // not sooner: after a copy that failed the next one must wait as well
     for (const StreamPart& part : units_[slot.unit].parts) stats_.bytes_copied += part.bytes;
   }
   changed_.notify_all();

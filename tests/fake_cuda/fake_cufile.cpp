@@ -31,7 +31,7 @@ constexpr unsigned kNvme = 1U << 4;
 constexpr unsigned kAllKnownAndAligned = 0xF;
 constexpr std::size_t kPage = 4096;
 
-enum Mode : int { direct, compatible, pretending, wrong };
+enum Mode : int { direct, compatible, pretending, wrong, nothing };
 
 struct File {
   int fd = -1;
@@ -172,7 +172,9 @@ Outcome transfer(const char* function, bool to_file, void* handle, void* memory,
     if (!change || least > 0) {
       std::size_t most = change ? std::min(*bytes, static_cast<std::size_t>(least)) : *bytes;
       if (to_file) most = most / kPage * kPage;  // what can be written; the rest is to be written again
-      if (to_file || mode == compatible || mode == pretending)
+      if (mode == nothing && !to_file)
+        done = static_cast<ssize_t>(most);
+      else if (to_file || mode == compatible || mode == pretending)
         done = with_calls(to_file, file->fd, where, most, *file_offset);
       else
         done = without_calls(file->fd, where, most, *file_offset);

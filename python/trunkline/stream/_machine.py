@@ -13,6 +13,7 @@ from trunkline._errors import exception_of
 
 _SECONDS = 0.3  # for each measurement
 _EDGE = 2048  # of the matrices, in elements
+_GPU_EDGE = 8192  # for which starting the work takes no time to speak of
 _MATRICES_BYTES = 256 << 20  # more than caches hold, so that weights come from memory as in a model
 _REQUEST_BYTES = 16 << 20
 _REQUESTS = 4  # under way
@@ -30,8 +31,9 @@ def computing(dtype: torch.dtype, device: torch.device) -> Callable[[int, int], 
     def seconds(weight_bytes: int, batch_size: int) -> float:
         if batch_size not in by_batch:
             if not matrices:
-                count = max(2, _MATRICES_BYTES // (_EDGE * _EDGE * dtype.itemsize))
-                matrices.extend(torch.ones(_EDGE, _EDGE, dtype=dtype, device=device) for _ in range(count))
+                edge = _GPU_EDGE if device.type == "cuda" else _EDGE
+                count = max(4, _MATRICES_BYTES // (edge * edge * dtype.itemsize))
+                matrices.extend(torch.ones(edge, edge, dtype=dtype, device=device) for _ in range(count))
             by_batch[batch_size] = _seconds_per_byte(matrices, batch_size)
         return weight_bytes * by_batch[batch_size]
 
@@ -39,7 +41,7 @@ def computing(dtype: torch.dtype, device: torch.device) -> Callable[[int, int], 
 
 
 def _seconds_per_byte(matrices: list[torch.Tensor], batch_size: int) -> float:
-    rows = torch.ones(batch_size, _EDGE, dtype=matrices[0].dtype, device=matrices[0].device)
+    rows = torch.ones(batch_size, matrices[0].shape[1], dtype=matrices[0].dtype, device=matrices[0].device)
     if rows.is_cuda:
         return _seconds_per_byte_on_gpu(matrices, rows)
     with torch.no_grad():

@@ -65,12 +65,14 @@ class AbsentWeight(nn.Parameter):
     """
 
     path: str
+    home: torch.device
 
     @classmethod
-    def of(cls, path: str, parameter: nn.Parameter) -> "AbsentWeight":
-        """Return what stands for `parameter`, which is called `path` in its model."""
+    def of(cls, path: str, parameter: nn.Parameter, home: torch.device) -> "AbsentWeight":
+        """Return what stands for `parameter`, called `path` in its model, which comes to `home` for use."""
         made = cls(parameter.data, requires_grad=False)
         made.path = path
+        made.home = home
         return made
 
     @classmethod
@@ -115,8 +117,10 @@ def _changes_nothing(
     weight: AbsentWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether the result is what the weight is when it is in memory."""
-    if name in ("cpu", "detach"):
+    if name == "detach":
         return True
+    if name in ("cpu", "cuda"):
+        return _is_home(weight, torch.device(name) if not args or args[0] is None else _device(args[0]))
     if name in _CONVERSIONS:
         return weight.dtype == _CONVERSIONS[name]
     if name != "to":
@@ -127,8 +131,16 @@ def _changes_nothing(
     dtypes = [value for value in wanted if isinstance(value, torch.dtype)]
     devices = [value for value in wanted if isinstance(value, str | torch.device)]
     return all(dtype == weight.dtype for dtype in dtypes) and all(
-        torch.device(device).type in ("cpu", "meta") for device in devices
+        _is_home(weight, torch.device(device)) for device in devices
     )
+
+
+def _device(value: Any) -> torch.device:
+    return torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
+
+
+def _is_home(weight: AbsentWeight, device: torch.device) -> bool:
+    return device.type == weight.home.type and (device.index or 0) == (weight.home.index or 0)
 
 
 def _flat(value: Any) -> Iterable[Any]:

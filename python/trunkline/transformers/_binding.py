@@ -59,6 +59,7 @@ class Binding:
         handed out from, if that is on a GPU.
         """
         self._gpu = None if gpu_memory is None else gpu_memory.device
+        home = self._gpu or torch.device("cpu")
         self._stream = stream
         self._remedy = remedy
         self._units = units
@@ -73,7 +74,7 @@ class Binding:
         self._bound: dict[tuple[int, int, int, bool], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
             [
-                (part.module._parameters, weight.name, _absent(part.module, weight))
+                (part.module._parameters, weight.name, _absent(part.module, weight, home))
                 for part in unit.parts
                 for weight in part.weights
             ]
@@ -267,10 +268,10 @@ def _hook(module: nn.Module, before: Any, after: Any) -> None:
     module.register_forward_hook(_not_compiled(after), always_call=True)
 
 
-def _absent(module: nn.Module, weight: Weight) -> AbsentWeight:
+def _absent(module: nn.Module, weight: Weight, home: torch.device) -> AbsentWeight:
     parameter = module._parameters[weight.name]
     assert parameter is not None
-    made = module._parameters[weight.name] = AbsentWeight.of(weight.path, parameter)
+    made = module._parameters[weight.name] = AbsentWeight.of(weight.path, parameter, home)
     return made
 
 
