@@ -2,7 +2,9 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace trunkline {
 
@@ -49,7 +51,8 @@ Status BlockingCopies::copy(Direction direction, std::byte* host, std::byte* dev
     queue_->take(ended);
     if (ended.empty()) bell_->await();
   }
-  if (ended.front().error) return std::unexpected(std::move(*ended.front().error));
+  std::optional<Error>& error = ended.front().error;
+  if (error) return std::unexpected(std::move(*error));
   return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string>
 #include <system_error>
 
 namespace trunkline::cli {
@@ -96,7 +97,7 @@ Result<std::optional<unsigned>> parse_device(std::string_view text) {
   constexpr std::string_view kCuda = "cuda:";
   unsigned ordinal = 0;
   if (text.starts_with(kCuda)) {
-    const std::string_view digits = text.substr(kCuda.size());
+    const std::string digits(text.substr(kCuda.size()));
     const char* const end = digits.data() + digits.size();
     const auto [parsed, code] = std::from_chars(digits.data(), end, ordinal);
     if (code == std::errc() && parsed == end) return ordinal;

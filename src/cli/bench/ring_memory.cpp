@@ -79,13 +79,13 @@ std::span<std::byte> RingMemory::begin_filling(std::uint64_t index, std::uint64_
 }
 
 Status RingMemory::filled(std::uint64_t index, std::uint64_t bytes) {
-  if (device_ == nullptr) return {};
+  if (!copies_) return {};
   return copies_->copy(Direction::from_host, aligned_.data(), at(index), bytes);
 }
 
 Result<std::span<const std::byte>> RingMemory::contents(std::uint64_t index, std::uint64_t bytes) {
   const std::span<const std::byte> host = begin_filling(index, bytes);
-  if (device_ == nullptr) return host;
+  if (!copies_) return host;
   if (auto status = copies_->copy(Direction::to_host, aligned_.data(), at(index), bytes); !status)
     return std::unexpected(status.error());
   return host;
