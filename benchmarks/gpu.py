@@ -204,7 +204,10 @@ class Benchmark:
         kvikio: Any = importlib.import_module("kvikio")
 
         threads = 8  # its default is one
-        kvikio.defaults.set({"num_threads": threads})
+        if hasattr(kvikio.defaults, "set"):
+            kvikio.defaults.set({"num_threads": threads})
+        else:  # before 25.02
+            kvikio.defaults.num_threads_reset(threads)
         row = self.row("disk", "read into HBM", "GB/s", f"kvikio, {threads} threads")
         row.ours = ours
         for _ in range(self.rounds):
@@ -398,6 +401,15 @@ class Benchmark:
         import trunkline as tl
 
         transformers.logging.set_verbosity_error()
+        rates = {
+            section: next((row.peer for row in self.rows if row.section == section), [])
+            for section in ("bus", "disk")
+        }
+        if not all(rates.values()):
+            raise RuntimeError(
+                "the limit of generation is that of the sections disk and bus; measure them too"
+            )
+        bus, disk = (statistics.median(rates[section]) * GB for section in ("bus", "disk"))
         folder = self.disk / "llama"
         config = transformers.LlamaConfig(
             vocab_size=32000,
@@ -436,15 +448,6 @@ class Benchmark:
         resident, expected = run(stock)
         del stock
         torch.cuda.empty_cache()
-        rates = {
-            section: next((row.peer for row in self.rows if row.section == section), [])
-            for section in ("bus", "disk")
-        }
-        if not all(rates.values()):
-            raise RuntimeError(
-                "the limit of generation is that of the sections disk and bus; measure them too"
-            )
-        bus, disk = (statistics.median(rates[section]) * GB for section in ("bus", "disk"))
         for name, host in (("main memory", "1TB"), ("the disk", "1GB")):
             model = tl.transformers.from_pretrained(
                 folder, device="cuda", memory_budget="2GB", host_memory=host

@@ -24,7 +24,8 @@ enum class Direct {
   always,     // opening fails with unsupported where it is refused
   never,      // through the page cache
   // As automatic, but through the page cache where that holds nearly all of the file when it is opened: for
-  // who reads a file once, as a whole. Needs Linux 6.5.
+  // who reads a file once, as a whole. Where the kernel tells: from Linux 6.5 on, of files that the process
+  // may write, not on overlayfs.
   unless_cached,
 };
 

@@ -144,7 +144,9 @@ void register_file(nb::module_& module) {
       "through the page cache, \"unless_cached\" is \"auto\" but goes through the page cache where that "
       "holds "
       "nearly all of\n"
-      "the file when it is opened (Linux 6.5), for who reads a file once, as a whole.");
+      "the file when it is opened, for who reads a file once, as a whole; where the kernel tells (Linux 6.5, "
+      "files that\n"
+      "the process may write, not on overlayfs).");
 }
 
 }  // namespace trunkline::python

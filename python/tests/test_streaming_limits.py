@@ -95,7 +95,13 @@ def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
         return AbsentWeight.of("a.weight", parameter, torch.device(home))
 
     on_gpu, on_cpu = absent("cuda:0"), absent("cpu")
-    for same in (on_gpu.to("cuda"), on_gpu.to("cuda:0", torch.bfloat16), on_gpu.cuda(), on_gpu.cuda(0)):
+    for same in (
+        on_gpu.to("cuda"),
+        on_gpu.to("cuda:0", torch.bfloat16),
+        on_gpu.cuda(),
+        on_gpu.cuda(0),
+        on_gpu.to(0),
+    ):
         assert same is on_gpu
     for same in (
         on_cpu.cpu(),
@@ -108,6 +114,9 @@ def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
         on_gpu.cpu,
         lambda: on_gpu.to("cpu"),
         lambda: on_gpu.cuda(1),
+        lambda: on_gpu.cuda(device=1),
+        lambda: on_gpu.to(1),
+        lambda: absent("cuda:1").to("cuda"),
         lambda: on_cpu.to("cuda"),
         on_cpu.cuda,
         lambda: on_cpu.to("meta"),

@@ -188,32 +188,39 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
 }
 
 // On a file of its own, which nobody changes meanwhile.
-Result<Verdict> probe_beside(const cuda::CudaDevice& device, const CufileFile& file,
-                             const DirectSource& source, dev_t filesystem, DirectProof proof) {
-  const auto other = make_probe_file(source.directory);
-  if (!other) return std::unexpected(other.error());
-  struct stat status{};
-  if (::fstat(other->get(), &status) != 0 || status.st_dev != filesystem) {  // a link, or mounted there
-    return std::unexpected(make_error(ErrorKind::unsupported,
-                                      "probing GPUDirect Storage: no probe file can be made beside it",
-                                      source.path));
-  }
-  const auto registered = CufileFile::open(file.api(), other->get(), source.path);
+Result<Verdict> probe_beside(const cuda::CudaDevice& device, const CufileFile& file, int other,
+                             const std::string& path, DirectProof proof) {
+  const auto registered = CufileFile::open(file.api(), other, path);
   if (!registered) return std::unexpected(registered.error());
-  return probe(device, **registered, other->get(), kProbeBytes, proof);
+  return probe(device, **registered, other, kProbeBytes, proof);
+}
+
+// On the file itself. Others may be writing to it, so a failure says nothing of the filesystem.
+Result<Verdict> probe_itself(const cuda::CudaDevice& device, const CufileFile& file,
+                             const DirectSource& source, std::size_t bytes, DirectProof proof) {
+  auto verdict = probe(device, file, source.fd, bytes, proof);
+  if (!verdict) return verdict;
+  const Verdict& why_not = *verdict;
+  if (why_not) return refused(source.path, *why_not);
+  return verdict;
 }
 
 Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
                       const struct stat& status, DirectProof proof) {
-  auto beside = probe_beside(device, file, source, status.st_dev, proof);
-  if (beside && !*beside) return beside;
-  // Where none can be made, the file itself, if others cannot change it through this descriptor.
+  const auto other = make_probe_file(source.directory);
+  struct stat beside{};
+  // Elsewhere where the name is a link, or something is mounted there.
+  if (other && ::fstat(other->get(), &beside) == 0 && beside.st_dev == status.st_dev)
+    return probe_beside(device, file, other->get(), source.path, proof);
   std::size_t bytes = 0;
-  if (access_mode(source.fd) != O_WRONLY && S_ISREG(status.st_mode))
+  if (access_mode(source.fd) == O_RDONLY && S_ISREG(status.st_mode))
     bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) /
             kDirectCopyAlignment * kDirectCopyAlignment;
-  if (beside || bytes == 0) return beside;
-  return probe(device, file, source.fd, bytes, proof);
+  if (bytes > 0) return probe_itself(device, file, source, bytes, proof);
+  if (!other) return std::unexpected(other.error());
+  return refused(source.path,
+                 "the directory that its name leads to is on another filesystem, and no probe "
+                 "file can be made beside it");
 }
 
 // What was found out, for each filesystem, device and proof.

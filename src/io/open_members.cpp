@@ -24,7 +24,7 @@ int flags_of(Mode mode) {
   return O_RDONLY;
 }
 
-os::DirectPolicy policy_of(Direct direct) {
+os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
   switch (direct) {
     case Direct::automatic:
       return os::DirectPolicy::automatic;
@@ -33,7 +33,9 @@ os::DirectPolicy policy_of(Direct direct) {
     case Direct::never:
       return os::DirectPolicy::never;
     case Direct::unless_cached:
-      return os::DirectPolicy::unless_cached;
+      // GPUs that must read files themselves reach no page cache.
+      return engine.config().gpu == GpuPath::gds ? os::DirectPolicy::automatic
+                                                 : os::DirectPolicy::unless_cached;
   }
   return os::DirectPolicy::automatic;
 }
@@ -41,10 +43,10 @@ os::DirectPolicy policy_of(Direct direct) {
 Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options) {
   const int flags = flags_of(options.mode);
   if (engine.config().backend != BackendKind::memory)
-    return os::open_pair(path, flags, policy_of(options.direct));
+    return os::open_pair(path, flags, policy_of(engine, options.direct));
   auto file = engine.core()->memory_files().open(path, flags);
   if (!file) return std::unexpected(file.error());
-  return os::make_pair_of(std::move(*file), path, flags, policy_of(options.direct));
+  return os::make_pair_of(std::move(*file), path, flags, policy_of(engine, options.direct));
 }
 
 }  // namespace

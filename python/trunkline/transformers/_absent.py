@@ -120,7 +120,8 @@ def _changes_nothing(
     if name == "detach":
         return True
     if name in ("cpu", "cuda"):
-        return _is_home(weight, torch.device(name) if not args or args[0] is None else _device(args[0]))
+        given = kwargs.get("device", args[0] if args else None) if name == "cuda" else None
+        return _is_home(weight, name if given is None else given)
     if name in _CONVERSIONS:
         return weight.dtype == _CONVERSIONS[name]
     if name != "to":
@@ -129,18 +130,27 @@ def _changes_nothing(
     if any(isinstance(value, torch.Tensor) for value in wanted):
         return False
     dtypes = [value for value in wanted if isinstance(value, torch.dtype)]
-    devices = [value for value in wanted if isinstance(value, str | torch.device)]
+    devices = [
+        value
+        for value in wanted
+        if isinstance(value, str | torch.device | int) and not isinstance(value, bool)
+    ]
     return all(dtype == weight.dtype for dtype in dtypes) and all(
-        _is_home(weight, torch.device(device)) for device in devices
+        _is_home(weight, device) for device in devices
     )
 
 
-def _device(value: Any) -> torch.device:
-    return torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
+def _is_home(weight: AbsentWeight, name: Any) -> bool:
+    device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+    return device.type == weight.home.type and (
+        device.type != "cuda" or _index_of(device) == _index_of(weight.home)
+    )
 
 
-def _is_home(weight: AbsentWeight, device: torch.device) -> bool:
-    return device.type == weight.home.type and (device.index or 0) == (weight.home.index or 0)
+def _index_of(device: torch.device) -> int:
+    if device.index is not None:
+        return device.index
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def _flat(value: Any) -> Iterable[Any]:

@@ -274,7 +274,7 @@ Status BenchRun::pass(const Case& what, std::span<const File> files, const std::
   auto order = schedules(endless(what));
   TransferWork work{
       .op = what.op, .files = files, .schedules = order, .content_apart = options_.verify, .meter = &meter};
-  if (options_.verify) work.content = what.op == Op::read ? checked_content(true) : made_content();
+  if (options_.verify) work.content = what.op == Op::read ? checked_content() : made_content();
   if (endless(what)) work.duration_s = options_.duration_s;
   work.on_progress = shown(label, endless(what) ? options_.duration_s : 0);
   auto moved = ring_->run(work);
@@ -325,7 +325,7 @@ Status BenchRun::check_written(const std::string& label) {
   auto files = open(Mode::read);
   if (!files) return std::unexpected(files.error());
   auto order = schedules(false);
-  TransferWork work{.op = Op::read, .files = *files, .schedules = order, .content = checked_content(false)};
+  TransferWork work{.op = Op::read, .files = *files, .schedules = order, .content = checked_content()};
   work.on_progress = shown(label + ", reading back", 0);
   auto moved = ring_->run(work);
   if (!moved) return std::unexpected(moved.error());
@@ -340,9 +340,8 @@ Content BenchRun::made_content() const {
           .check = {}};
 }
 
-// `poison`: memory is overwritten first, so that a read that moves nothing is not taken for the one before
-// it.
-Content BenchRun::checked_content(bool poison) const {
+// Memory is overwritten first, so that a read that moves nothing is not taken for what was there before it.
+Content BenchRun::checked_content() const {
   Content content;
   content.check = [this](std::size_t index, const Piece& piece, std::span<const std::byte> bytes) -> Status {
     const BenchFile& file = files_.all()[index];
@@ -354,11 +353,9 @@ Content BenchRun::checked_content(bool poison) const {
                                file.path, *wrong, piece.bytes, piece.offset),
                    file.path));
   };
-  if (poison) {
-    content.make = [](std::size_t, const Piece&, std::span<std::byte> bytes) {
-      std::memset(bytes.data(), 0x5a, bytes.size());
-    };
-  }
+  content.make = [](std::size_t, const Piece&, std::span<std::byte> bytes) {
+    std::memset(bytes.data(), 0x5a, bytes.size());
+  };
   return content;
 }
 

@@ -48,7 +48,7 @@ class BenchRun {
   Status check_written(const std::string& label);
 
   Content made_content() const;
-  Content checked_content(bool poison) const;
+  Content checked_content() const;
   std::function<void(std::uint64_t)> shown(const std::string& label, double duration_s);
   bool by_duration(const Case& what) const;
   bool endless(const Case& what) const;
