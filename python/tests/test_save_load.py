@@ -99,9 +99,12 @@ def test_what_the_page_cache_holds_is_not_read_from_the_disk(tmp_path: Path, nam
     assert cold["direct"] + cold["bounced"] > 6_000_000
     for path in paths:
         path.read_bytes()
+    largest = max(paths, key=lambda path: path.stat().st_size)
+    with tl.Engine() as engine, tl.open(largest, engine=engine, direct="unless_cached") as file:
+        file.pread(bytearray(file.size))
+        if engine.stats()["bytes"]["buffered"] == 0:
+            pytest.skip("the kernel does not tell what the page cache holds, or not of this filesystem")
     warm = loaded()
-    if warm["buffered"] == 0:
-        pytest.skip("this kernel does not tell what the page cache holds")
     assert warm["direct"] + warm["bounced"] < 100_000
     assert warm["buffered"] > 6_000_000
 

@@ -62,13 +62,16 @@ def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
 
 def paged_bytes(unit_bytes: Sequence[int]) -> int:
     """Return how much memory all of the units need."""
-    return sum(-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in unit_bytes)
+    return sum(_whole_pages(nbytes) for nbytes in unit_bytes)
 
 
 def slots_bytes(unit_bytes: Sequence[int]) -> int:
     """Return how much memory units need that are laid out: two slots of the largest one, or all of them."""
-    pages = [-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in unit_bytes]
-    return min(paged_bytes(unit_bytes), 2 * max(pages, default=0))
+    return min(paged_bytes(unit_bytes), 2 * _whole_pages(max(unit_bytes, default=0)))
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def streamed_bytes(sizes: Sizes, memory_budget: int) -> int:
