@@ -1,9 +1,11 @@
 #include "bindings.h"
+#include "main_interpreter.h"
 
 namespace nb = nanobind;
 namespace tlp = trunkline::python;
 
-NB_MODULE(_core, module) {
+// Nanobind makes the module's definition; what Python finds is PyInit__core below.
+NB_MODULE(_core_anywhere, module) {
   // A torch tensor over a Buffer that is still alive at exit (a model in a global, say) keeps it for good:
   // torch gives no memory back once the interpreter is finalizing. That is no leak to warn users of.
   nb::set_leak_warnings(false);
@@ -23,3 +25,5 @@ NB_MODULE(_core, module) {
   tlp::register_stream(module);
   tlp::register_shutdown(module);
 }
+
+extern "C" NB_EXPORT PyObject* PyInit__core() { return tlp::main_interpreter_only(&PyInit__core_anywhere); }
