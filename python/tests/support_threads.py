@@ -1,11 +1,9 @@
 """Threads that tests wait for."""
 
-import threading
+from trunkline.checkpoint._background import unfinished
 
 
 def await_saves() -> None:
     """Wait for all saves in the background, also those that nobody has a handle to."""
-    for thread in threading.enumerate():
-        # Those whose start was interrupted are listed for good.
-        if thread.name.startswith("trunkline-") and thread.is_alive():
-            thread.join(60)
+    for done in list(unfinished):
+        assert done.wait(60)

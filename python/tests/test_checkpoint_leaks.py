@@ -7,10 +7,11 @@ RunScript = Callable[..., str]
 
 def test_a_thousand_saves_leave_nothing_in_the_process(run_script: RunScript) -> None:
     printed = run_script("""
-        import gc, os, shutil, tempfile, threading
+        import gc, os, shutil, tempfile
         from pathlib import Path
         import torch
         import trunkline as tl
+        from trunkline.checkpoint._background import unfinished
 
         # No disk behind it where that can be had: a thousand times fsync takes its time.
         root = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "."))
@@ -33,9 +34,8 @@ def test_a_thousand_saves_leave_nothing_in_the_process(run_script: RunScript) ->
                 tl.save_async(state, root / "dropped.pt", engine=engine)
             else:  # one that fails
                 checkpointer.wait()
-                for thread in threading.enumerate():
-                    if thread.name.startswith("trunkline-"):
-                        thread.join()
+                for done in list(unfinished):
+                    done.wait()
                 faults.fail("sync", faults.commands("sync"), 5)
                 try:
                     checkpointer.save(number, state, block=number % 4 == 1)
@@ -47,9 +47,8 @@ def test_a_thousand_saves_leave_nothing_in_the_process(run_script: RunScript) ->
 
         def held():
             checkpointer.wait()
-            for thread in threading.enumerate():
-                if thread is not threading.main_thread():
-                    thread.join()
+            for done in list(unfinished):
+                done.wait()
             gc.collect()
             statm = Path("/proc/self/statm").read_text().split()
             return {

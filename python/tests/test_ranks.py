@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_threads import await_saves
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 import trunkline as tl
@@ -48,6 +49,7 @@ def make_ranks(new_store: MakeStore, size: int, timeout: float = LONG) -> list[E
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
+    await_saves()
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon:
             thread.join(LONG)
@@ -206,9 +208,7 @@ def test_keys_do_not_accumulate(kind: str) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(no_written_of_rank_0, ranks))
-    for thread in threading.enumerate():
-        if thread.name == "trunkline-leave":
-            thread.join(LONG)
+    await_saves()
     assert keys_left(store) == before
 
 
@@ -221,9 +221,7 @@ def test_keys_of_ranks_that_failed_go_as_well() -> None:
         with exchanges[0], exchanges[1], exchanges[2]:
             exchanges[2].post("written", {"error": "full"})
             exchanges[0].post("placed", {"error": "full"})
-    for thread in threading.enumerate():
-        if thread.name == "trunkline-leave":
-            thread.join(LONG)
+    await_saves()
     assert keys_left(store) == before
 
 

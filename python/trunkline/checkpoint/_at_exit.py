@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trunkline import _core
 from trunkline._errors import Cancelled
+from trunkline.checkpoint._background import unfinished
 
 if TYPE_CHECKING:
     from trunkline.checkpoint._save import SaveHandle
@@ -30,13 +31,15 @@ class ExitWatch:
     """What happens to saves at the exit.
 
     1. Before threads are joined, Ctrl-C gets another handler: KeyboardInterrupt would only end the joining,
-       with exit code 0, and the save with the interpreter. A thread says what is waited for.
+       with exit code 0, and the save with the interpreter. Saves run in threads that nobody joins; a thread
+       that is joined waits for them, and says what it waits for.
     2. When exit handlers run all saves are over. Where something ended the joining early they are waited for.
     """
 
     def __init__(self, under_way: Callable[[], "list[SaveHandle]"]) -> None:
         """`under_way`: the saves that are."""
         self._under_way = under_way
+        self._exiting = False
 
     def register(self) -> None:
         """Call this before what else should come after it at the exit: the last registered comes first."""
@@ -48,23 +51,28 @@ class ExitWatch:
                 early(self._begin)
 
     def _begin(self) -> None:
-        saves = self._under_way()
+        self._exiting = True
         can_abandon = self._take_interrupts()
-        if saves:
-            with suppress(RuntimeError):  # no thread to be had: nothing is said
+        self.keep(can_abandon)
+
+    def keep(self, can_abandon: bool = False) -> None:
+        """Once the exit has begun: have it wait for what is under way now."""
+        if not self._exiting:
+            return
+        saves = self._under_way()
+        if saves or unfinished:
+            with suppress(RuntimeError):  # no thread to be had: step 2 waits
                 threading.Thread(
-                    target=_tell_later, args=(saves, can_abandon), name="trunkline-exit", daemon=False
+                    target=_wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
                 ).start()
 
     def _wait(self) -> None:
         saves = self._under_way()
-        if not saves:
+        if not saves and not unfinished:
             return
         try:
             self._take_interrupts()
-            _tell_later(saves, True)
-            for save in saves:
-                save._done.wait()
+            _wait_for(saves, True)
         except BaseException:  # of a signal handler
             _abandon(saves)
 
@@ -100,6 +108,15 @@ def _abandon(saves: "Sequence[SaveHandle]") -> None:
         save._done.wait()
         if isinstance(save._error, Cancelled):
             say(f"{save._what} was abandoned because of the interrupt; {save._unchanged}")
+
+
+def _wait_for(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
+    _tell_later(saves, can_abandon)
+    for save in saves:
+        save._done.wait()
+    while flags := list(unfinished):
+        for flag in flags:
+            flag.wait()
 
 
 def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:

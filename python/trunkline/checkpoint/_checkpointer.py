@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import Place, StepSave, warn_of
 from trunkline.checkpoint._transfer import read_images
+from trunkline.checkpoint._turn import Turn
 
 # What says that checkpoints can be read here, and nothing else.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -70,7 +70,7 @@ class Checkpointer:
         self._ranks = _ranks_of(process_group, timeout)
         chosen = _writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
-        self._turn = threading.Lock()
+        self._turn = Turn()
         _checkpointers.add(self)
         store = self._open(os.fspath(directory), names, chosen)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
@@ -97,25 +97,24 @@ class Checkpointer:
         block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
 
         Waits for the save before, and raises its error if nobody has seen it. Raises Unsupported, which names
-        the place in the state, for objects of other types.
+        the place in the state, for objects of other types. In a signal handler it raises Error at once where
+        the handler interrupted a call of this thread that has begun a save; while that only waits for the
+        save before, in one process, the handler's save comes first.
         """
-        with self._turn:
-            # Before anything that can fail on one rank alone: all count the same exchanges, and hear of it.
-            exchange = self._ranks.exchange()
-            if exchange is not None:
-                exchange.__enter__()
+        with self._turn.lock:
+            self._turn.check(f"save step {step}", self.directory)
+            self._turn.begin(f"save({step})")
             try:
-                handle = self._begin(step, state, block, exchange)
-            except BaseException as error:
-                if exchange is not None:
-                    give_up(exchange, error)
-                raise
+                handle = self._begin_together(step, state, block)
+            finally:
+                self._turn.end()
         if block:
             handle.wait_or_cancel()
         return handle
 
     def wait(self) -> None:
         """Wait for the save that is under way, if there is one, and raise its error."""
+        self._turn.check("wait", self.directory, during="save")
         last = self._under_way()
         if last is not None:
             last.wait()
@@ -136,6 +135,7 @@ class Checkpointer:
         way.
         """
         target = device_argument(device)
+        self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
         last = self._under_way()
         if last is not None:
             last._done.wait()
@@ -251,15 +251,22 @@ class Checkpointer:
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._place.keep}>"
 
+    def _begin_together(self, step: int, state: Any, block: bool) -> SaveHandle:
+        # Before anything that can fail on one rank alone: all count the same exchanges, and hear of it.
+        exchange = self._ranks.exchange()
+        if exchange is not None:
+            exchange.__enter__()
+        try:
+            return self._begin(step, state, block, exchange)
+        except BaseException as error:
+            if exchange is not None:
+                give_up(exchange, error)
+            raise
+
     def _begin(self, step: int, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
             raise ValueError(f"step: must be an int from 0 to 2^63 - 1, not {step!r}")
-        last = self._under_way()
-        if last is not None:
-            last._done.wait()
-            if not last._observed:
-                last.wait()
-        self._last = None
+        self._wait_for_last(step)
         raise_unobserved()
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
@@ -268,6 +275,19 @@ class Checkpointer:
         )
         handle.start(job)
         return handle
+
+    def _wait_for_last(self, step: int) -> None:
+        """Wait for the save before, and those of signal handlers meanwhile; raise what nobody has seen."""
+        while (last := self._under_way()) is not None:
+            if self._ranks.size == 1:  # others would have to save in their handlers at the same point
+                self._turn.pause()
+            last._done.wait()
+            self._turn.begin(f"save({step})")
+            if self._last is not last:
+                continue
+            if not last._observed:
+                last.wait()
+            self._last = None
 
     def _nothing_yet(self) -> Exception:
         return exception_of(
@@ -308,9 +328,19 @@ class Checkpointer:
 
     def _agree(self, decide: Callable[[], Any]) -> Any:
         """Let rank 0 decide."""
-        exchange = self._ranks.exchange()
-        if exchange is None:
+        if self._ranks.size == 1:
             return decide()
+        with self._turn.lock:
+            self._turn.check("load", self.directory)
+            self._turn.begin("load()")
+            try:
+                return self._agree_together(decide)
+            finally:
+                self._turn.end()
+
+    def _agree_together(self, decide: Callable[[], Any]) -> Any:
+        exchange = self._ranks.exchange()
+        assert exchange is not None
         with exchange:
             if exchange.rank == 0:
                 return told(exchange, "decided", lambda: {"this": decide()})["this"]
@@ -360,7 +390,7 @@ _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
 
 def _forget_parent() -> None:
     for checkpointer in list(_checkpointers):
-        checkpointer._turn = threading.Lock()  # a thread that the child does not have may hold the old one
+        checkpointer._turn.forget_parent()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

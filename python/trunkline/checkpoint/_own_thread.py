@@ -1,8 +1,10 @@
 """Work that no signal handler interrupts."""
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._flag import Flag
 
 T = TypeVar("T")
 
@@ -16,6 +18,7 @@ def run_in_own_thread(work: Callable[[], T]) -> T:
     leaves the wait for it; `work` then ends by itself.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
+    done = Flag()
 
     def run() -> None:
         try:
@@ -23,9 +26,8 @@ def run_in_own_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             outcome.append((None, error))
 
-    thread = threading.Thread(target=run, name="trunkline-layout")
-    thread.start()
-    thread.join()
+    start_thread(run, done)
+    done.wait()
     value, error = outcome.pop()
     try:
         if error is not None:

@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from trunkline._errors import Error
+from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._flag import Flag
 
 T = TypeVar("T")
 
@@ -27,7 +29,7 @@ def rank_error(rank: int, message: str) -> RankError:
 class _Call:
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self.work = work
-        self.ended = threading.Event()
+        self.ended = Flag()
         self.given_up = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -45,10 +47,8 @@ class RankStore:
         self._timeout = min(timeout, threading.TIMEOUT_MAX)
         self._stuck: _Call | None = None
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        thread = threading.Thread(
-            target=_serve, args=(store, self._calls), name="trunkline-store", daemon=True
-        )
-        thread.start()
+        calls = self._calls
+        start_thread(lambda: _serve(store, calls))
         weakref.finalize(self, self._calls.put, None)
 
     def do(self, work: Callable[[Any], T]) -> T:

@@ -13,6 +13,8 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any
 
+from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error
 
 __all__ = ["Exchange", "GroupRanks", "RankError", "Ranks", "rank_error"]
@@ -146,12 +148,12 @@ class Exchange:
         self._timeout = exchanges.timeout
         self._beat_seconds = min(_BEAT_SECONDS, self._timeout / 8)
         self._keys: dict[str, None] = {}  # that this rank knows of
-        self._ended = threading.Event()
-        self._silent = threading.Event()
+        self._ended = Flag()
+        self._silent = Flag()
 
     def __enter__(self) -> "Exchange":
         """Begin to show signs of life."""
-        threading.Thread(target=self._beat, name="trunkline-alive", daemon=True).start()
+        start_thread(self._beat)
         return self
 
     def __exit__(
@@ -166,10 +168,8 @@ class Exchange:
             ranks = range(self.size)
             keys = [self._key(topic, rank) for topic in ("alive", "written") for rank in ranks]
             keys += [*self._keys, f"{self._number}/gone"]
-            # Not a daemon: the interpreter waits for it.
-            threading.Thread(
-                target=self._exchanges.leave, args=(self._number, keys), name="trunkline-leave"
-            ).start()
+            exchanges, number = self._exchanges, self._number
+            start_thread(lambda: exchanges.leave(number, keys), Flag())  # the interpreter waits for it
 
     def post(self, topic: str, value: Any) -> None:
         """Leave a message of this rank; instead of the one of that topic before."""

@@ -2,8 +2,6 @@
 
 import atexit
 import os
-import threading
-import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -11,6 +9,7 @@ from trunkline._core import Engine, FileImage, FileSet
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
 from trunkline.checkpoint._at_exit import ExitWatch, say
+from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._transfer import path_name, write_images
 
@@ -146,8 +145,10 @@ class SaveHandle:
         self._files: FileSet | None = None
         self._cancelled = False
         self._started = False  # by start()
-        self._begun = self._given_up = False  # by its thread, which then does nothing else
-        self._lock = threading.RLock()  # a signal handler may cancel in the midst of progress()
+        self._claim = Claim()  # by its thread, or by start(), which then gives it up
+        # No lock: a signal handler that waits for the save would keep its thread from a lock that the
+        # interrupted code holds.
+        self._job: Job | None = None
         self._staged = Flag()
         self._done = Flag()
         self._error: BaseException | None = None
@@ -158,35 +159,32 @@ class SaveHandle:
         """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
         try:
             self._started = True
-            _handles.add(self)
-            # Not a daemon: the interpreter waits for it before it exits.
-            threading.Thread(target=self._run, args=(job,), name="trunkline-save").start()
+            self._job = job
+            _under_way[self] = None
+            start_thread(self._run, Flag())
+            _exit_watch.keep()
         except BaseException as error:
-            with self._lock:
-                self._given_up = not self._begun
-            if self._given_up:
+            if self._claim.take():
                 self._error = error
                 job.abandon(error)
-                self._done.set()
-                self._staged.set()
+                self._end()
             else:
                 self.cancel()
                 self._done.wait()
             self._observed = True
             raise
 
-    def _run(self, job: Job) -> None:
-        with self._lock:
-            if self._given_up:
-                return
-            self._begun = True
+    def _run(self) -> None:
+        if not self._claim.take():
+            return
+        job, self._job = self._job, None
+        assert job is not None
         files = None
         try:
             files = job.begin()
-            with self._lock:
-                self._files = files
-                if self._cancelled:
-                    files.cancel()
+            self._files = files
+            if self._cancelled:  # looked at after _files is set; cancel() does it the other way round
+                files.cancel()
             files.stage()
             self._staged.set()
             files.finish()
@@ -197,15 +195,18 @@ class SaveHandle:
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
-            _remember(self)
+            _failed.append(self)
         finally:
-            with self._lock:
-                if self._files is not None:
-                    self._last_progress = self._files.progress()
-                self._files = None
-            files = job = None  # type: ignore[assignment]  # an error's traceback would keep them
-            self._done.set()
-            self._staged.set()
+            if self._files is not None:
+                self._last_progress = self._files.progress()
+            files = job = None  # an error's traceback would keep them
+            self._end()
+
+    def _end(self) -> None:
+        self._files = self._job = None
+        _under_way.pop(self, None)
+        self._done.set()
+        self._staged.set()
 
     def staged(self) -> bool:
         """Whether the tensors may change again. Never blocks; True also after an error."""
@@ -235,15 +236,15 @@ class SaveHandle:
 
         It is no failure: nothing is raised by the next save.
         """
-        with self._lock:
-            self._cancelled = True
-            if self._files is not None:
-                self._files.cancel()
+        self._cancelled = True
+        files = self._files
+        if files is not None:
+            files.cancel()
 
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""
-        with self._lock:
-            return self._files.progress() if self._files is not None else self._last_progress
+        files = self._files
+        return files.progress() if files is not None else self._last_progress
 
     def wait_or_cancel(self) -> None:
         """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
@@ -257,15 +258,11 @@ class SaveHandle:
 
     def forget_parent(self) -> None:
         """In a forked child: a save that was under way goes on in the parent alone."""
-        if not self._started or self._done.is_set():
-            return
-        self._lock = threading.RLock()  # the old one may be held for good, and so may those of the events
-        self._files = None
+        self._files = self._job = None
         self._error = Error(
             None, f"{self._what}: goes on in the process that this one was forked from; wait for it there"
         )
         self._observed = True
-        self._staged, self._done = Flag(), Flag()
         self._staged.set()
         self._done.set()
 
@@ -284,56 +281,48 @@ class SaveHandle:
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
 
-_handles: "weakref.WeakSet[SaveHandle]" = weakref.WeakSet()
+# One step of the interpreter each, as in _background: adding, removing and list().
+_under_way: dict[SaveHandle, None] = {}
 _failed: list[SaveHandle] = []  # whose error nobody may have seen
-_failed_lock = threading.Lock()
 
 
-def _remember(handle: SaveHandle) -> None:
-    with _failed_lock:
-        _failed.append(handle)
-
-
-def _take_unobserved() -> list[SaveHandle]:
-    with _failed_lock:
-        handles = [handle for handle in _failed if not handle._observed]
-        _failed.clear()
-    return handles
+def _next_unobserved() -> SaveHandle | None:
+    """Take a save out of _failed whose error nobody has seen; each is given to one caller."""
+    for handle in list(_failed):
+        with suppress(ValueError):  # another thread, or a signal handler, took it
+            _failed.remove(handle)
+            if not handle._observed:
+                return handle
+    return None
 
 
 def raise_unobserved() -> None:
     """Raise the error of an earlier save that nobody waited for."""
-    handles = _take_unobserved()
-    if not handles:
+    handle = _next_unobserved()
+    if handle is None:
         return
-    first = handles[0]
-    first._observed = True
-    with _failed_lock:
-        _failed.extend(handles[1:])
+    handle._observed = True
     raise Error(
-        getattr(first._error, "errno", None),
-        f"an earlier save failed, and nobody waited for it: {first._what}: {first._error}",
-        getattr(first._error, "filename", None),
-    ) from first._error
+        getattr(handle._error, "errno", None),
+        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._error}",
+        getattr(handle._error, "filename", None),
+    ) from handle._error
 
 
 def _report_at_exit() -> None:
-    for handle in _take_unobserved():
+    while (handle := _next_unobserved()) is not None:
         say(f"{handle._what} failed: {handle._error}")
 
 
-def _under_way() -> list[SaveHandle]:
-    return [handle for handle in list(_handles) if handle._started and not handle._done.is_set()]
-
-
 def _forget_parent() -> None:
-    global _failed_lock
-    _failed_lock = threading.Lock()
     _failed.clear()  # the parent reports them
-    for handle in list(_handles):
+    unfinished.clear()
+    for handle in list(_under_way):
         handle.forget_parent()
+    _under_way.clear()
 
 
 atexit.register(_report_at_exit)
-ExitWatch(_under_way).register()
+_exit_watch = ExitWatch(lambda: list(_under_way))
+_exit_watch.register()
 os.register_at_fork(after_in_child=_forget_parent)

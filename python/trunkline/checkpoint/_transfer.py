@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline._core import Engine, FileImage, FileSet, ImageRead
+from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
 
 
@@ -15,27 +16,23 @@ class Work:
     The interpreter waits for the thread before it exits, as for every one that is no daemon.
     """
 
-    def __init__(self, job: Callable[[], None], cancel: Callable[[], None], name: str) -> None:
+    def __init__(self, job: Callable[[], None], cancel: Callable[[], None]) -> None:
         """`cancel` makes the job end soon."""
-        self._job = job
+        self._job: Callable[[], None] | None = job
         self._cancel = cancel
-        self._lock = threading.Lock()
-        self._begun = self._given_up = False
+        self._claim = Claim()  # by its thread, or by the one that waits for it, which then gives it up
         self._done = Flag()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
     def _run(self) -> None:
-        with self._lock:
-            if self._given_up:
-                return
-            self._begun = True
+        job, self._job = self._job, None
+        if job is None or not self._claim.take():
+            return
         try:
-            self._job()
+            job()
         except BaseException as error:
             self._error = error
-        finally:
-            self._done.set()
+        del job  # its memory is free when the flag is set
 
     def result(self) -> None:
         """Do the job, and raise what it raises.
@@ -44,13 +41,10 @@ class Work:
         came while the thread was being started.
         """
         try:
-            self._thread.start()
+            start_thread(self._run, self._done)
             self._done.wait()
-            self._thread.join()
         except BaseException:
-            with self._lock:
-                self._given_up = not self._begun
-            if not self._given_up:
+            if not self._claim.take():
                 self._cancel()
                 self._done.wait()
             raise
@@ -69,7 +63,7 @@ def write_images(
         files.finish()
 
     try:
-        _run(job, files.cancel, "trunkline-save")
+        _run(job, files.cancel)
     except BaseException:
         files.discard()  # also when the job never began
         raise
@@ -82,14 +76,14 @@ def read_images(images: Sequence[FileImage], *, engine: Engine | None = None, ve
     Raises Corrupt with `image` and `sum` for a checksum that differs.
     """
     read = ImageRead(images, engine=engine, verify=verify, direct="unless_cached")
-    _run(read.run, read.cancel, "trunkline-load")
+    _run(read.run, read.cancel)
 
 
-def _run(job: Callable[[], None], cancel: Callable[[], None], name: str) -> None:
-    if threading.current_thread() is not threading.main_thread():
+def _run(job: Callable[[], None], cancel: Callable[[], None]) -> None:
+    if threading.get_ident() != threading.main_thread().ident:
         job()  # no signal handler runs here
         return
-    Work(job, cancel, name).result()
+    Work(job, cancel).result()
 
 
 def path_name(path: Any) -> str:

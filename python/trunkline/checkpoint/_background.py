@@ -1,0 +1,57 @@
+"""Threads that a signal handler can start and wait for, whatever the main thread was doing.
+
+Thread.start() and Thread.join() take locks of the threading module in Python code. A signal handler that
+runs just then, and itself starts a thread or waits for one that is being started, waits forever: the code
+that it interrupted holds the lock. Starting a thread through _thread takes no lock. What runs in such a
+thread must not call threading.current_thread(), which does take one; so does Thread(...) without `daemon`.
+"""
+
+import _thread
+from collections.abc import Callable
+
+from trunkline.checkpoint._flag import Flag
+
+# Set when work is over that the interpreter has to wait for before it exits. A dict: adding, removing and
+# list() are one step of the interpreter each, so that no lock is needed.
+unfinished: dict[Flag, None] = {}
+
+
+def start_thread(run: Callable[[], object], done: Flag | None = None) -> None:
+    """Run `run`, which must not raise, in a new thread. Raises RuntimeError when no thread can be had.
+
+    With `done` the interpreter does not exit before `run` has returned; then the flag is set.
+    """
+    if done is None:
+        _thread.start_new_thread(run, ())
+        return
+
+    claim = Claim()
+
+    def run_to_the_end() -> None:
+        if not claim.take():
+            return
+        try:
+            run()
+        finally:
+            unfinished.pop(done, None)
+            done.set()
+
+    unfinished[done] = None
+    try:
+        _thread.start_new_thread(run_to_the_end, ())
+    except BaseException:  # also of a signal handler, once the thread runs
+        if claim.take():
+            unfinished.pop(done, None)
+        raise
+
+
+class Claim:
+    """What only one of two threads gets: the one that asks first."""
+
+    def __init__(self) -> None:
+        """Not taken yet."""
+        self._lock = _thread.allocate_lock()
+
+    def take(self) -> bool:
+        """Take it, and return whether that worked. Never blocks."""
+        return self._lock.acquire(False)
