@@ -8,44 +8,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <future>
 #include <tuple>
 #include <utility>
 
 #include "io/file_core.h"
+#include "io/open_members.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
 
 namespace trunkline::checkpoint {
-namespace {
-
-// Links are followed, as open(2) does, also those to a file that is not there yet: what they lead to is
-// replaced, not they.
-Result<std::string> target_of(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as the kernel
-  std::filesystem::path target = path;
-  std::error_code code;
-  for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, code)); ++links) {
-    if (links == kMostLinks) return std::unexpected(system_error(ELOOP, "saving to " + path, path));
-    const auto next = std::filesystem::read_symlink(target, code);
-    if (code) return std::unexpected(system_error(code.value(), "following the link " + path, path));
-    target = target.parent_path() / next;
-  }
-  const auto found = std::filesystem::status(target, code);
-  if (std::filesystem::is_directory(found))
-    return std::unexpected(system_error(EISDIR, "saving to " + path, path));
-  if (std::filesystem::exists(found) && !std::filesystem::is_regular_file(found)) {
-    return std::unexpected(make_error(
-        ErrorKind::unsupported,
-        fmt::format("saving to {}: it is neither a regular file nor a free name; name one that is", path),
-        path));
-  }
-  return target.string();
-}
-
-}  // namespace
-
 FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
     : engine_(engine), options_(options), generation_(os::fork_generation()) {}
 
@@ -72,10 +44,13 @@ FileSet::~FileSet() {
 
 Result<File> FileSet::create_file(const Image& image) {
   Place place;
+  mode_t mode = 0666;
   if (options_.replace) {
-    auto target = target_of(image.path);
-    if (!target) return std::unexpected(target.error());
-    place.path = std::move(*target);
+    auto replaced = os::ReplacedFile::find(image.path, "saving to " + image.path);
+    if (!replaced) return std::unexpected(replaced.error());
+    place.path = replaced->path();
+    mode = replaced->create_mode();
+    place.replaced = std::make_unique<os::ReplacedFile>(std::move(*replaced));
   } else {
     place.path = image.path;
   }
@@ -84,7 +59,7 @@ Result<File> FileSet::create_file(const Image& image) {
     os::remove_dead_temporary_files(place.directory);
   for (;;) {
     place.written = options_.replace ? os::temporary_name(place.directory) : place.path;
-    auto file = File::open(engine_, place.written, {.mode = Mode::create});
+    auto file = io::open_members(engine_, {place.written}, {}, {.mode = Mode::create}, place.written, mode);
     if (file) {
       if (auto claimed = claim(place, *file); !claimed) {
         ::unlink(place.written.c_str());
@@ -126,6 +101,7 @@ Status FileSet::claim(Place& place, const File& file) const {
 void FileSet::Place::release() {
   claim.reset();
   claimed.reset();
+  replaced.reset();
 }
 
 Status FileSet::stage() { return ended(writer_->stage()); }
@@ -148,15 +124,31 @@ Status FileSet::ended(Status status) {
 Status FileSet::write_files() {
   // 1 all bytes are in the files
   if (auto written = writer_->finish(); !written) return written;
-  // 2 and on the device, before any name leads to them; a failed fsync is not repeated (ATC 2020)
+  // 2 they have the owners, modes and attributes of those that they replace
+  for (Place& place : places_) {
+    if (auto copied = place.copy_attributes(); !copied) return std::unexpected(copied.error());
+  }
+  // 3 all that is on the device, before any name leads to them; a failed fsync is not repeated (ATC 2020)
   if (options_.durable) {
     if (auto synced = sync_files(); !synced) return synced;
   }
-  // 3 the names, each in one step
+  // 4 the names, each in one step
   if (auto named = name_files(); !named) return named;
-  // 4 and the names on the device
+  // 5 and the names on the device
   if (options_.durable) return sync_directories();
   return {};
+}
+
+Result<bool> FileSet::Place::copy_attributes() {
+  return replaced && claimed.valid() ? replaced->copy_attributes_to(claimed.get()) : Result<bool>(false);
+}
+
+// Saving takes a while: in between, access may have been withdrawn, from this process or from others.
+Status FileSet::check_again(Place& place) const {
+  const auto changed = place.copy_attributes();
+  if (!changed) return std::unexpected(changed.error());
+  if (!*changed || !options_.durable || ::fsync(place.claimed.get()) == 0) return {};
+  return std::unexpected(system_error(errno, "fsync of " + place.written, place.written));
 }
 
 // All at once: the files may be on several disks.
@@ -176,6 +168,7 @@ Status FileSet::name_files() {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     Place& place = places_[i];
     if (auto closed = writer_->file(i).close(); !closed) return closed;
+    if (auto checked = check_again(place); !checked) return checked;
     if (options_.replace && ::rename(place.written.c_str(), place.path.c_str()) != 0) {
       return std::unexpected(
           system_error(errno, fmt::format("renaming {} to {}", place.written, place.path), place.path));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/image_writer.h"
+#include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
 #include "trunkline/engine.h"
@@ -15,8 +16,9 @@ namespace trunkline::checkpoint {
 struct FileSetOptions {
   // fsync of the files before they get their names, and of the directories after.
   bool durable = true;
-  // Files get a temporary name first and replace what has theirs at the end; what writers that died left
-  // under such names in the same directory is removed. Else they are created under their own names, which
+  // Files get a temporary name first and replace what has theirs at the end, with its mode, owner, group and
+  // extended attributes (os/replaced_file.h); what writers that died left under such names in the same
+  // directory is removed. Else they are created under their own names, which
   // must be free: for names that nothing refers to until something else is written.
   bool replace = true;
   WriteOptions write = {};
@@ -60,7 +62,9 @@ class FileSet {
     // The claim to a temporary name goes on after the file is closed, until it has its own.
     os::UniqueFd claimed = {};
     std::unique_ptr<os::WriterClaim> claim = {};  // ends before the descriptor
+    std::unique_ptr<os::ReplacedFile> replaced = {};
 
+    Result<bool> copy_attributes();
     void release();
   };
 
@@ -70,6 +74,7 @@ class FileSet {
   Status write_files();
   Status ended(Status status);
   Status sync_files();
+  Status check_again(Place& place) const;
   Status name_files();
   Status sync_directories();
 

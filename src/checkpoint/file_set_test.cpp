@@ -227,6 +227,66 @@ TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
   EXPECT_EQ(contents_of(data.image.path), data.file);
 }
 
+TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
+  const Engine engine = make_engine();
+  const Sample data = sample(5000, "f");
+  const auto mode_of = [&](const std::string& name) {
+    struct stat status{};
+    EXPECT_EQ(::stat(root_.file(name).c_str(), &status), 0);
+    return status.st_mode & 07777;
+  };
+  const mode_t before = ::umask(027);
+  for (const mode_t mode : {0640U, 0600U, 0604U, 0666U, 0200U}) {
+    std::ofstream(root_.file("f")) << "old";
+    ASSERT_EQ(::chmod(root_.file("f").c_str(), mode), 0);
+    auto set = FileSet::create(engine, {data.image}, {});
+    ASSERT_TRUE(set) << set.error().message;
+    const std::vector<std::string> found = names();
+    ASSERT_EQ(found.size(), 2U);
+    EXPECT_EQ(mode_of(found[0] == "f" ? found[1] : found[0]), 0600U);
+    ASSERT_TRUE((*set)->stage());
+    ASSERT_TRUE((*set)->finish());
+    EXPECT_EQ(mode_of("f"), mode);
+    ASSERT_EQ(::unlink(root_.file("f").c_str()), 0);
+  }
+  ASSERT_TRUE(save(engine, {data.image}));
+  EXPECT_EQ(mode_of("f"), 0640U) << "a new file";
+  ::umask(before);
+}
+
+TEST_F(FileSetTest, WhatChangesWhileTheFileIsSavedCounts) {
+  const Engine engine = make_engine();
+  const Sample data = sample(5000, "f");
+  const auto begin = [&] {
+    std::ofstream(root_.file("f")) << "old";
+    EXPECT_EQ(::chmod(root_.file("f").c_str(), 0644), 0);
+    auto set = FileSet::create(engine, {data.image}, {});
+    EXPECT_TRUE(set && (*set)->stage());
+    return std::move(*set);
+  };
+  auto withdrawn = begin();
+  ASSERT_EQ(::chmod(root_.file("f").c_str(), 0600), 0);
+  ASSERT_TRUE(withdrawn->finish());
+  struct stat status{};
+  ASSERT_EQ(::stat(root_.file("f").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+
+  auto removed = begin();
+  ASSERT_EQ(::chmod(root_.file("f").c_str(), 0600), 0);
+  ASSERT_EQ(::unlink(root_.file("f").c_str()), 0);
+  ASSERT_TRUE(removed->finish());
+  ASSERT_EQ(::stat(root_.file("f").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+
+  auto displaced = begin();
+  ASSERT_EQ(::unlink(root_.file("f").c_str()), 0);
+  std::filesystem::create_directory(root_.file("f"));
+  const Status finished = displaced->finish();
+  ASSERT_FALSE(finished);
+  EXPECT_EQ(finished.error().code, EISDIR);
+  EXPECT_EQ(names(), std::vector<std::string>{"f"});
+}
+
 TEST_F(FileSetTest, LinksAreFollowedAndOthersThanFilesRefused) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "link");

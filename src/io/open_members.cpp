@@ -40,10 +40,11 @@ os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
   return os::DirectPolicy::automatic;
 }
 
-Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options) {
+Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options,
+                                 mode_t permissions) {
   const int flags = flags_of(options.mode);
   if (engine.config().backend != BackendKind::memory)
-    return os::open_pair(path, flags, policy_of(engine, options.direct));
+    return os::open_pair(path, flags, policy_of(engine, options.direct), permissions);
   auto file = engine.core()->memory_files().open(path, flags);
   if (!file) return std::unexpected(file.error());
   return os::make_pair_of(std::move(*file), path, flags, policy_of(engine, options.direct));
@@ -52,13 +53,14 @@ Result<os::FilePair> open_member(const Engine& engine, const std::string& path, 
 }  // namespace
 
 Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
-                          const Layout& layout, const OpenOptions& options, const std::string& name) {
+                          const Layout& layout, const OpenOptions& options, const std::string& name,
+                          mode_t permissions) {
   auto core = std::make_shared<FileCore>(engine, name, options, layout);
   auto engine_now = core->engine();
   if (!engine_now) return std::unexpected(engine_now.error());
   if (auto usable = engine_now->core()->usable(); !usable) return std::unexpected(usable.error());
   for (const std::string& path : paths) {
-    auto pair = open_member(*engine_now, path, options);
+    auto pair = open_member(*engine_now, path, options, permissions);
     if (!pair) return std::unexpected(pair.error());
     Member& member = core->members.emplace_back();
     member.path = path;

@@ -1,6 +1,8 @@
 // Opening the member files of one logical file: one for a plain file, several for a striped one.
 #pragma once
 
+#include <sys/types.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,9 +14,10 @@ namespace trunkline::io {
 
 // `engine` nullopt: the process's default engine, looked up at each call. `paths` has one path a member of
 // `layout`. `name` is what errors and File::path() call the file. With several members their sizes must fit
-// each other
-// (`corrupt` names the one that does not).
+// each other (`corrupt` names the one that does not). `permissions`: of files that are created, less the
+// umask.
 Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
-                          const Layout& layout, const OpenOptions& options, const std::string& name);
+                          const Layout& layout, const OpenOptions& options, const std::string& name,
+                          mode_t permissions = 0666);
 
 }  // namespace trunkline::io

@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
 
@@ -20,11 +22,10 @@ namespace {
 // A file under a name that no other has; removed at destruction unless it was given its real name.
 class TemporaryFile {
  public:
-  static Result<TemporaryFile> create(const std::string& directory) {
-    constexpr mode_t kMode = 0666;  // less the umask, as any file that a program writes
+  static Result<TemporaryFile> create(const std::string& directory, mode_t mode) {
     for (;;) {
       std::string path = temporary_name(directory);
-      UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode));
+      UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
       if (fd.valid()) {
         auto claim = std::make_unique<WriterClaim>(fd.get());
         if (claim->lost()) continue;
@@ -58,6 +59,8 @@ class TemporaryFile {
     if (::fsync(fd_.get()) == 0) return {};
     return std::unexpected(system_error(errno, "fsync of " + path_, path_));
   }
+
+  int fd() const { return fd_.get(); }
 
   Status rename_to(const std::string& path, IfPresent if_present) {
     const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
@@ -98,17 +101,36 @@ std::string directory_of(const std::string& path) {
 }
 
 Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
-  const std::string directory = directory_of(path);
+  std::optional<ReplacedFile> replaced;
+  if (if_present == IfPresent::replace) {
+    auto found = ReplacedFile::find(path, "writing to " + path);
+    if (!found) return std::unexpected(found.error());
+    replaced = std::move(*found);
+  }
+  const std::string target = replaced ? replaced->path() : path;
+  const std::string directory = directory_of(target);
+  constexpr mode_t kNewFile = 0666;  // less the umask, as any file that a program writes
   // 1. A unique name in the target's directory: rename is atomic only within a filesystem.
-  auto file = TemporaryFile::create(directory);
+  auto file = TemporaryFile::create(directory, replaced ? replaced->create_mode() : kNewFile);
   if (!file) return std::unexpected(file.error());
-  // 2. All of the contents.
+  // 2. All of the contents, and the attributes of the file that is replaced.
   if (auto written = file->write(contents); !written) return written;
-  // 3. The contents to the device, before any name leads to them: else a crash could leave an empty file.
+  if (replaced) {
+    if (auto copied = replaced->copy_attributes_to(file->fd()); !copied)
+      return std::unexpected(copied.error());
+  }
+  // 3. Both to the device, before any name leads to them: else a crash could leave an empty file.
   //    A failed fsync is not repeated, since the kernel may have dropped the pages that it could not write.
   if (auto synced = file->sync(); !synced) return synced;
-  // 4. The real name, in one step.
-  if (auto renamed = file->rename_to(path, if_present); !renamed) return renamed;
+  // 4. The real name, in one step. Access may have been withdrawn meanwhile.
+  if (replaced) {
+    const auto changed = replaced->copy_attributes_to(file->fd());
+    if (!changed) return std::unexpected(changed.error());
+    if (*changed) {
+      if (auto synced = file->sync(); !synced) return synced;
+    }
+  }
+  if (auto renamed = file->rename_to(target, if_present); !renamed) return renamed;
   // 5. The name to the device.
   return fsync_directory(directory);
 }

@@ -13,7 +13,9 @@ enum class IfPresent { replace, fail };
 // Writes `contents` to `path`, replacing what is there: a reader, and a crash at any time, sees the old file
 // or the new one, whole. On failure the old file is still in place (unless only the last step failed: then it
 // is unknown which of the two a power failure leaves) and no temporary file stays. With IfPresent::fail an
-// existing `path` is left alone: system (EEXIST), decided by the filesystem in one step.
+// existing `path` is left alone: system (EEXIST), decided by the filesystem in one step. A file that is
+// replaced passes its mode, owner, group and extended attributes on, and must be one that this process may
+// write (os/replaced_file.h).
 Status write_file_durably(const std::string& path, std::string_view contents,
                           IfPresent if_present = IfPresent::replace);
 

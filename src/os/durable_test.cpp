@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
@@ -43,6 +45,52 @@ TEST(WriteFileDurably, HasTheModeThatTheUmaskGives) {
   struct stat status{};
   ASSERT_EQ(::stat(directory.file("a").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0640U);
+}
+
+TEST(WriteFileDurably, KeepsModeAndAttributesOfTheFileThatItReplaces) {
+  const TempDirectory directory;
+  const std::string path = directory.file("a");
+  ASSERT_TRUE(write_file_durably(path, "old"));
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  const bool has_attributes = ::setxattr(path.c_str(), "user.note", "kept", 4, 0) == 0;
+  const auto written = write_file_durably(path, "new");
+  ASSERT_TRUE(written) << written.error().message;
+  struct stat status{};
+  ASSERT_EQ(::stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+  EXPECT_EQ(read_text(path), "new");
+  std::array<char, 8> note{};
+  if (has_attributes) {
+    EXPECT_EQ(::getxattr(path.c_str(), "user.note", note.data(), note.size()), 4);
+  }
+}
+
+TEST(WriteFileDurably, FollowsLinks) {
+  const TempDirectory directory;
+  std::filesystem::create_directory(directory.file("d"));
+  ASSERT_EQ(::symlink("d/real", directory.file("link").c_str()), 0);
+  for (const std::string contents : {"created", "replaced"}) {
+    const auto written = write_file_durably(directory.file("link"), contents);
+    ASSERT_TRUE(written) << written.error().message;
+    EXPECT_EQ(read_text(directory.file("d/real")), contents);
+    EXPECT_TRUE(std::filesystem::is_symlink(directory.file("link")));
+  }
+  ASSERT_EQ(::symlink("loop", directory.file("loop").c_str()), 0);
+  const auto looped = write_file_durably(directory.file("loop"), "x");
+  ASSERT_FALSE(looped);
+  EXPECT_EQ(looped.error().code, ELOOP);
+}
+
+TEST(WriteFileDurably, RefusesWhatMayNotBeWritten) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may write every file";
+  const TempDirectory directory;
+  const std::string path = directory.file("a");
+  ASSERT_TRUE(write_file_durably(path, "old"));
+  ASSERT_EQ(::chmod(path.c_str(), 0400), 0);
+  const auto written = write_file_durably(path, "new");
+  ASSERT_FALSE(written);
+  EXPECT_EQ(written.error().code, EACCES);
+  EXPECT_EQ(read_text(path), "old");
 }
 
 TEST(WriteFileDurably, LeavesAnExistingFileAloneWhenAsked) {

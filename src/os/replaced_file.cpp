@@ -1,0 +1,201 @@
+#include "os/replaced_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trunkline::os {
+namespace {
+
+constexpr const char* kAcl = "system.posix_acl_access";
+constexpr mode_t kOwnerBits = 0700;
+constexpr mode_t kKeptBits = 01777;  // a write drops setuid and setgid
+constexpr mode_t kOthersBits = 07;
+
+// Symbolic links resolved one by one, since the last one may lead to a file that does not exist yet.
+Result<std::string> resolve_links(const std::string& path, const std::string& action) {
+  constexpr int kMostLinks = 40;  // as the kernel (path_resolution(7))
+  std::filesystem::path target = path;
+  std::error_code code;
+  for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, code)); ++links) {
+    if (links == kMostLinks) return std::unexpected(system_error(ELOOP, action, path));
+    const auto next = std::filesystem::read_symlink(target, code);
+    if (code) return std::unexpected(system_error(code.value(), action, path));
+    target = target.parent_path() / next;
+  }
+  return target.string();
+}
+
+// On overlayfs, opening a file of a lower layer for writing copies all of it: there its permissions are
+// checked by access(2) alone.
+bool is_overlay(const std::string& path) {
+  struct statfs status{};
+  return ::statfs(path.c_str(), &status) == 0 &&
+         static_cast<std::uint32_t>(status.f_type) == OVERLAYFS_SUPER_MAGIC;
+}
+
+int open_existing(const std::string& path) {
+  if (::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0 && errno != ENOSYS && errno != EINVAL)
+    return -1;
+  constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  if (is_overlay(path)) {
+    const int fd = ::open(path.c_str(), O_RDONLY | kFlags);
+    if (fd >= 0 || errno != EACCES) return fd;
+  }
+  int fd = -1;
+  do fd = ::open(path.c_str(), O_WRONLY | kFlags);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+bool have_same_attributes(const struct stat& one, const struct stat& other) {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino &&
+         one.st_ctim.tv_sec == other.st_ctim.tv_sec && one.st_ctim.tv_nsec == other.st_ctim.tv_nsec;
+}
+
+std::vector<std::string> attribute_names(int fd) {
+  // It may grow between the two calls; attributes that cannot be listed cannot be kept.
+  std::vector<char> names;
+  ssize_t bytes = 0;
+  do {
+    bytes = ::flistxattr(fd, nullptr, 0);
+    if (bytes <= 0) return {};
+    names.resize(static_cast<std::size_t>(bytes));
+    bytes = ::flistxattr(fd, names.data(), names.size());
+  } while (bytes < 0 && errno == ERANGE);
+  std::vector<std::string> found;
+  for (ssize_t at = 0; at < bytes; at += static_cast<ssize_t>(found.back().size()) + 1)
+    found.emplace_back(names.data() + at);
+  return found;
+}
+
+std::optional<std::string> attribute(int fd, const char* name) {
+  std::string value;
+  ssize_t bytes = 0;
+  do {
+    bytes = ::fgetxattr(fd, name, nullptr, 0);
+    if (bytes < 0) return std::nullopt;
+    value.resize(static_cast<std::size_t>(bytes));
+    bytes = ::fgetxattr(fd, name, value.data(), value.size());
+  } while (bytes < 0 && errno == ERANGE);
+  if (bytes < 0) return std::nullopt;
+  value.resize(static_cast<std::size_t>(bytes));
+  return value;
+}
+
+// Those that say something of the contents are wrong for new ones; those of overlayfs, of the inode.
+bool is_copied(std::string_view name) {
+  return name != kAcl && name != "security.capability" && name != "security.ima" && name != "security.evm" &&
+         !name.starts_with("trusted.overlay.");
+}
+
+// 0, or the errno of an attribute for which there is no room.
+int copy_extended_attributes(int from, int to) {
+  for (const std::string& name : attribute_names(from)) {
+    if (!is_copied(name)) continue;
+    const auto value = attribute(from, name.c_str());
+    if (!value || attribute(to, name.c_str()) == value) continue;
+    if (::fsetxattr(to, name.c_str(), value->data(), value->size(), 0) == 0) continue;
+    if (errno == ENOSPC || errno == EDQUOT) return errno;
+  }
+  return 0;
+}
+
+// What of `mode` the successor has for group and others if it is of another group: members of the new group
+// were others, and members of the old one are others now.
+mode_t without_group(mode_t mode) {
+  const mode_t both = (mode >> 3) & mode & kOthersBits;
+  return (mode & kOwnerBits) | both << 3 | both;
+}
+
+// Owner, group, ACL and mode, in the order in which access never widens: `to` has had no bits for group and
+// others so far, or those of a new file.
+void copy_permissions(int from, const struct stat& old, int to) {
+  mode_t mode = old.st_mode & kKeptBits;
+  struct stat now{};
+  if (::fstat(to, &now) != 0) return;
+  bool same_group = true;
+  if ((now.st_uid != old.st_uid || now.st_gid != old.st_gid) && ::fchown(to, old.st_uid, old.st_gid) != 0 &&
+      now.st_gid != old.st_gid)
+    same_group = ::fchown(to, static_cast<uid_t>(-1), old.st_gid) == 0;
+  const auto acl = attribute(from, kAcl);
+  // With an ACL the group bits are its mask, and it may deny a user what others may.
+  const bool has_acl = acl && same_group && ::fsetxattr(to, kAcl, acl->data(), acl->size(), 0) == 0;
+  if (!has_acl) ::fremovexattr(to, kAcl);  // of the directory's default ACL
+  if (acl && !has_acl) {
+    mode &= kOwnerBits;
+  } else if (!same_group) {
+    mode = without_group(mode);
+  }
+  if (::fstat(to, &now) != 0 || (now.st_mode & 07777) != mode) ::fchmod(to, mode);
+}
+
+}  // namespace
+
+Result<ReplacedFile> ReplacedFile::find(const std::string& path, std::string action) {
+  // Refuses what following links one by one does not see, such as another user's in a sticky directory.
+  struct stat followed{};
+  if (::stat(path.c_str(), &followed) != 0 && errno != ENOENT)
+    return std::unexpected(system_error(errno, action, path));
+  auto target = resolve_links(path, action);
+  if (!target) return std::unexpected(target.error());
+  ReplacedFile found(std::move(*target), std::move(action));
+  if (auto opened = found.open_old(); !opened) return std::unexpected(opened.error());
+  return found;
+}
+
+mode_t ReplacedFile::create_mode() const { return old_.valid() ? 0600 : 0666; }
+
+std::unexpected<Error> ReplacedFile::failed(int code) const {
+  return std::unexpected(system_error(code, action_, path_));
+}
+
+// Leaves old_ as it is if the file is gone by now.
+Status ReplacedFile::open_old() {
+  struct stat status{};
+  // Looked at first: to open a device may do something.
+  if (::lstat(path_.c_str(), &status) != 0) {
+    if (errno == ENOENT) return {};
+    return failed(errno);
+  }
+  if (S_ISDIR(status.st_mode)) return failed(EISDIR);
+  if (S_ISLNK(status.st_mode)) return failed(ELOOP);  // since the links were followed
+  if (!S_ISREG(status.st_mode)) {
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        action_ + ": it exists and is not a regular file; name a file, or a path that does not exist",
+        path_));
+  }
+  UniqueFd fd(open_existing(path_));
+  if (!fd.valid()) {
+    if (errno == ENOENT) return {};
+    return failed(errno);
+  }
+  old_ = std::move(fd);
+  return {};
+}
+
+Result<bool> ReplacedFile::copy_attributes_to(int fd) {
+  if (auto opened = open_old(); !opened) return std::unexpected(opened.error());
+  if (!old_.valid()) return false;
+  struct stat old{};
+  if (::fstat(old_.get(), &old) != 0) return failed(errno);
+  if (copied_ && have_same_attributes(old, seen_)) return false;
+  if (const int code = copy_extended_attributes(old_.get(), fd); code != 0) return failed(code);
+  copy_permissions(old_.get(), old, fd);
+  seen_ = old;
+  copied_ = true;
+  return true;
+}
+
+}  // namespace trunkline::os
