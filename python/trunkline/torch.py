@@ -30,6 +30,6 @@ def empty_pinned(
         raise ValueError(f"shape: must have no negative extent, not {extents}")
     nbytes = prod(extents) * dtype.itemsize
     if nbytes == 0:
-        return torch.empty(extents, dtype=dtype)
+        return torch.empty(extents, dtype=dtype, device="cpu")
     buffer = pinned_empty(nbytes, device, engine=engine)
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(extents)

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from trunkline._core import Engine
+from trunkline._modes import makes_ordinary_tensors
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 Verify = Literal["auto"] | bool
 
 
+@makes_ordinary_tensors
 def load(
     path: Path,
     *,
@@ -27,7 +29,8 @@ def load(
     are merged; otherwise a zip file of torch >= 1.6, whatever its suffix. Pickles run no code: only what
     torch.load(weights_only=True) allows is loaded (torch.serialization.add_safe_globals widens it).
 
-    Tensors own their memory, page-aligned where they are large. `verify`: "auto" checks the checksums that
+    Tensors own their memory, page-aligned where they are large, and are ordinary tensors even when they are
+    loaded under torch.inference_mode(). `verify`: "auto" checks the checksums that
     the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
     file, read when they are first touched and not verified. `device`: "cpu", or a CUDA GPU ("cuda",
     "cuda:1"), whose tensors are read into their final memory, after what its current stream holds. A file

@@ -143,7 +143,7 @@ class _Placement:
 
 def _moved(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
     """Return a copy on the device."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).to(device).untyped_storage()
 
 
 def load(

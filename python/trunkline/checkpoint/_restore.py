@@ -9,6 +9,7 @@ import numpy
 import torch
 
 from trunkline._errors import Format
+from trunkline._modes import makes_ordinary_tensors
 from trunkline.checkpoint._leaves import (
     MAX_DEPTH,
     NUMPY_AS_TORCH,
@@ -36,6 +37,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 _NOTHING: Any = object()  # there is nothing to load into
 
 
+@makes_ordinary_tensors
 def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the state that flatten() took apart; its tensors share the memory of `tensors`.
 

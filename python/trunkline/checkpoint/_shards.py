@@ -9,6 +9,7 @@ import torch
 from trunkline import _core
 from trunkline._core import FileImage
 from trunkline._errors import Corrupt, Format
+from trunkline._modes import makes_ordinary_tensors
 from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._shares import Piece
 from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtype_named
@@ -89,6 +90,7 @@ def format_crc32c(sums: Sequence[int]) -> str:
     return "".join(f"{value:08x}" for value in sums)
 
 
+@makes_ordinary_tensors
 def empty_like(about: dict[str, Any], path: str, device: torch.device = CPU) -> torch.Tensor:
     """Make memory for a tensor of a manifest; each large one has pages of its own, which go with it."""
     dtype = dtype_named(about["dtype"])

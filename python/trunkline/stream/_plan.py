@@ -10,6 +10,7 @@ import torch
 
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget, Unsupported
+from trunkline._modes import independent_of_modes
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _machine, _roofline
@@ -20,6 +21,7 @@ BATCH_SIZES = (1, 4, 16, 64, 256)
 _DISKS = (1, 2, 4, 8)
 
 
+@independent_of_modes
 def plan(
     model_dir: Path,
     *,

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
+from trunkline._modes import independent_of_modes
 from trunkline._types import Path
 from trunkline.checkpoint._memory import Device, empty_bytes
 from trunkline.checkpoint._transfer import path_name
@@ -25,6 +26,7 @@ from trunkline.transformers._packing import opened, place_argument, planned
 from trunkline.transformers._tiers import Memory, PlacedUnit, memory_arguments, share_out
 
 
+@independent_of_modes
 def from_pretrained(
     model_dir: Path,
     *,
@@ -53,7 +55,8 @@ def from_pretrained(
     `device`: "cpu", or a CUDA GPU. There `memory_budget` bounds the weights in the GPU's memory (None: half
     of what is free), and `host_memory` those in main memory, from where what has no room on the GPU is copied
     to it in each pass, ahead of its use (None: half of what is available); only the rest is read from the
-    disk each time.
+    disk each time. The default device of torch is ignored, and weights are ordinary tensors even when the
+    model is loaded under torch.inference_mode().
 
     Raises OutOfBudget, which names the least that would do; Unsupported for quantised weights, other devices,
     and models without decoder layers; Format for a folder that is no such checkpoint. What generate() meets

@@ -12,6 +12,7 @@ import torch
 
 from trunkline._core import File
 from trunkline._errors import exception_of
+from trunkline._modes import independent_of_modes
 from trunkline._types import Path
 from trunkline.checkpoint._transfer import path_name
 from trunkline.stream import _manifest, _pack
@@ -147,6 +148,7 @@ def _check_same_model(place: Place, checkpoint: Checkpoint, recipe: Recipe) -> N
         )
 
 
+@independent_of_modes
 def pack(
     model_dir: Path,
     directories: "Sequence[Path]",

@@ -1,0 +1,45 @@
+"""Tensors that do not depend on the modes of torch under which they are made."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def makes_ordinary_tensors(function: Callable[P, R]) -> Callable[P, R]:
+    """Let `function` make ordinary tensors even when it is called under torch.inference_mode().
+
+    Tensors made in that mode stay inference tensors: outside of it they can neither be changed in place nor
+    require gradients. Loaded weights outlive the block in which they were loaded.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        import torch
+
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def independent_of_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` as makes_ordinary_tensors() does, with main memory as the default device.
+
+    Its own argument `device` decides where weights go, not torch.set_default_device() or a block of `with
+    torch.device("meta")` around the call.
+    """
+
+    @makes_ordinary_tensors
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        import torch
+
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return call
