@@ -162,6 +162,15 @@ nb::dict collect(const StoreObject& self, bool dry_run) {
   return dict_of(unwrap(std::move(result)));
 }
 
+nb::dict collect_if_used(const StoreObject& self) {
+  return dict_of(unwrap(without_gil([&] { return self.store->collect_if_used(); })));
+}
+
+// Waits while another thread changes the directory.
+checkpoint::StoreDescriptor descriptor_of(const StoreObject& self) {
+  return without_gil([&] { return self.store->descriptor(); });
+}
+
 std::vector<std::uint64_t> steps(const StoreObject& self) {
   return unwrap(without_gil([&] { return self.store->steps(); }));
 }
@@ -220,7 +229,8 @@ void register_checkpoint_store(nb::module_& module) {
       "A directory of checkpoints (docs/formats/checkpoint.md): steps, manifests, commits. Thread-safe.\n\n"
       "volumes: directories over which shards are spread (None: as the directory has them; []: beside the "
       "manifests).\n"
-      "create: make what is missing, and change the volumes; without it FileNotFoundError is raised.\n\n"
+      "create: let begin() make what is missing, and change the volumes; without it FileNotFoundError is "
+      "raised.\n\n"
       "A save goes begin, commit, retain, release; from begin on nobody else can save or collect.\n"
       "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
       "(dicts of\n"
@@ -247,7 +257,10 @@ void register_checkpoint_store(nb::module_& module) {
            "Returns \"volumes\" (as the manifest has them) and \"shards\": dicts of \"volume\", \"file\" and "
            "\"path\", in "
            "the\n"
-           "order of the volumes. Raises Error with EBUSY while another saves, or this one is not released.")
+           "order of the volumes. Raises Error with EBUSY while another saves, or this one is not released; "
+           "with "
+           "EAGAIN\n"
+           "when the number of volumes has changed: call it again.")
       .def(
           "commit", &commit, "manifest"_a.none(),
           nb::sig("def commit(self, manifest: dict[str, typing.Any]) -> int"),
@@ -270,6 +283,8 @@ void register_checkpoint_store(nb::module_& module) {
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
            "Removes what saves that were cut off have left. \"busy\": somebody saves, nothing was done.")
+      .def("collect_if_used", &collect_if_used, nb::sig("def collect_if_used(self) -> dict[str, typing.Any]"),
+           "The same where a save was begun before; otherwise nothing, and no lock is made.")
       .def("verify", &verify, "step"_a.none(), nb::kw_only(), "engine"_a = nb::none(),
            "progress"_a = nb::none(),
            nb::sig("def verify(self, step: int, *, engine: Engine | None = None, progress: "
@@ -285,13 +300,13 @@ void register_checkpoint_store(nb::module_& module) {
           "directory", [](const StoreObject& self) { return decode_path(self.store->directory()); },
           nb::for_getter(nb::sig("def directory(self) -> str")), "The directory, absolute (str).")
       .def_prop_ro(
-          "volumes", [](const StoreObject& self) { return paths_of(self.store->descriptor().volumes); },
+          "volumes", [](const StoreObject& self) { return paths_of(descriptor_of(self).volumes); },
           nb::for_getter(nb::sig("def volumes(self) -> list[str]")),
           "The store's own directories on its volumes (list of str); empty when shards lie beside the "
           "manifests.")
       .def_prop_ro(
-          "id", [](const StoreObject& self) { return self.store->descriptor().id; },
-          "What its directories on volumes have in their names (str).");
+          "id", [](const StoreObject& self) { return descriptor_of(self).id; },
+          "What its directories on volumes have in their names (str); decided by the first save.");
 }
 
 }  // namespace trunkline::python

@@ -57,6 +57,14 @@ def store(tmp_path: Path, checkpoint_writer: "CheckpointWriter") -> CheckpointSt
     return made
 
 
+def without_checkpoints(directory: Path) -> Path:
+    """A directory whose first save was given up."""
+    store = CheckpointStore(directory)
+    store.begin(1, [0])
+    store.abandon()
+    return directory
+
+
 def manifest_of(store: CheckpointStore, step: int) -> Path:
     (path,) = Path(store.directory).glob(f"step-{step:08}/manifest-*")
     return path
@@ -83,7 +91,7 @@ def test_ls(store: CheckpointStore) -> None:
 
 
 def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: CheckpointStore) -> None:
-    CheckpointStore(tmp_path / "new")
+    without_checkpoints(tmp_path / "new")
     assert document("ls", tmp_path / "new")["checkpoints"] == []
     assert "no checkpoints" in run("ls", tmp_path / "new").stdout
     manifest = manifest_of(store, 10)
@@ -193,10 +201,16 @@ def test_all_damage_is_listed(store: CheckpointStore) -> None:
         assert path in text
 
 
-def test_verify_without_checkpoints_fails_unless_all_are_asked_for(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path / "new")
-    assert "no checkpoint" in run("verify", tmp_path / "new", expect=1).stderr
-    assert document("verify", tmp_path / "new", "--all")["ok"] is True
+@pytest.mark.parametrize("command", [("show",), ("verify",), ("verify", "--all")])
+def test_without_checkpoints_there_is_nothing_to_show_or_verify(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    directory = without_checkpoints(tmp_path / "new")
+    name, *options = command
+    result = run(name, directory, *options, expect=1)
+    assert f"{directory} has no checkpoint yet" in result.stderr
+    assert result.stdout == ""
+    assert "has no checkpoint yet" in document(name, directory, *options, expect=1)["error"]["message"]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
+#include "checkpoint/own_directory.h"
 #include "os/read_text.h"
 #include "trunkline/checksum.h"
 
@@ -131,17 +132,6 @@ bool refers_to(const std::string& directory, const std::string& volume) {
     const auto manifest = read_manifest_of(directory, entry.step, entry.commits.back());
     return !manifest || is_volume(manifest->volumes);
   });
-}
-
-// Of the part of a path that is there: the filesystem that would hold the rest.
-std::optional<std::uint64_t> device_under(fs::path path) {
-  while (path.has_relative_path()) {
-    path = path.parent_path();
-    struct stat status{};
-    if (::stat(path.c_str(), &status) == 0) return status.st_dev;
-    if (errno != ENOENT && errno != ENOTDIR) return std::nullopt;
-  }
-  return std::nullopt;
 }
 
 // Whether checkpoints of `directory` name all the shards in `volume`. An older copy does not know the newer

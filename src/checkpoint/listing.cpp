@@ -101,6 +101,9 @@ std::string steps_in_words(const std::string& directory) {
   for (const StepEntry& entry : *entries) {
     if (!entry.commits.empty()) steps.push_back(fmt::format("{}", entry.step));
   }
+  struct stat status{};
+  if (steps.empty() && ::stat(directory.c_str(), &status) != 0 && errno == ENOENT)
+    return "the directory does not exist (is its path mistyped?)";
   if (steps.empty()) return "there are no steps in it";
   const std::string_view noun = steps.size() == 1 ? "step" : "steps";
   if (steps.size() > 2 * kEnds) {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kManifestPrefix = "manifest-";
+constexpr std::string_view kAsidePrefix = "aside-";
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 constexpr std::size_t kNonceDigits = 16;
 
@@ -67,6 +68,25 @@ bool is_shard_file(std::string_view name) {
 
 bool is_temporary_file(std::string_view name) {
   return name.starts_with(".trunkline-") && name.ends_with(".tmp");
+}
+
+std::string aside_directory(std::string_view time, unsigned number) {
+  return number > 1 ? fmt::format("{}{}-{}", kAsidePrefix, time, number)
+                    : fmt::format("{}{}", kAsidePrefix, time);
+}
+
+bool is_aside_directory(std::string_view name) {
+  constexpr std::string_view kTime = "00000000T000000Z";
+  if (!name.starts_with(kAsidePrefix)) return false;
+  name.remove_prefix(kAsidePrefix.size());
+  if (name.size() < kTime.size()) return false;
+  for (std::size_t i = 0; i < kTime.size(); ++i) {
+    if (kTime[i] == '0' ? name[i] < '0' || name[i] > '9' : name[i] != kTime[i]) return false;
+  }
+  name.remove_prefix(kTime.size());
+  const bool numbered = name.size() > 1 && name.starts_with('-') &&
+                        name.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  return name.empty() || numbered;
 }
 
 std::string random_hex(unsigned digits) {

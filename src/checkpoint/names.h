@@ -26,6 +26,10 @@ std::optional<std::uint64_t> commit_of(std::string_view name);
 bool is_shard_file(std::string_view name);
 bool is_temporary_file(std::string_view name);
 
+// A folder in the directory that holds an earlier run: "aside-20260131T235959Z", or with "-2" behind it.
+std::string aside_directory(std::string_view time, unsigned number);
+bool is_aside_directory(std::string_view name);
+
 std::string random_hex(unsigned digits);
 
 }  // namespace trunkline::checkpoint

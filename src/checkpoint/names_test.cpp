@@ -39,6 +39,16 @@ TEST(Names, OthersAreNotTakenForThem) {
   EXPECT_FALSE(is_temporary_file(".trunkline-0123"));
 }
 
+TEST(Names, FoldersOfRunsThatWereSetAside) {
+  EXPECT_EQ(aside_directory("20260131T235959Z", 1), "aside-20260131T235959Z");
+  EXPECT_EQ(aside_directory("20260131T235959Z", 2), "aside-20260131T235959Z-2");
+  for (const char* name : {"aside-20260131T235959Z", "aside-20260131T235959Z-12"})
+    EXPECT_TRUE(is_aside_directory(name)) << name;
+  for (const char* name : {"aside", "aside-2026", "aside-20260131T235959", "aside-20260131T235959Z-",
+                           "aside-20260131T235959Z-x", "aside-20260131x235959Z", "x-20260131T235959Z"})
+    EXPECT_FALSE(is_aside_directory(name)) << name;
+}
+
 TEST(Names, RandomDigitsDiffer) {
   EXPECT_EQ(random_hex(16).size(), 16U);
   EXPECT_NE(random_hex(16), random_hex(16));

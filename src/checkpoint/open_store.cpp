@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 
 #include "checkpoint/names.h"
 #include "os/read_text.h"
@@ -59,6 +60,12 @@ StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<st
     if (std::ranges::find(after.volumes, each) == after.volumes.end()) after.former_volumes.push_back(each);
   }
   return after;
+}
+
+std::vector<std::string> parents_of(const std::vector<std::string>& volumes) {
+  std::vector<std::string> parents;
+  std::ranges::transform(volumes, std::back_inserter(parents), parent_of);
+  return parents;
 }
 
 // Directories first: the descriptor says that they are there, and one that is missing later on is a disk

@@ -20,6 +20,9 @@ Result<std::optional<StoreDescriptor>> read_store_descriptor(const std::string& 
 StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<std::string>& volumes,
                              const std::string& directory);
 
+// The paths that with_volumes() made the directories of a descriptor from.
+std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
+
 // Makes the directories on volumes that `before` does not name, then the descriptor, all durably. EEXIST when
 // there is no `before` and another has made the descriptor meanwhile.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,

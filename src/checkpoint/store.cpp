@@ -17,6 +17,7 @@
 #include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
+#include "checkpoint/own_directory.h"
 #include "os/file_lock.h"
 #include "os/fork_generation.h"
 #include "os/fork_private_fd.h"
@@ -27,6 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxShards = 1 << 20;
+constexpr unsigned kIdDigits = 16;
 // Added to a fork generation while a child's first call makes the store its own.
 constexpr unsigned kBeingTaken = 1U << 31;
 
@@ -69,14 +71,16 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-std::unexpected<Error> no_store(const std::string& directory) {
-  return std::unexpected(Error{
-      .kind = ErrorKind::system,
-      .code = ENOENT,
-      .message = fmt::format("{} is no directory of checkpoints: it has neither {} nor steps in it; name "
-                             "the directory that a Checkpointer was given",
-                             directory, kDescriptorFile),
-      .path = directory});
+std::unexpected<Error> no_store(const std::string& directory, bool exists) {
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOENT,
+            .message = fmt::format("{} is no directory of checkpoints: {}; name the directory that a "
+                                   "Checkpointer was given",
+                                   directory,
+                                   exists ? fmt::format("it has neither {} nor steps in it", kDescriptorFile)
+                                          : "it does not exist"),
+            .path = directory});
 }
 
 std::unexpected<Error> busy(const std::string& directory) {
@@ -88,6 +92,15 @@ std::unexpected<Error> busy(const std::string& directory) {
                       "EBUSY; wait for it, or see who holds its file {} with lsof",
                       directory, kLockFile),
       .path = directory});
+}
+
+std::unexpected<Error> other_volumes(const std::string& directory) {
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = EAGAIN,
+            .message = fmt::format(
+                "{}: another process has given the directory other volumes; begin the save again", directory),
+            .path = directory});
 }
 
 Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
@@ -117,57 +130,60 @@ struct Store::Save {
   std::optional<std::uint64_t> committed = {};
 };
 
-Store::Store(std::string directory, StoreDescriptor descriptor, Changes changes)
+Store::Store(std::string directory, Volumes volumes, Changes changes)
     : directory_(std::move(directory)),
-      descriptor_(std::move(descriptor)),
+      volumes_(std::move(volumes)),
       changes_(std::move(changes)),
       generation_(os::fork_generation()) {}
 
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const StoreOptions& options) {
-  const auto path = absolute_path(directory, "directory");
+  auto path = absolute_path(directory, "directory");
   if (!path) return std::unexpected(path.error());
-  std::optional<std::vector<std::string>> volumes;
+  Volumes volumes;
   if (options.volumes) {
     auto absolute = absolute_volumes(*options.volumes);
     if (!absolute) return std::unexpected(absolute.error());
     volumes = std::move(*absolute);
   }
-  const Changes changes(options.watch);
-  auto before = read_store_descriptor(*path);
-  if (!before) return std::unexpected(before.error());
-  if (!*before && options.if_missing == IfMissing::fail) {
+  const auto device = device_of_directory(*path);
+  if (!device) return std::unexpected(device.error());
+  const auto recorded = read_store_descriptor(*path);
+  if (!recorded) return std::unexpected(recorded.error());
+  if (options.if_missing == IfMissing::create) {
+    if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
+  } else if (!*recorded) {
     const auto steps = step_directories_in(*path);
     if (!steps) return std::unexpected(steps.error());
-    if (steps->empty()) return no_store(*path);
+    if (steps->empty()) return no_store(*path, device->has_value());
   }
-  StoreDescriptor descriptor =
-      before->value_or(StoreDescriptor{.id = random_hex(16), .volumes = {}, .former_volumes = {}});
-  if (volumes) descriptor = with_volumes(descriptor, *volumes, *path);
-  const bool changed = *before != descriptor;
-  if (changed && *before && options.if_missing == IfMissing::fail)
-    return invalid(fmt::format("volumes: {} has its shards on others", *path));
-  std::unique_ptr<Store> store(new Store(*path, std::move(descriptor), changes));
-  if (!changed || options.if_missing == IfMissing::fail) return store;
-  if (*before) {
-    if (auto ours = check_homes(store->descriptor_, *path); !ours) return std::unexpected(ours.error());
+  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), Changes(options.watch)));
+  store->device_ = *device;
+  store->recorded_ = recorded->has_value();
+  store->descriptor_ = store->next_descriptor(*recorded);
+  if (*recorded && store->descriptor_ != **recorded) {
+    if (options.if_missing == IfMissing::fail)
+      return invalid(fmt::format("volumes: {} has its shards on others", store->directory_));
+    if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
+      return std::unexpected(ours.error());
   }
-  if (auto made = changes.make_directories_durably(*path); !made) return std::unexpected(made.error());
-  std::unique_ptr<Lock> held;
-  if (*before) {  // not while somebody saves by what it says
-    auto locked = store->lock(true);
-    if (!locked) return std::unexpected(locked.error());
-    held = std::move(*locked);
-  }
-  const auto written = write_store_descriptor(*path, store->descriptor_, *before, changes);
-  if (written) return store;
-  if (written.error().code != EEXIST || *before) return std::unexpected(written.error());
-  // Another process that opened the same new directory was first: that one's descriptor counts.
-  for (const std::string& volume : store->descriptor_.volumes) {
-    if (auto removed = changes.remove_directory(volume); !removed) return std::unexpected(removed.error());
-  }
-  return open(directory, options);
+  return store;
+}
+
+StoreDescriptor Store::descriptor() {
+  const auto guard = enter();
+  return descriptor_;
+}
+
+// What the descriptor is to be. A directory whose descriptor has gone since this store saw it gets a new id:
+// it may have been moved away, with the shards that its manifests name on the volumes, and those of the old
+// id must never count as debris here.
+StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
+  if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
+  if (!recorded_ && !descriptor_.id.empty()) return descriptor_;
+  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
+  return with_volumes(none, volumes_ ? *volumes_ : parents_of(descriptor_.volumes), directory_);
 }
 
 std::unique_lock<std::mutex> Store::enter() {
@@ -221,14 +237,59 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
   return read_newest_manifest(directory_, step);
 }
 
+// A directory that was there before, and is not now that another filesystem lies under it, was unmounted.
+Status Store::check_device() const {
+  const auto now = device_of_directory(directory_);
+  if (!now) return std::unexpected(now.error());
+  if (!device_ || *now || device_under(directory_) == device_) return {};
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOENT,
+            .message = fmt::format("cannot save into {}: the directory has gone, and its filesystem with it; "
+                                   "mount that again, and the next save goes on",
+                                   directory_),
+            .path = directory_});
+}
+
+// What everything else lies in. One that a user removed is made anew.
+Status Store::make_directory() {
+  if (auto mounted = check_device(); !mounted) return mounted;
+  if (auto ours = check_not_foreign(directory_); !ours) return ours;
+  return changes_.make_directories_durably(directory_);
+}
+
+// Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
+Status Store::record_descriptor() {
+  for (bool again = true;; again = false) {
+    const auto recorded = read_store_descriptor(directory_);
+    if (!recorded) return std::unexpected(recorded.error());
+    descriptor_ = next_descriptor(*recorded);
+    recorded_ = recorded->has_value();
+    if (*recorded == descriptor_) return {};
+    if (recorded_) {
+      if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
+    }
+    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes_);
+    if (written) {
+      recorded_ = true;
+      return {};
+    }
+    if (written.error().code != EEXIST || recorded_ || !again) return written;
+    // Where the filesystem has no locks, another process may have been first: that one's counts.
+    for (const std::string& volume : descriptor_.volumes) {
+      if (auto removed = changes_.remove_directory(volume); !removed) return removed;
+    }
+  }
+}
+
 // That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
-Status Store::claim_volumes(std::span<const std::uint64_t> shards) const {
-  if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
-  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
+Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const {
+  if (auto ours = check_homes(descriptor, directory_); !ours) return ours;
+  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (std::size_t i = 0; i < volumes->size(); ++i) {
       if (!is_directory((*volumes)[i])) continue;
       auto taken = take_home((*volumes)[i], directory_, changes_);
-      const bool written_to = volumes == &descriptor_.volumes && shards[i] > 0;
+      const bool written_to = volumes == &descriptor.volumes && shards[i] > 0;
       if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
     }
   }
@@ -261,20 +322,26 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
 }
 
 Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t> shards) {
+  const auto guard = enter();
   const std::size_t volumes = std::max<std::size_t>(1, descriptor_.volumes.size());
   if (step > kMaxNumber) return invalid("step: is beyond 2^63 - 1");
   if (shards.size() != volumes)
     return invalid(fmt::format("shards: {} numbers for {} volumes", shards.size(), volumes));
   if (std::ranges::any_of(shards, [](std::uint64_t count) { return count > kMaxShards; }))
     return invalid(fmt::format("shards: more than {} on a volume", kMaxShards));
-  const auto guard = enter();
   if (save_) return busy(directory_);  // also where the filesystem has no locks
+  if (auto made = make_directory(); !made) return std::unexpected(made.error());
   auto save = std::make_unique<Save>();
   auto locked = lock(true);
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
   save->step = step;
-  if (auto claimed = claim_volumes(shards); !claimed) return std::unexpected(claimed.error());
+  // Again, since it was not locked before.
+  if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
+  if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
+  if (const auto device = device_of_directory(directory_)) device_ = *device;
+  if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
+  if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   save_ = std::move(save);
 
@@ -403,17 +470,35 @@ Result<SweepResult> Store::abandon() {
 }
 
 Result<SweepResult> Store::collect(Sweep::DryRun dry_run) {
+  return sweep_all(dry_run, dry_run == Sweep::DryRun::no);
+}
+
+Result<SweepResult> Store::collect_if_used() {
+  struct stat status{};
+  if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return SweepResult{};
+  return sweep_all(Sweep::DryRun::no, false);
+}
+
+Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, bool may_make_lock) {
   const auto guard = enter();
   SweepResult busy;
   busy.busy = true;
   if (save_) return busy;
-  const auto locked = lock(dry_run == Sweep::DryRun::no);
+  const auto is_ours = has_checkpoints(directory_);
+  if (!is_ours) return std::unexpected(is_ours.error());
+  if (!*is_ours) return SweepResult{};
+  const auto locked = lock(may_make_lock);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
-  const std::vector<std::uint64_t> no_shards(descriptor_.volumes.size());
-  auto ours = dry_run == Sweep::DryRun::yes ? check_homes(descriptor_, directory_) : claim_volumes(no_shards);
+  // As it is by now: the directories on volumes that another process has given up are not ours to search.
+  const auto recorded = read_store_descriptor(directory_);
+  if (!recorded) return std::unexpected(recorded.error());
+  const StoreDescriptor descriptor = recorded->value_or(StoreDescriptor{.id = descriptor_.id, .volumes = {}});
+  const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
+  auto ours = dry_run == Sweep::DryRun::yes ? check_homes(descriptor, directory_)
+                                            : claim_volumes(descriptor, no_shards);
   if (!ours) return std::unexpected(ours.error());
-  Sweep sweep(directory_, descriptor_, changes_, dry_run);
+  Sweep sweep(directory_, descriptor, changes_, dry_run);
   sweep.clean_all();
   return sweep.take_result();
 }

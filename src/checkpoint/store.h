@@ -44,10 +44,11 @@ struct Placement {
 // forks is the parent's: the child has begun none, and the lock is not its own.
 class Store {
  public:
-  // Makes the directory, those above it, and those on the volumes, all durably. Without IfMissing::create, a
-  // directory that has lost its descriptor is still opened if there are steps in it; system (ENOENT) if not.
-  // Volumes that differ from those of the directory take effect for new saves, with IfMissing::create;
-  // otherwise they are an invalid_argument.
+  // Only reads: begin() makes the directory, its descriptor and the directories on volumes. A directory that
+  // is missing has no steps; without IfMissing::create it is system (ENOENT), as is one with neither a
+  // descriptor nor steps. With it, a directory that holds other files instead is refused (ENOTEMPTY), so that
+  // a mistyped path is noticed before anything is written. Volumes that differ from those of the directory
+  // take effect at the next save; without IfMissing::create they are an invalid_argument.
   static Result<std::unique_ptr<Store>> open(const std::string& directory, const StoreOptions& options = {});
 
   Store(const Store&) = delete;
@@ -55,15 +56,17 @@ class Store {
   ~Store();
 
   const std::string& directory() const { return directory_; }  // absolute
-  const StoreDescriptor& descriptor() const { return descriptor_; }
+  // As the next save has it; another process may change it before.
+  StoreDescriptor descriptor();
 
   Result<std::vector<std::uint64_t>> steps() const;          // ascending
   Result<std::optional<std::uint64_t>> latest() const;       // the step that was committed last
   Result<Manifest> read_manifest(std::uint64_t step) const;  // system (ENOENT) when there is no such step
 
-  // Makes the directories of the step, durably. `shards`: how many on each volume (one number without
-  // volumes). Fails with system (EBUSY) while another saves, or this one is not released; with unsupported in
-  // a copy of a directory whose shards lie on volumes (home.h).
+  // Makes the directories of the step, durably, and before them what the directory itself lacks. `shards`:
+  // how many on each volume (one number without volumes). Fails with system (EBUSY) while another saves, or
+  // this one is not released; with EAGAIN when another process has changed the number of volumes (call it
+  // again with the new one); with unsupported in a copy of a directory whose shards lie on volumes (home.h).
   Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 
   // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
@@ -84,25 +87,39 @@ class Store {
 
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
   // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
-  // begin().
+  // begin(). Nothing either in a directory with neither a descriptor nor steps.
   Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no);
+
+  // The same where a save has been begun before, so that no lock has to be made; else nothing. For those who
+  // open the directory, maybe only to read.
+  Result<SweepResult> collect_if_used();
 
  private:
   struct Lock;
   struct Save;
 
-  Store(std::string directory, StoreDescriptor descriptor, Changes changes);
+  using Volumes = std::optional<std::vector<std::string>>;
+
+  Store(std::string directory, Volumes volumes, Changes changes);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
-  Status claim_volumes(std::span<const std::uint64_t> shards) const;
+  Result<SweepResult> sweep_all(Sweep::DryRun dry_run, bool may_make_lock);
+  Status make_directory();
+  Status check_device() const;
+  StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
+  Status record_descriptor();
+  Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
 
   const std::string directory_;
-  const StoreDescriptor descriptor_;
+  const Volumes volumes_;  // StoreOptions::volumes
   const Changes changes_;
 
-  std::mutex mutex_;  // guards save_, and keeps the functions that change the directory apart
+  std::mutex mutex_;  // guards what follows, and keeps the functions that change the directory apart
+  StoreDescriptor descriptor_;
+  bool recorded_ = false;                // descriptor_ has been in the directory
+  std::optional<std::uint64_t> device_;  // on which the directory was
   std::unique_ptr<Save> save_;
   std::atomic<unsigned> generation_;  // fork generation that both belong to
 };

@@ -18,17 +18,6 @@ class StoreTest : public test::StoreTest {};
 
 using Steps = std::vector<std::uint64_t>;
 
-TEST_F(StoreTest, AnEmptyDirectoryIsMadeOnce) {
-  const auto store = open();
-  EXPECT_EQ(everything(), (std::vector<std::string>{"run/", "run/trunkline-checkpoints.json"}));
-  EXPECT_EQ(store->steps(), Steps{});
-  EXPECT_EQ(store->latest(), std::nullopt);
-  EXPECT_EQ(store->read_manifest(1).error().code, ENOENT);
-  const auto again = open();
-  EXPECT_EQ(again->descriptor(), store->descriptor());
-  EXPECT_EQ(open({.if_missing = IfMissing::fail})->descriptor(), store->descriptor());
-}
-
 TEST_F(StoreTest, WhatWasCommittedIsRead) {
   const auto store = open();
   const Placement placement = begin(*store, 12);
@@ -237,7 +226,7 @@ TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   EXPECT_TRUE(other->collect()->busy);
   EXPECT_TRUE(other->collect(Sweep::DryRun::yes)->busy);
   EXPECT_TRUE(store->collect()->busy);
-  EXPECT_EQ(Store::open(directory(), {.volumes = volumes()}).error().code, EBUSY);
+  EXPECT_EQ(open({.volumes = volumes()})->begin(2, Steps{1, 1}).error().code, EBUSY);
   store->release();
   EXPECT_FALSE(other->collect()->busy);
   EXPECT_TRUE(other->begin(2, Steps{1}));
@@ -323,8 +312,10 @@ TEST_F(StoreTest, ArgumentsThatMakeNoSense) {
 
 TEST_F(StoreTest, AVolumeThatIsNotMountedIsNamed) {
   const auto store = open({.volumes = volumes()});
+  begin(*store, 1);
+  ASSERT_TRUE(store->abandon());
   const std::string gone = store->descriptor().volumes[1];
-  std::filesystem::remove(gone);
+  std::filesystem::remove_all(gone);
   const auto refused = store->begin(1, Steps{1, 1});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().path, gone);

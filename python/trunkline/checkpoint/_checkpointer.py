@@ -31,10 +31,12 @@ Writers = Literal["rank", "node"] | Sequence[int]
 class Checkpointer:
     """Checkpoints of a training in one directory: crash-safe, verified, the last few kept.
 
-    directory: made if it is not there; one directory a step in it, each with a manifest and shards, which are
-    stock safetensors files. keep: how many checkpoints stay (None: all); older ones go once a new one is
-    durable. volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
-    directory has them, in a new one none.
+    directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
+    stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
+
+    keep: how many checkpoints stay (None: all); older ones go once a new one is durable. volumes: directories,
+    best one on each disk, over which the bytes are spread evenly; None: as the directory has them, in a new
+    one none.
 
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
     is one, False this process alone. Then making one, save() and load() are collective, and each writer
@@ -59,7 +61,11 @@ class Checkpointer:
         staging_bytes: "int | str | None" = None,
         engine: Engine | None = None,
     ) -> None:
-        """Open the directory. Raises ValueError for bad arguments, Error where it cannot be made or read."""
+        """Open the directory, which need not exist: only the first save creates anything.
+
+        Raises ValueError for bad arguments; NotADirectoryError for a file in its place; Error with ENOTEMPTY
+        for a directory that holds other files and no checkpoints, Error where it cannot be read.
+        """
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise ValueError(f"keep: must be an int of at least 1, or None to keep all, not {keep!r}")
         if not timeout > 0:
@@ -77,7 +83,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
             try:
-                warn_of(store.collect())
+                warn_of(store.collect_if_used())
             except Error as error:
                 # The directory may also be a copy, which can be read.
                 if error.errno not in _READ_ONLY and not isinstance(error, Unsupported):
@@ -290,9 +296,10 @@ class Checkpointer:
             self._last = None
 
     def _nothing_yet(self) -> Exception:
-        return exception_of(
-            "system", errno.ENOENT, f"{self.directory} has no checkpoint yet", os.fspath(self.directory)
-        )
+        why = f"{self.directory} has no checkpoint yet"
+        if not self.directory.exists():
+            why += ": the directory does not exist (is the path mistyped?)"
+        return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
 
     def _under_way(self) -> SaveHandle | None:
         """Return the last save, which may be over, unless it never began."""

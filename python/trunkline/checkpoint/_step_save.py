@@ -14,7 +14,7 @@ from trunkline._errors import Error
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import cause, give_up, heard, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
-from trunkline.checkpoint._shares import divide, spread
+from trunkline.checkpoint._shares import Piece, Spread, divide, spread
 from trunkline.checkpoint._side_streams import side_streams
 from trunkline.checkpoint._state import flatten
 from trunkline.checkpoint._tensors import contiguous
@@ -64,9 +64,8 @@ class StepSave:
         # In this thread, whose stream of a GPU comes before.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
         self._streams = side_streams(self._tensors)
-        sizes = [about.nbytes for about in self._described]
-        self._layout = spread(sum(sizes), len(place.writers), max(1, len(place.store.volumes)))
-        self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if sum(sizes) else []
+        self._layout = Spread(1, 1)
+        self._parts: list[list[Piece]] = []
         self._exchange = exchange
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
@@ -83,6 +82,7 @@ class StepSave:
         else:
             self._placement = heard(self._exchange, "placed")
             self._compare(self._exchange.rank)
+            self._lay_out(len(self._placement["volumes"]))
         rank = self._place.ranks.rank
         volumes = self._layout.volumes
         if rank in self._place.writers[: self._layout.writers]:
@@ -139,11 +139,23 @@ class StepSave:
             if self._place.ranks.rank == 0:
                 self._place.store.abandon()
 
+    def _lay_out(self, volumes: int) -> None:
+        """Divide the bytes among the writers, and those of each among so many volumes.
+
+        The directory says how many there are once it is locked, and rank 0 tells the others.
+        """
+        sizes = [about.nbytes for about in self._described]
+        self._layout = spread(sum(sizes), len(self._place.writers), max(1, volumes))
+        self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if sum(sizes) else []
+
+    def _shards_per_volume(self) -> list[int]:
+        volumes = max(1, len(self._place.store.volumes))
+        self._lay_out(volumes)
+        used = [self._layout.writers if self._parts else 0] * self._layout.volumes
+        return used + [0] * (volumes - len(used))
+
     def _begin(self) -> Any:
-        volumes = self._layout.volumes
-        counts = [self._layout.writers] * volumes if self._parts else [0] * volumes
-        counts += [0] * (max(1, len(self._place.store.volumes)) - volumes)
-        placement = self._lock(counts)
+        placement = self._lock()
         # The shard of writer w on volume v is number w * volumes + v here.
         by_volume: dict[int, list[int]] = {}
         for index, shard in enumerate(placement["shards"]):
@@ -162,14 +174,15 @@ class StepSave:
             "digest": {} if self._exchange is None else self._digest(),
         }
 
-    def _lock(self, counts: list[int]) -> Any:
+    def _lock(self) -> Any:
         """Begin in the store. Who opens the directory, maybe to read, has it locked while it collects."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                return self._place.store.begin(self._step, counts)
+                return self._place.store.begin(self._step, self._shards_per_volume())
             except Error as error:
-                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                # EAGAIN: another process has changed the number of volumes.
+                if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
                     raise
             time.sleep(_POLL_SECONDS)
 
@@ -186,7 +199,7 @@ class StepSave:
         about = [[each.name, each.dtype, each.shape] for each in self._described]
         same = {
             "step": self._step,
-            "writers or volumes": [self._place.writers, self._place.store.volumes],
+            "writers": self._place.writers,
             "state (names, dtypes, shapes, or values that are no tensors)": [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}

@@ -16,13 +16,16 @@ Result<std::unique_ptr<checkpoint::Store>> open_store(const CheckpointArguments&
   return checkpoint::Store::open(arguments.directory, {.if_missing = checkpoint::IfMissing::fail});
 }
 
+Error no_checkpoint(const checkpoint::Store& store) {
+  return make_error(ErrorKind::system, store.directory() + " has no checkpoint yet", store.directory());
+}
+
 Result<std::uint64_t> chosen_step(const checkpoint::Store& store, const CheckpointArguments& arguments) {
   if (arguments.step) return *arguments.step;
   const auto latest = store.latest();
   if (!latest) return std::unexpected(latest.error());
   if (const auto& step = *latest) return *step;
-  return std::unexpected(
-      make_error(ErrorKind::system, store.directory() + " has no checkpoint yet", store.directory()));
+  return std::unexpected(no_checkpoint(store));
 }
 
 Json document_of(std::string_view command, const CheckpointArguments& arguments) {

@@ -15,6 +15,9 @@ namespace trunkline::cli {
 // An existing directory of checkpoints.
 Result<std::unique_ptr<checkpoint::Store>> open_store(const CheckpointArguments& arguments);
 
+// That the directory has no checkpoint yet.
+Error no_checkpoint(const checkpoint::Store& store);
+
 // The step that was asked for, or the latest; an error that names the directory when there is none.
 Result<std::uint64_t> chosen_step(const checkpoint::Store& store, const CheckpointArguments& arguments);
 

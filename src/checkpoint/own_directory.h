@@ -1,0 +1,28 @@
+// Whether a directory is one of checkpoints, or may become one. Reading only.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+// The device (st_dev) that the directory lies on; nothing where there is no directory. Fails with system
+// (ENOTDIR) for another kind of file, and for a symbolic link that leads nowhere: its disk may not be
+// mounted, and the checkpoints be there once it is.
+Result<std::optional<std::uint64_t>> device_of_directory(const std::string& directory);
+
+// The device under the part of a path that exists: of the filesystem that would hold the rest.
+std::optional<std::uint64_t> device_under(const std::string& path);
+
+// Whether the directory has a descriptor, or directories of steps.
+Result<bool> has_checkpoints(const std::string& directory);
+
+// Fails with system (ENOTEMPTY) where the directory holds what others have put there and nothing of a
+// directory of checkpoints. Hidden files, lost+found, our lock and folders of runs that were set aside do
+// not count.
+Status check_not_foreign(const std::string& directory);
+
+}  // namespace trunkline::checkpoint

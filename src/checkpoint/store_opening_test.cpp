@@ -1,0 +1,213 @@
+// What opening a directory of checkpoints does (nothing), what it refuses, and what the first save makes.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "checkpoint/names.h"
+#include "checkpoint/store_fixture.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Steps = std::vector<std::uint64_t>;
+using Paths = std::vector<std::string>;
+
+class StoreOpeningTest : public test::StoreTest {
+ protected:
+  void write(const std::string& name) const { std::ofstream(root_.file(name)) << "x"; }
+};
+
+TEST_F(StoreOpeningTest, OpeningAndReadingCreateNothing) {
+  const auto store = Store::open(root_.file("a/b/run"), {.volumes = volumes()});
+  ASSERT_TRUE(store) << store.error().message;
+  EXPECT_EQ((*store)->steps(), Steps{});
+  EXPECT_EQ((*store)->latest(), std::nullopt);
+  const auto missing = (*store)->read_manifest(1);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ENOENT);
+  EXPECT_NE(missing.error().message.find("does not exist"), std::string::npos) << missing.error().message;
+  for (const auto& collected :
+       {(*store)->collect(), (*store)->collect(Sweep::DryRun::yes), (*store)->collect_if_used()}) {
+    ASSERT_TRUE(collected) << collected.error().message;
+    EXPECT_FALSE(collected->busy);
+  }
+  EXPECT_EQ(everything(), Paths{});
+  fs::create_directory(directory());
+  const auto empty = open();
+  EXPECT_TRUE(empty->collect());
+  EXPECT_EQ(everything(), Paths{"run/"});
+}
+
+TEST_F(StoreOpeningTest, TheFirstSaveMakesWhatIsMissing) {
+  const auto store = open({.volumes = volumes()});
+  const StoreDescriptor planned = store->descriptor();
+  save(*store, 1);
+  EXPECT_EQ(store->descriptor(), planned);
+  EXPECT_EQ(open()->descriptor(), planned);
+  EXPECT_EQ(open({.if_missing = IfMissing::fail})->descriptor(), planned);
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+}
+
+TEST_F(StoreOpeningTest, TwoThatOpenOneNewDirectoryAgreeOnItsDescriptor) {
+  const auto one = open({.volumes = volumes()});
+  const auto other = open({.volumes = volumes()});
+  EXPECT_NE(one->descriptor().id, other->descriptor().id);
+  save(*one, 1);
+  save(*other, 2);
+  EXPECT_EQ(other->descriptor(), one->descriptor());
+  for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*one, *one->read_manifest(step)));
+  std::size_t on_volumes = 0;
+  for (const auto& entry : fs::directory_iterator(volumes()[0])) on_volumes += entry.is_directory() ? 1 : 0;
+  EXPECT_EQ(on_volumes, 1U);
+}
+
+TEST_F(StoreOpeningTest, VolumesThatAnotherChangedAreFollowed) {
+  const auto store = open();
+  save(*store, 1);
+  save(*open({.volumes = volumes()}), 2);
+  EXPECT_EQ(store->begin(3, Steps{1}).error().code, EAGAIN);
+  EXPECT_EQ(store->descriptor().volumes.size(), 2U);
+  save(*store, 3);
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(3)));
+}
+
+TEST_F(StoreOpeningTest, AForeignDirectoryIsRefusedAndLeftAlone) {
+  fs::create_directory(directory());
+  const auto opened_before = open();
+  for (const char* name : {"run/report.txt", "run/model.bin", "run/notes", "run/zoo"}) write(name);
+  const auto before = everything();
+  const auto refused = Store::open(directory());
+  ASSERT_FALSE(refused);
+  for (const Error& error : {refused.error(), opened_before->begin(1, Steps{1}).error()}) {
+    EXPECT_EQ(error.kind, ErrorKind::system);
+    EXPECT_EQ(error.code, ENOTEMPTY);
+    EXPECT_EQ(error.path, directory());
+    for (const char* part : {"model.bin, notes, report.txt and 1 more", "run/checkpoints"})
+      EXPECT_NE(error.message.find(part), std::string::npos) << error.message;
+  }
+  write("run/.trunkline-0123456789abcdef.tmp");
+  EXPECT_TRUE(opened_before->collect()->removed.empty()) << "nothing there is this library's to remove";
+  fs::remove(directory() + "/.trunkline-0123456789abcdef.tmp");
+  EXPECT_EQ(everything(), before);
+  EXPECT_EQ(Store::open(directory(), {.if_missing = IfMissing::fail}).error().code, ENOENT);
+}
+
+TEST_F(StoreOpeningTest, WhatDoesNotMakeADirectoryForeign) {
+  fs::create_directory(directory());
+  for (const char* name : {"run/.hidden", "run/lost+found", "run/lock"}) write(name);
+  fs::create_directory(directory() + "/" + aside_directory("20260131T235959Z", 1));
+  save(*open(), 1);
+  write("run/notes");
+  save(*open(), 2);
+  fs::remove(directory() + "/trunkline-checkpoints.json");
+  save(*open(), 3);
+  EXPECT_EQ(open()->steps(), (Steps{1, 2, 3}));
+}
+
+TEST_F(StoreOpeningTest, WhatIsNotADirectoryIsRefused) {
+  write("file");
+  fs::create_symlink(root_.file("unmounted/run"), root_.file("link"));
+  const auto before = everything();
+  for (const auto& [path, why] : {std::pair{"file", "it is a file"},
+                                  {"file/run", "a part of the path is a file"},
+                                  {"link", "symbolic link to"}}) {
+    const auto refused = Store::open(root_.file(path));
+    ASSERT_FALSE(refused) << path;
+    EXPECT_EQ(refused.error().code, ENOTDIR) << "a link may lead to checkpoints: not 'nothing yet'";
+    EXPECT_NE(refused.error().message.find(why), std::string::npos) << refused.error().message;
+  }
+  EXPECT_EQ(everything(), before);
+}
+
+TEST_F(StoreOpeningTest, ALinkToADirectoryIsFollowed) {
+  fs::create_directory(root_.file("real"));
+  fs::create_directory_symlink(root_.file("real"), directory());
+  save(*open({.volumes = volumes()}), 1);
+  const auto real = Store::open(root_.file("real"));
+  ASSERT_TRUE(real);
+  save(**real, 2);
+  EXPECT_EQ(open()->steps(), (Steps{1, 2}));
+  EXPECT_TRUE(is_whole(**real, *(*real)->read_manifest(1)));
+}
+
+// It may have been moved away: what its manifests name on the volumes must not count as debris of the new
+// one.
+TEST_F(StoreOpeningTest, ADirectoryThatWentIsMadeAnewWithVolumesOfItsOwn) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const StoreDescriptor before = store->descriptor();
+  fs::rename(directory(), root_.file("moved"));
+  save(*store, 2);
+  EXPECT_NE(store->descriptor().id, before.id);
+  EXPECT_EQ(store->descriptor().volumes.size(), 2U);
+  ASSERT_TRUE(store->collect());
+  EXPECT_EQ(open()->steps(), Steps{2});
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(2)));
+  const auto moved = Store::open(root_.file("moved"));
+  ASSERT_TRUE(moved) << moved.error().message;
+  EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(1)));
+  ASSERT_TRUE((*moved)->collect());
+  EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(1)));
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(2)));
+}
+
+// Its mount point is there, with another filesystem under it: what is saved there would be hidden by the
+// mount.
+TEST_F(StoreOpeningTest, ADirectoryWhoseFilesystemWentIsNotMadeBelowTheMountPoint) {
+  struct stat here{};
+  struct stat shared{};
+  if (::stat(root_.path().c_str(), &here) != 0 || ::stat("/dev/shm", &shared) != 0 ||
+      here.st_dev == shared.st_dev || ::access("/dev/shm", W_OK) != 0)
+    GTEST_SKIP() << "needs two filesystems, one of them at /dev/shm";
+  const std::string disk = "/dev/shm/trunkline-opening-" + random_hex(16);
+  const std::string mount_point = root_.file("mnt");
+  fs::create_directory(disk);
+  fs::create_directory_symlink(disk, mount_point);
+  const auto store = Store::open(mount_point + "/run");
+  ASSERT_TRUE(store);
+  save(**store, 1);
+  fs::remove(mount_point);
+  fs::create_directory(mount_point);
+  const auto refused = (*store)->begin(2, Steps{1});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ENOENT);
+  EXPECT_NE(refused.error().message.find("mount"), std::string::npos) << refused.error().message;
+  EXPECT_TRUE(fs::is_empty(mount_point));
+  fs::remove(mount_point);
+  fs::create_directory_symlink(disk, mount_point);
+  save(**store, 2);
+  EXPECT_EQ((*store)->steps(), (Steps{1, 2}));
+  fs::remove_all(disk);
+}
+
+TEST_F(StoreOpeningTest, ADirectoryThatGoesDuringASaveFailsThatSaveAlone) {
+  const auto store = open();
+  save(*store, 1);
+  const Manifest manifest = write_shards(2, begin(*store, 2));
+  fs::remove_all(directory());
+  const auto failed = store->commit(manifest);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, ENOENT);
+  EXPECT_TRUE(store->abandon());
+  save(*store, 3);
+  EXPECT_EQ(open()->steps(), Steps{3});
+}
+
+TEST_F(StoreOpeningTest, ADirectoryThatCannotBeWrittenOpensAndFailsAtTheFirstSave) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root writes everywhere";
+  fs::permissions(root_.path(), fs::perms(0555));
+  const auto store = open();
+  const auto refused = store->begin(1, Steps{1});
+  fs::permissions(root_.path(), fs::perms(0755));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, EACCES);
+  save(*store, 1);
+  EXPECT_EQ(store->steps(), Steps{1});
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint
