@@ -22,13 +22,12 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kMagic = "trunkline checkpoint ";
-constexpr std::uint64_t kVersion = 1;
 constexpr std::size_t kMaxLineBytes = 128;  // of a line of any version
 constexpr int kMaxDepth = 500;              // of the whole text, to which users' state adds
 constexpr std::size_t kCrcDigits = 8;
 
-constexpr std::array<std::string_view, 9> kKeys{"step",    "commit", "time",    "chunk_bytes", "world_size",
-                                                "volumes", "shards", "tensors", "state"};
+constexpr std::array<std::string_view, 10> kKeys{"step",    "commit", "time",    "chunk_bytes", "world_size",
+                                                 "volumes", "shards", "tensors", "features",    "state"};
 constexpr std::array<std::string_view, 4> kShardKeys{"volume", "file", "bytes", "crc32c"};
 constexpr std::array<std::string_view, 4> kTensorKeys{"name", "dtype", "shape", "pieces"};
 
@@ -83,7 +82,7 @@ void check_keys(const Json& object, std::span<const std::string_view> known, std
   if (!object.is_object()) throw Refusal{fmt::format("{} is no object", what)};
   for (const auto& item : object.items()) {
     if (std::ranges::find(known, item.key()) == known.end())
-      throw Refusal{fmt::format("version {} knows no key \"{}\" of {}", kVersion, item.key(), what)};
+      throw Refusal{fmt::format("unknown key \"{}\" of {}", item.key(), what)};
   }
 }
 
@@ -129,7 +128,24 @@ Tensor tensor_of(const Json& json) {
   return tensor;
 }
 
+// First of all: what comes with features that are not known here need not look as expected.
+std::vector<std::string> features_of(const Json& json) {
+  std::vector<std::string> features;
+  if (!json.contains("features")) return features;
+  for (const Json& feature : array_of(json, "features")) {
+    const std::string& name = text(feature, "features");
+    if (name != kViewsFeature) {
+      throw Refusal{fmt::format(
+          "it needs the feature \"{}\", which this build does not have; upgrade trunkline to load it", name)};
+    }
+    features.push_back(name);
+  }
+  if (features.empty()) throw Refusal{"\"features\" is empty"};
+  return features;
+}
+
 Manifest manifest_of(const Json& json, std::string_view source) {
+  std::vector<std::string> features = features_of(json);
   check_keys(json, kKeys, "the manifest");
   Manifest manifest{.step = number_of(json, "step"),
                     .commit = number_of(json, "commit"),
@@ -139,6 +155,7 @@ Manifest manifest_of(const Json& json, std::string_view source) {
   for (const Json& volume : array_of(json, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
   for (const Json& shard : array_of(json, "shards")) manifest.shards.push_back(shard_of(shard));
   for (const Json& tensor : array_of(json, "tensors")) manifest.tensors.push_back(tensor_of(tensor));
+  manifest.features = std::move(features);
   manifest.state = member_text(source, "state");
   if (manifest.state.empty()) throw Refusal{"\"state\" is missing"};
   return manifest;
@@ -169,14 +186,15 @@ OrderedJson json_of(const std::vector<T>& values) {
 
 // All but the state; its closing brace is the last character.
 std::string dump_without_state(const Manifest& manifest) {
-  const OrderedJson json = {{"step", manifest.step},
-                            {"commit", manifest.commit},
-                            {"time", manifest.time},
-                            {"chunk_bytes", manifest.chunk_bytes},
-                            {"world_size", manifest.world_size},
-                            {"volumes", manifest.volumes},
-                            {"shards", json_of(manifest.shards)},
-                            {"tensors", json_of(manifest.tensors)}};
+  OrderedJson json = {{"step", manifest.step},
+                      {"commit", manifest.commit},
+                      {"time", manifest.time},
+                      {"chunk_bytes", manifest.chunk_bytes},
+                      {"world_size", manifest.world_size},
+                      {"volumes", manifest.volumes},
+                      {"shards", json_of(manifest.shards)},
+                      {"tensors", json_of(manifest.tensors)}};
+  if (!manifest.features.empty()) json["features"] = manifest.features;
   return json.dump();
 }
 
@@ -202,12 +220,12 @@ bool take(std::string_view line, std::size_t& at, std::string_view expected) {
 
 }  // namespace
 
-std::string frame_manifest(std::string_view json) {
-  return fmt::format("{}{} crc32c={:08x} bytes={}\n{}", kMagic, kVersion,
+std::string frame_manifest(std::string_view json, std::uint64_t version) {
+  return fmt::format("{}{} crc32c={:08x} bytes={}\n{}", kMagic, version,
                      crc32c(std::as_bytes(std::span(json))), json.size(), json);
 }
 
-Result<std::string_view> unframe_manifest(std::string_view text, const std::string& path) {
+Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path) {
   const std::string_view head = text.substr(0, kMaxLineBytes);
   std::size_t at = 0;
   if (head.empty()) return damaged(path, "it is empty");
@@ -215,12 +233,13 @@ Result<std::string_view> unframe_manifest(std::string_view text, const std::stri
   const auto version = take_number(head, at);
   if (!version || *version == 0 || !take(head, at, " "))
     return refuse(path, "its first line names no version");
-  if (*version > kVersion) {
+  if (*version > kFeatureVersion) {
     return std::unexpected(make_error(
         ErrorKind::format,
-        fmt::format("{} is the manifest of a checkpoint of a newer version, {}, and this build reads version "
-                    "{}; upgrade trunkline to load it",
-                    path, *version, kVersion),
+        fmt::format(
+            "{} is the manifest of a checkpoint of a newer version, {}, and this build reads versions "
+            "up to {}; upgrade trunkline to load it",
+            path, *version, kFeatureVersion),
         path));
   }
   if (!take(head, at, "crc32c=")) return refuse(path, "its first line names no checksum");
@@ -240,7 +259,7 @@ Result<std::string_view> unframe_manifest(std::string_view text, const std::stri
                                      "have changed since it was written",
                                      found, *crc));
   }
-  return json;
+  return FramedManifest{.version = *version, .json = json};
 }
 
 Result<std::string> manifest_to_json(const Manifest& manifest) {
@@ -278,13 +297,16 @@ Result<Manifest> manifest_from_json(std::string_view json, const std::string& pa
 Result<std::string> format_manifest(const Manifest& manifest) {
   auto json = manifest_to_json(manifest);
   if (!json) return json;
-  return frame_manifest(*json);
+  return frame_manifest(*json, manifest.features.empty() ? kFirstVersion : kFeatureVersion);
 }
 
 Result<Manifest> parse_manifest(std::string_view text, const std::string& path) {
-  const auto json = unframe_manifest(text, path);
-  if (!json) return std::unexpected(json.error());
-  return manifest_from_json(*json, path);
+  const auto framed = unframe_manifest(text, path);
+  if (!framed) return std::unexpected(framed.error());
+  auto manifest = manifest_from_json(framed->json, path);
+  if (manifest && manifest->features.empty() != (framed->version == kFirstVersion))
+    return refuse(path, fmt::format("\"features\" do not go with its version, {}", framed->version));
+  return manifest;
 }
 
 }  // namespace trunkline::checkpoint

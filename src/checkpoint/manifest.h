@@ -18,7 +18,10 @@ inline constexpr std::uint64_t kMinChunkBytes = 4 * kKiB;
 inline constexpr std::uint64_t kMaxChunkBytes = 64 * kMiB;
 inline constexpr std::uint64_t kMaxNumber = (1ULL << 63) - 1;  // of any number in a manifest
 inline constexpr std::uint64_t kMaxWorldSize = 1 << 24;
-inline constexpr std::string_view kOwnVolume = ".";  // the directory that holds the manifests
+inline constexpr std::uint64_t kFirstVersion = 1;           // of manifests without features
+inline constexpr std::uint64_t kFeatureVersion = 2;         // of those with some
+inline constexpr std::string_view kViewsFeature = "views";  // the state has views of shared memory
+inline constexpr std::string_view kOwnVolume = ".";         // the directory that holds the manifests
 
 struct Shard {
   std::uint64_t volume = 0;           // index into Manifest::volumes
@@ -53,6 +56,8 @@ struct Manifest {
   std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each holds a directory for the step
   std::vector<Shard> shards = {};
   std::vector<Tensor> tensors = {};
+  // What a reader must know beyond version 1, each once. A manifest without any is of version 1.
+  std::vector<std::string> features = {};
   std::string state = "null";  // a JSON text, kept as it is: the order of its keys and its numbers are users'
   bool operator==(const Manifest&) const = default;
 };
@@ -63,10 +68,14 @@ bool is_plain_file_name(std::string_view name);
 
 // Two parts of the contents of a file. First the line that frames the rest, which no flipped bit, missing or
 // additional byte gets past:
-std::string frame_manifest(std::string_view json);
+std::string frame_manifest(std::string_view json, std::uint64_t version = kFirstVersion);
+struct FramedManifest {
+  std::uint64_t version = kFirstVersion;
+  std::string_view json;
+};
 // The JSON within; `corrupt` where it is not what the first line says, `format` where there is no such line
 // or one of a newer version. `path` is for messages alone, here and below.
-Result<std::string_view> unframe_manifest(std::string_view text, const std::string& path);
+Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path);
 
 // Then the JSON. Formatting refuses (invalid_argument) what parsing would (`format`).
 Result<std::string> manifest_to_json(const Manifest& manifest);

@@ -49,6 +49,9 @@ Objection of_numbers(const Manifest& manifest) {
       manifest.chunk_bytes > kMaxChunkBytes) {
     return fmt::format("\"chunk_bytes\" is not a power of two of {} .. {}", kMinChunkBytes, kMaxChunkBytes);
   }
+  if (manifest.features.size() > 1 ||
+      (manifest.features.size() == 1 && manifest.features.front() != kViewsFeature))
+    return "\"features\" has one that is not known, or twice";
   if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
     return fmt::format("\"world_size\" is not of 1 .. {}", kMaxWorldSize);
   return std::nullopt;

@@ -107,7 +107,7 @@ TEST(Manifest, FirstLineSaysWhatIsWrong) {
       {good.substr(0, good.size() - 1), ErrorKind::corrupt, "was cut or grew"},
       {good + "\n", ErrorKind::corrupt, "was cut or grew"},
       {upper, ErrorKind::format, "no checksum"},
-      {"trunkline checkpoint 2 blake3=00 zstd\n", ErrorKind::format, "newer version"},
+      {"trunkline checkpoint 3 blake3=00 zstd\n", ErrorKind::format, "newer version"},
       {"trunkline checkpoint 18446744073709551615 x\n", ErrorKind::format, "newer version"},
       {"trunkline checkpoint 0 crc32c=00000000 bytes=2\n{}", ErrorKind::format, "version"},
       {"trunkline checkpoint 01 crc32c=00000000 bytes=2\n{}", ErrorKind::format, "version"},
@@ -136,7 +136,7 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
   const Case cases[] = {
       {"[]", "not a JSON object"},
       {with("\"step\":12,", ""), "\"step\" is missing"},
-      {with("\"state\"", "\"State\""), "no key \"State\""},
+      {with("\"state\"", "\"State\""), "unknown key \"State\""},
       {with("\"state\"", "\"\\u0073tate\""), "\"state\" is missing"},
       {with("\"step\":12", "\"step\":12,\"step\":12"), "twice"},
       {with("\"step\":12", "\"step\":-1"), "\"step\""},
@@ -205,6 +205,38 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
   }
 }
 
+TEST(Manifest, FeaturesMakeAVersionThatOlderReadersRefuse) {
+  Manifest views = sample();
+  EXPECT_TRUE(format_manifest(views)->starts_with("trunkline checkpoint 1 "));
+  views.features = {std::string(kViewsFeature)};
+  const std::string text = *format_manifest(views);
+  EXPECT_TRUE(text.starts_with("trunkline checkpoint 2 "));
+  EXPECT_EQ(*parse_manifest(text, "m"), views);
+  const std::string json = json_of(views);
+  const std::string plain = json_of(sample());
+  const auto refused = [](const std::string& file, std::string_view why) {
+    const auto parsed = parse_manifest(file, "/d/m");
+    ASSERT_FALSE(parsed) << file;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::format);
+    EXPECT_NE(parsed.error().message.find(why), std::string::npos) << parsed.error().message;
+  };
+  const auto changed = [&](std::string_view from, std::string_view to) {
+    std::string other = json;
+    return frame_manifest(other.replace(other.find(from), from.size(), to), kFeatureVersion);
+  };
+  refused(frame_manifest(json, kFirstVersion), "do not go with its version, 1");
+  refused(frame_manifest(plain, kFeatureVersion), "do not go with its version, 2");
+  refused(changed("[\"views\"]", "[]"), "\"features\" is empty");
+  refused(changed("[\"views\"]", "{}"), "\"features\" is no array");
+  refused(changed("[\"views\"]", "[7]"), "\"features\" is no string");
+  refused(changed("[\"views\"]", "[\"views\",\"views\"]"), "twice");
+  // Whatever else a feature that is not known brings with it.
+  std::string newer = json;
+  newer.replace(newer.find("[\"views\"]"), 9, "[\"views\",\"colours\"]");
+  newer.replace(newer.find("\"step\":12,"), 10, "\"colour\":1,");
+  refused(frame_manifest(newer, kFeatureVersion), "needs the feature \"colours\"");
+}
+
 TEST(Manifest, FormattingRefusesWhatParsingWould) {
   const auto refused = [](auto change, std::string_view why) {
     Manifest manifest = sample();
@@ -218,6 +250,7 @@ TEST(Manifest, FormattingRefusesWhatParsingWould) {
   refused([](Manifest& m) { m.shards[0].bytes = kChunkBytes + 1; }, "checksums");
   refused([](Manifest& m) { m.tensors[0].pieces[0].bytes = 1; }, "shape and dtype");
   refused([](Manifest& m) { m.tensors[0].name = "\xff"; }, "UTF-8");
+  refused([](Manifest& m) { m.features = {"colours"}; }, "features");
   refused([](Manifest& m) { m.state = ""; }, "state");
   refused([](Manifest& m) { m.state = "1,\"more\":2"; }, "one JSON value");
   refused([](Manifest& m) { m.state = "NaN"; }, "state");

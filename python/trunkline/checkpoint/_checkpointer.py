@@ -132,7 +132,8 @@ class Checkpointer:
 
         `into`: a state of the same structure, whose tensors are filled in place, so that no second copy is
         needed, on whatever device they are; what is returned holds them. device: where the tensors go
-        without `into`: "cpu", or a GPU ("cuda", "cuda:1"). verify: compare every byte with its checksum.
+        without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved do
+        so again; those of `into` share memory as they did. verify: compare every byte with its checksum.
 
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
@@ -207,7 +208,7 @@ class Checkpointer:
             state = None
             tensors = {each["name"]: _shards.empty_like(each, where, device) for each in manifest["tensors"]}
         else:
-            state, tensors = restore_into(manifest["state"], into)
+            state, tensors, finish = restore_into(manifest["state"], into)
         images = _shards.targets(manifest, paths, tensors, verify=verify, fresh=into is None)
         try:
             read_images(images, engine=self._engine, verify=verify)
@@ -216,7 +217,10 @@ class Checkpointer:
             if shard is None or chunk is None:
                 raise
             raise _shards.corrupt_chunk(manifest, paths, shard, chunk) from error
-        return restore(manifest["state"], tensors) if into is None else state
+        if into is None:
+            return restore(manifest["state"], tensors)
+        finish()
+        return state
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None when there is none."""

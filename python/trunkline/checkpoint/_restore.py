@@ -1,8 +1,7 @@
 """From a skeleton, as flatten() of _state.py makes it, back to the state."""
 
 import collections
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -20,14 +19,10 @@ from trunkline.checkpoint._leaves import (
     decode_numpy_dtype,
     shown_key,
 )
-from trunkline.checkpoint._tensors import (
-    dtype_name,
-    dtype_named,
-    from_stored,
-    objection,
-    stored_as,
-    to_stored,
-)
+from trunkline.checkpoint._storages import Storages, View, restrided, stride_fields, view_in
+from trunkline.checkpoint._targets import Targets, Use
+from trunkline.checkpoint._tensors import dtype_named, from_stored, objection, stored_as
+from trunkline.checkpoint._views import Strided
 
 _DICTS: dict[str, type[dict[Any, Any]]] = {
     "dict": dict,
@@ -42,11 +37,13 @@ def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the state that flatten() took apart; its tensors share the memory of `tensors`.
 
     `skeleton` is as json.loads returns it. `tensors` must be exactly those that the skeleton names, dense, of
-    the dtypes and shapes that flatten() gave, and contiguous where the state holds arrays of numpy or tensors
-    of dtypes that safetensors does not have. A tensor that the skeleton names twice becomes one tensor.
-    Raises Format, whatever is wrong with either.
+    the dtypes and shapes that flatten() gave, and contiguous where the state holds arrays of numpy, views of
+    shared memory or tensors of dtypes that safetensors does not have. A tensor that the skeleton names twice
+    becomes one tensor. Tensors that were saved as views of the same memory are such again; they and tensors
+    that are not contiguous have the strides they were saved with. Raises Format, whatever is wrong with
+    either.
     """
-    walk = _Restoring(tensors)
+    walk = _Restoring(tensors, skeleton)
     state = _run(walk, skeleton, _NOTHING)
     unused = [name for name in tensors if name not in walk.named]
     if unused:
@@ -54,22 +51,28 @@ def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     return state
 
 
-def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state with the tensors of `into`, and these by name: where to load each tensor's bytes.
+def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor], Callable[[], None]]:
+    """Return the state with the tensors of `into`, where to load each tensor's bytes, and what then follows.
 
     `into` is a state of the same structure (any dict stands for any other, a list for a tuple), with tensors
     of the same shapes and dtypes at the same places. The state that is returned holds those very tensors and
-    arrays, and all else as it was saved. Nothing but tensors and arrays of `into` changes, and these only as
-    the caller fills the targets: contiguous views of their memory, in the form that flatten() gave.
+    arrays, and all else as it was saved. The targets, by name, are contiguous, in the form that flatten()
+    gave: memory of `into` where that is possible. Once they are filled, call the last value that is returned:
+    it copies to the tensors of `into` that are not contiguous, or share memory in another way than those that
+    were saved. Nothing but tensors and arrays of `into` changes.
 
     Raises ValueError, which names the place, where `into` lacks something, has more, or has a tensor of
-    another shape or dtype, not contiguous, read-only, on another device than the CPU and CUDA GPUs, or
-    sharing memory with another one where the stored ones do not. Raises Format for a bad skeleton.
+    another shape or dtype, read-only, with elements that are the same memory, on another device than the CPU
+    and CUDA GPUs, or sharing memory with another one where the stored ones do not. Raises Format for a bad
+    skeleton.
     """
-    walk = _Restoring(None)
+    walk = _Restoring(None, skeleton)
     state = _run(walk, skeleton, into)
-    walk.check_overlaps()
-    return state, walk.targets
+    try:
+        targets = Targets(walk.uses)
+    except BadLeaf as why:
+        raise Format(None, f"the skeleton of a state: {why}") from None
+    return state, targets.by_name, targets.finish
 
 
 def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
@@ -84,12 +87,13 @@ def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
 class _Restoring:
     """One walk over a skeleton, beside a state to load into unless there are tensors to take."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor] | None) -> None:
-        self.named: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self.targets: dict[str, torch.Tensor] = {}
+    def __init__(self, tensors: Mapping[str, torch.Tensor] | None, skeleton: Json) -> None:
+        self.named: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {}
+        self.uses: dict[str, list[Use]] = {}
+        self.views: dict[str, list[Strided]] = {}
+        self.storages = Storages(lambda: _views_in(skeleton))
         self._tensors = tensors
-        self._target_places: dict[str, str] = {}
-        self._made: dict[tuple[str, str, bool, bool], torch.Tensor] = {}
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
         self._path: list[str] = []
 
     def place(self) -> str:
@@ -117,19 +121,6 @@ class _Restoring:
         if isinstance(into, (torch.Tensor, numpy.ndarray, dict, list)):
             raise self._mismatch(f"a {type(into).__name__}", f"a {type(value).__name__}")
         return value
-
-    def check_overlaps(self) -> None:
-        """Raise ValueError if two targets share memory."""
-        spans = sorted(
-            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, self._target_places[name])
-            for name, tensor in self.targets.items()
-            if tensor.numel()
-        )
-        for (_, end, first), (begin, _, second) in pairwise(spans):
-            if begin < end:
-                raise ValueError(
-                    f"into: {first} and {second} share memory, and were saved apart; load without `into`"
-                )
 
     def _mismatch(self, found: str, expected: str) -> ValueError:
         return ValueError(f"into: {self.place()} is {found}, and the checkpoint has {expected} there")
@@ -184,31 +175,42 @@ class _Restoring:
                 f"into: {self.place()} has the keys {_listed(unexpected)}, the checkpoint has not"
             )
 
-    def _name(self, node: dict[str, Json], tag: str, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    def _name(
+        self, node: dict[str, Json], tag: str, stored: tuple[torch.dtype, tuple[int, ...]] | None
+    ) -> str:
+        """Return the name of a tensor; `stored`: as what, None for a view of memory."""
         name = node[tag]
         if type(name) is not str:
             raise BadLeaf("the name of a tensor is no string")
-        if self.named.setdefault(name, (dtype, shape)) != (dtype, shape):
+        if stored is None:
+            self.named.setdefault(name, None)
+            return name
+        known = self.named.get(name)
+        if known is not None and known != stored:
             raise BadLeaf(f"the tensor {name!r} has another dtype or shape elsewhere")
+        self.named[name] = stored
         return name
 
-    def _take(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    def _take(self, name: str, stored: tuple[torch.dtype, tuple[int, ...]] | None) -> torch.Tensor:
         """Return one of the tensors to restore from."""
         tensor = (self._tensors or {}).get(name)
         if tensor is None:
             raise BadLeaf(f"the tensor {name!r} is missing")
         if not isinstance(tensor, torch.Tensor) or objection(tensor) is not None:
             raise BadLeaf(f"the tensor {name!r} is no dense tensor of the CPU or a CUDA GPU")
-        if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
+        if stored is None:
+            if not tensor.is_contiguous():
+                raise BadLeaf(f"the tensor {name!r} is not contiguous")
+            return tensor
+        if (tensor.dtype, tuple(tensor.shape)) != stored:
             raise BadLeaf(
-                f"the tensor {name!r} is {_described(tensor.dtype, tensor.shape)}, "
-                f"not {_described(dtype, shape)}"
+                f"the tensor {name!r} is {_described(tensor.dtype, tensor.shape)}, not {_described(*stored)}"
             )
         return tensor
 
     def _tensor(self, node: dict[str, Json], into: Any) -> torch.Tensor:
         extra = [field for field in ("parameter", "requires_grad") if field in node]
-        _check_fields(node, "tensor", "dtype", "shape", *extra)
+        _check_fields(node, "tensor", "dtype", "shape", *extra, *stride_fields(node))
         if any(type(node[field]) is not bool for field in extra) or type(node["dtype"]) is not str:
             raise BadLeaf("a field of a tensor is of another type")
         try:
@@ -220,20 +222,41 @@ class _Restoring:
         if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             raise BadLeaf(f"a tensor of {dtype} cannot require gradients")
         shape = _shape_of(node)
-        stored = stored_as(dtype, shape)
-        name = self._name(node, "tensor", *stored)
+        view = view_in(node, shape, dtype.itemsize)
+        stored = None if view is not None and view.storage is not None else stored_as(dtype, shape)
+        name = self._name(node, "tensor", stored)
         if into is not _NOTHING:
-            return self._tensor_of(into, name, dtype, shape)
-        made = (name, dtype_name(dtype), parameter, requires_grad)
+            return self._tensor_of(into, name, view, dtype, shape)
+        made = (name, dtype, view, shape, parameter, requires_grad)
         if made not in self._made:
-            tensor = _from_stored(self._take(name, *stored), dtype, name)
+            tensor = self._restored(name, stored, view, dtype)
             if parameter:
                 self._made[made] = torch.nn.Parameter(tensor, requires_grad)
             else:
                 self._made[made] = tensor.detach().requires_grad_(requires_grad)
         return self._made[made]
 
-    def _tensor_of(self, into: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    def _restored(
+        self,
+        name: str,
+        stored: tuple[torch.dtype, tuple[int, ...]] | None,
+        view: View | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        taken = self._take(name, stored)
+        if stored is None:
+            assert view is not None
+            return self.storages.view(name, taken, view, dtype)
+        tensor = _from_stored(taken, dtype, name)
+        if view is None:
+            return tensor
+        if ("strided", name, view) not in self._made:
+            self._made["strided", name, view] = restrided(tensor, view)
+        return self._made["strided", name, view]
+
+    def _tensor_of(
+        self, into: Any, name: str, view: View | None, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         if not isinstance(into, torch.Tensor):
             raise self._mismatch(f"a {type(into).__name__}", f"a tensor of {_described(dtype, shape)}")
         why = objection(into)
@@ -241,42 +264,40 @@ class _Restoring:
             raise ValueError(f"into: {self.place()} {why}")
         if into.dtype is not dtype or tuple(into.shape) != shape:
             raise self._mismatch(_described(into.dtype, into.shape), _described(dtype, shape))
-        if not into.is_contiguous() or into.is_conj() or into.is_neg() or torch._is_zerotensor(into):
-            raise ValueError(f"into: {self.place()} is not contiguous; load without `into`, and copy")
-        self._aim(name, to_stored(into))
+        if into.is_conj() or into.is_neg() or torch._is_zerotensor(into):
+            raise ValueError(
+                f"into: {self.place()} is a lazy conjugate, negative or zero, which cannot be written to; "
+                "load without `into`, and copy"
+            )
+        self.uses.setdefault(name, []).append(Use(self.place(), into.detach(), view))
         return into
 
-    def _aim(self, name: str, target: torch.Tensor) -> None:
-        place = self.place()
-        first = self.targets.setdefault(name, target)
-        first_place = self._target_places.setdefault(name, place)
-        if target.numel() and first.data_ptr() != target.data_ptr():
-            raise ValueError(
-                f"into: {first_place} and {place} are one tensor in the checkpoint, and do not share memory "
-                "here; load without `into`, and copy"
-            )
-
     def _array(self, node: dict[str, Json], into: Any) -> Any:
-        _check_fields(node, "ndarray", "dtype", "shape")
+        _check_fields(node, "ndarray", "dtype", "shape", *stride_fields(node))
         dtype = decode_numpy_dtype(node["dtype"])
         shape = _shape_of(node)
         as_torch = NUMPY_AS_TORCH.get(dtype.str) if not dtype.fields and not dtype.subdtype else None
         count = dtype.itemsize
         for extent in shape:
             count *= extent
-        stored = (as_torch, shape) if as_torch is not None else (torch.uint8, (count,))
-        name = self._name(node, "ndarray", *stored)
+        as_stored = (as_torch, shape) if as_torch is not None else (torch.uint8, (count,))
+        view = view_in(node, as_stored[1], as_stored[0].itemsize)
+        stored = None if view is not None and view.storage is not None else as_stored
+        name = self._name(node, "ndarray", stored)
         if into is not _NOTHING:
-            return self._array_of(into, name, dtype, shape)
-        tensor = self._take(name, *stored)
-        if not tensor.is_contiguous():
+            return self._array_of(into, name, view, dtype, shape)
+        tensor = self._restored(name, stored, view, as_stored[0])
+        if view is None and not tensor.is_contiguous():
             raise BadLeaf(f"the tensor {name!r} is not contiguous")
         try:
-            return tensor.cpu().numpy().view(dtype).reshape(shape)
+            array = tensor.cpu().numpy()
+            return array if as_torch is not None else array.view(dtype).reshape(shape)
         except (ValueError, TypeError) as error:  # more dimensions or elements than numpy bears
             raise BadLeaf(f"the array {name!r}: {error}") from None
 
-    def _array_of(self, into: Any, name: str, dtype: "numpy.dtype[Any]", shape: tuple[int, ...]) -> Any:
+    def _array_of(
+        self, into: Any, name: str, view: View | None, dtype: "numpy.dtype[Any]", shape: tuple[int, ...]
+    ) -> Any:
         if type(into) is not numpy.ndarray:
             raise self._mismatch(f"a {type(into).__name__}", f"an array of {dtype}, {list(shape)}")
         if into.dtype != dtype or into.shape != shape:
@@ -286,10 +307,33 @@ class _Restoring:
                 f"into: {self.place()} is not contiguous, or read-only; load without `into`, and copy"
             )
         if dtype.str in NUMPY_AS_TORCH and not dtype.fields:
-            self._aim(name, torch.from_numpy(into))
+            target = torch.from_numpy(into)
         else:
-            self._aim(name, torch.from_numpy(into.reshape(-1).view(numpy.uint8)))
+            target = torch.from_numpy(into.reshape(-1).view(numpy.uint8))
+        self.uses.setdefault(name, []).append(Use(self.place(), target, view))
         return into
+
+
+def _views_in(skeleton: Json) -> dict[str, list[Strided]]:
+    """Return the views of shared memory in a skeleton, by the name of the memory."""
+    walk = _Collecting(None, skeleton)
+    _run(walk, skeleton, _NOTHING)
+    return walk.views
+
+
+class _Collecting(_Restoring):
+    """A walk that makes no tensors."""
+
+    def _restored(
+        self,
+        name: str,
+        stored: tuple[torch.dtype, tuple[int, ...]] | None,
+        view: View | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        if view is not None and stored is None:
+            self.views.setdefault(name, []).append(view.at)
+        return torch.empty(0, dtype=dtype)
 
 
 def _from_stored(stored: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:

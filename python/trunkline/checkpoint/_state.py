@@ -13,12 +13,21 @@ strings:
     {"ndarray": NAME, "dtype": "<f4", "shape": [2, 3]}
 
 A tensor is stored in the form that stored_as() of _tensors.py says; an array as the tensor of the same dtype,
-or as its bytes where safetensors has none.
+or as its bytes where safetensors has none. Two forms of tensors and arrays need a reader of VIEWS:
+
+    {..., "stride": [1, 2]}                      stored in C order, and has these strides in memory
+    {..., "stride": [3, 1], "offset": 8, "storage": 64}
+                                                 a view of memory that several tensors share: 64 bytes, from
+                                                 byte 8 on; NAME holds those that the views of NAME have
+
+Strides are in elements of the tensor (of the array's bytes, where it is stored as bytes). If NAME has fewer
+bytes than "storage" says, it holds the bytes that are part of some view, in the order of the memory.
 """
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -36,9 +45,21 @@ from trunkline.checkpoint._leaves import (
     shown_key,
 )
 from trunkline.checkpoint._restore import restore, restore_into
-from trunkline.checkpoint._tensors import dtype_name, dtype_named, objection, to_stored
+from trunkline.checkpoint._tensors import dtype_name, dtype_named, objection, plain, to_stored
+from trunkline.checkpoint._views import Shared, find_shared, strided
 
-__all__ = ["dtype_name", "dtype_named", "flatten", "restore", "restore_into"]
+__all__ = [
+    "VIEWS",
+    "dtype_name",
+    "dtype_named",
+    "flatten",
+    "flatten_with_features",
+    "restore",
+    "restore_into",
+]
+
+# What a reader of a manifest must know for a skeleton with strides (docs/formats/checkpoint.md).
+VIEWS = "views"
 
 _MAX_NAME = 400
 _SIMPLE = (int, float, str)  # what long lists are of: always encoded, so that no place needs to be known
@@ -53,27 +74,47 @@ def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
     tensors and Parameters of the CPU or a CUDA GPU, arrays, scalars and dtypes of numpy; each type itself and
     none derived from it. Keys and elements of sets are values without tensors, or tuples of such.
 
-    The tensors share the memory of the state's, but for arrays of numpy that are read-only or not contiguous
-    and for lazily conjugated tensors, which are copied; they need not be contiguous. A tensor that occurs
-    several times with the same memory, shape and strides is there once. What torch keeps beside the elements
-    (gradients, hooks, Python attributes) is not part of the state. The state must not change meanwhile.
+    The tensors share the memory of the state's, but for arrays of numpy that are read-only, for lazily
+    conjugated tensors, and for tensors of memory that others have only parts of, which are copied; they need
+    not be contiguous. Memory that several tensors of the state have, as a whole or in part, is there once:
+    under the name of a tensor that is all of it, else as NAME~storage, flat. What torch keeps beside the
+    elements (gradients, hooks, Python attributes) is not part of the state. The state must not change
+    meanwhile.
 
     Raises Unsupported, which names the place ("state['model'][3]"), for anything else and for cycles.
     """
+    skeleton, tensors, _ = flatten_with_features(state)
+    return skeleton, tensors
+
+
+def flatten_with_features(state: Any) -> tuple[Json, dict[str, torch.Tensor], list[str]]:
+    """Return what flatten() does, and what a reader must know beyond version 1 of the format."""
     flattener = _Flattener()
     try:
         skeleton = flattener.node(state)
     except RecursionError:
         raise Unsupported(None, f"{flattener.place()} is nested too deeply{_HINT}") from None
-    return skeleton, flattener.tensors
+    tensors = flattener.stored()
+    return skeleton, tensors, [VIEWS] if flattener.has_strides else []
+
+
+@dataclass(slots=True)
+class _Found:
+    """A tensor of the state, or several that are the same memory in the same way."""
+
+    tensor: torch.Tensor  # of plain memory
+    name: str  # that it would like
+    nodes: list[dict[str, Json]]  # of it, whose `tag` its name goes to
+    tag: str
 
 
 class _Flattener:
     """One walk over a state."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._names: dict[tuple[Any, ...], str] = {}  # by what tensors of the same memory have in common
+        self._found: dict[Any, _Found] = {}  # by what tensors of the same memory have in common
+        self._names: set[str] = set()
+        self.has_strides = False
         self._clashes: dict[str, int] = {}
         self._path: list[tuple[str, str]] = []  # as in Python, and as in a name
         self._open: set[int] = set()  # the containers that are being walked over
@@ -159,7 +200,7 @@ class _Flattener:
         if why is not None:
             raise Unsupported(None, f"{self.place()} {why}{_HINT}")
         node: dict[str, Json] = {
-            "tensor": self._keep(to_stored(tensor), str(tensor.dtype)),
+            "tensor": "",
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
         }
@@ -168,6 +209,7 @@ class _Flattener:
             node["parameter"] = True
         if tensor.requires_grad is not parameter:
             node["requires_grad"] = tensor.requires_grad
+        self._keep("tensor", node, plain(tensor))
         return node
 
     def _array(self, array: "numpy.ndarray[Any, Any]") -> Json:
@@ -175,32 +217,83 @@ class _Flattener:
             dtype = encode_numpy_dtype(array.dtype)
         except NoLeaf as why:
             raise Unsupported(None, f"{self.place()} {why}{_HINT}") from None
-        shape = list(array.shape)
-        if not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
+        node = {"ndarray": "", "dtype": dtype, "shape": list(array.shape)}
+        as_bytes = type(dtype) is not str or dtype not in NUMPY_AS_TORCH
+        strides = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+        if not (array.flags.writeable and array.flags.aligned and strides) or (
+            as_bytes and not array.flags.c_contiguous
+        ):
             array = array.copy(order="C")
-        if type(dtype) is not str or dtype not in NUMPY_AS_TORCH:
+        if as_bytes:
             array = array.reshape(-1).view(numpy.uint8)
-        return {"ndarray": self._keep(torch.from_numpy(array), str(dtype)), "dtype": dtype, "shape": shape}
+        self._keep("ndarray", node, torch.from_numpy(array))
+        return node
 
-    def _keep(self, tensor: torch.Tensor, dtype: str) -> str:
-        """Return the name under which the tensor is stored."""
-        if tensor.numel() == 0:
-            return self._store(tensor)
+    def _keep(self, tag: str, node: dict[str, Json], tensor: torch.Tensor) -> None:
+        """Remember a tensor, which stays alive, so that no other can have its address."""
         # Of an extent of 1 the stride says nothing.
         strides = tuple(
             0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
-        memory = (tensor.data_ptr(), tuple(tensor.shape), strides, dtype)
-        if memory not in self._names:
-            self._names[memory] = self._store(tensor)
-        return self._names[memory]
+        memory = (tensor.data_ptr(), tensor.shape, strides, tensor.dtype, tag)
+        if tensor.numel() == 0:
+            memory = (len(self._found),)  # type: ignore[assignment]
+        found = self._found.get(memory)
+        if found is None:
+            name = _readable(".".join(name for _, name in self._path)) or "tensor"
+            self._found[memory] = _Found(tensor, name, [node], tag)
+        else:
+            found.nodes.append(node)
 
-    def _store(self, tensor: torch.Tensor) -> str:
-        name = wanted = _readable(".".join(name for _, name in self._path)) or "tensor"
-        while name in self.tensors or name == "__metadata__":
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Return what is stored, by name, and put the names into the nodes."""
+        found = list(self._found.values())
+        shared_of: dict[int, tuple[Shared, int]] = {}
+        indices = [index for index, each in enumerate(found) if each.tensor.numel()]
+        for shared in find_shared([found[index].tensor for index in indices]):
+            for member, offset in zip(shared.members, shared.offsets, strict=True):
+                shared_of[indices[member]] = shared, offset
+        tensors: dict[str, torch.Tensor] = {}
+        names: dict[int, str] = {}  # of what is shared
+        for index, each in enumerate(found):
+            if index not in shared_of:
+                name = self._name(each.name)
+                tensors[name] = to_stored(each.tensor)
+                self._describe(each, name, None, 0)
+                continue
+            shared, offset = shared_of[index]
+            whole = None if shared.whole is None else indices[shared.whole]
+            if id(shared) not in names:
+                if shared.stored is not None:
+                    name, stored = self._name(f"{each.name[: _MAX_NAME - 8]}~storage"), shared.stored
+                else:
+                    assert whole is not None
+                    name, stored = self._name(found[whole].name), to_stored(found[whole].tensor)
+                names[id(shared)], tensors[name] = name, stored
+            self._describe(each, names[id(shared)], None if whole == index else shared, offset)
+        return tensors
+
+    def _describe(self, found: _Found, name: str, shared: Shared | None, offset: int) -> None:
+        extra: dict[str, Json] = {}
+        if shared is not None:
+            extra = {
+                "stride": list(found.tensor.stride()),
+                "offset": offset,
+                "storage": shared.memory_bytes,
+            }
+        elif not found.tensor.is_contiguous() and strided(found.tensor).is_dense():
+            extra = {"stride": list(found.tensor.stride())}
+        self.has_strides |= bool(extra)
+        for node in found.nodes:
+            node[found.tag] = name
+            node.update(extra)
+
+    def _name(self, wanted: str) -> str:
+        name = wanted
+        while name in self._names or name == "__metadata__":
             self._clashes[wanted] = self._clashes.get(wanted, 1) + 1
             name = f"{wanted}~{self._clashes[wanted]}"
-        self.tensors[name] = tensor
+        self._names.add(name)
         return name
 
 

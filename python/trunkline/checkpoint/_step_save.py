@@ -16,7 +16,7 @@ from trunkline.checkpoint._outcomes import cause, give_up, heard, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, spread
 from trunkline.checkpoint._side_streams import side_streams
-from trunkline.checkpoint._state import flatten
+from trunkline.checkpoint._state import flatten_with_features
 from trunkline.checkpoint._tensors import contiguous
 
 # How long a save waits for another process that has the directory locked: for one that collects debris, not
@@ -59,7 +59,7 @@ class StepSave:
         self._step = step
         self._stage_all = stage_all
         self._place = place
-        self._skeleton, tensors = flatten(state)
+        self._skeleton, tensors, self._features = flatten_with_features(state)
         self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose stream of a GPU comes before.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
@@ -246,5 +246,6 @@ class StepSave:
                 "shards": shards,
                 "tensors": tensors,
                 "state": self._skeleton,
+                **({"features": self._features} if self._features else {}),
             }
         )
