@@ -92,7 +92,7 @@ def plan(
         if flops is None
         else computing_at(flops, model_dtype.itemsize)
     )
-    least = sizes.resident_bytes + _roofline.least_slots_bytes(sizes.unit_bytes)
+    least = sizes.least_budget
     gpu: dict[str, Any] = {}
     host_bytes = 0
     if target.type == "cpu":
@@ -181,7 +181,8 @@ def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, 
     stored = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
     total = sum(stored.values())
     streamed = tuple(unit.nbytes for unit in units)
-    return Sizes(total - sum(streamed), streamed), model.dtype, f"{type(model).__name__} ({folder.name})"
+    sizes = Sizes(total - sum(streamed), streamed, tuple(len(unit.weights) for unit in units))
+    return sizes, model.dtype, f"{type(model).__name__} ({folder.name})"
 
 
 def computing_at(flops: float, bytes_per_weight: int) -> Compute:
@@ -195,7 +196,7 @@ def computing_at(flops: float, bytes_per_weight: int) -> Compute:
 
 def _budgets(least: int, budget: int, weight_bytes: int) -> list[int]:
     """Return budgets to compare: the least, the given one, its doubles, and all weights."""
-    found = {least, budget, weight_bytes}
+    found = {least, budget, max(least, weight_bytes)}
     found.update(budget * times for times in (2, 4) if budget * times < weight_bytes)
     return sorted(found)
 

@@ -18,11 +18,20 @@ class Sizes:
 
     resident_bytes: int
     unit_bytes: tuple[int, ...]
+    unit_weights: tuple[int, ...] = ()  # how many weights each unit holds; (): one each
 
     @property
     def weight_bytes(self) -> int:
         """All of them."""
         return self.resident_bytes + sum(self.unit_bytes)
+
+    @property
+    def least_budget(self) -> int:
+        """The smallest memory_budget that is accepted."""
+        counts = self.unit_weights or (1,) * len(self.unit_bytes)
+        return self.resident_bytes + slots_bytes(
+            [most_unit_bytes(nbytes, count) for nbytes, count in zip(self.unit_bytes, counts, strict=True)]
+        )
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,14 @@ class Rate:
         return "bus" if self.bus_seconds >= self.compute_seconds else "compute"
 
 
-def least_slots_bytes(unit_bytes: Sequence[int]) -> int:
-    """Return how much memory streaming needs for units of this many bytes of weights.
+def most_unit_bytes(nbytes: int, weights: int) -> int:
+    """Return the most memory that a unit of this many bytes in so many weights takes.
 
-    That is a page more than there are, as units begin, and weights in them lie, as they do in the file.
+    In memory each weight is as far into a page as it is in its file. So a unit can need up to a page more for
+    each weight, depending on which pack there is and for which unit_bytes it was made. The least budget must
+    be one number that holds for all of them: an error names it before it is known which pack will be read.
     """
-    return slots_bytes([nbytes + PAGE_BYTES for nbytes in unit_bytes])
+    return nbytes + weights * PAGE_BYTES
 
 
 def paged_bytes(unit_bytes: Sequence[int]) -> int:
@@ -104,7 +115,7 @@ def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
             f"host_memory: {memory.host_bytes} bytes cannot hold two units of what passes through main "
             f"memory to the GPU; the least is {least} bytes",
         )
-    return sum(copied), sum(passing_units(Sizes(0, tuple(copied)), memory.host_bytes)) if copied else 0
+    return sum(copied), sum(_passing(copied, memory.host_bytes, 2))
 
 
 def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]:
@@ -112,17 +123,21 @@ def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]
 
     Raises OutOfBudget, naming the least.
     """
-    room = memory_budget - sizes.resident_bytes
-    least = sizes.resident_bytes + least_slots_bytes(sizes.unit_bytes)
-    try:
-        placed = _core.place_units(sizes.unit_bytes, max(0, room), slots)
-    except OutOfBudget:
+    least = sizes.least_budget
+    if memory_budget < least:
         raise OutOfBudget(
             None,
             f"memory_budget: {memory_budget} bytes cannot hold what stays in memory ({sizes.resident_bytes} "
             f"bytes) and two units; the least is {least} bytes ({least / 1e9:.3f} GB)",
-        ) from None
-    return [nbytes for nbytes, stays in zip(sizes.unit_bytes, placed["resident"], strict=True) if not stays]
+        )
+    return _passing(sizes.unit_bytes, memory_budget - sizes.resident_bytes, slots)
+
+
+def _passing(unit_bytes: Sequence[int], memory_bytes: int, slots: int) -> list[int]:
+    if not unit_bytes:
+        return []
+    placed = _core.place_units(unit_bytes, memory_bytes, slots)
+    return [nbytes for nbytes, stays in zip(unit_bytes, placed["resident"], strict=True) if not stays]
 
 
 def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute) -> Rate:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from trunkline._errors import Unsupported
+from trunkline.stream._roofline import most_unit_bytes
 
 # What is less than this share of its layer stays in memory: norms, biases, routers.
 _SMALL_SHARE = 1 / 256
@@ -49,6 +50,11 @@ class Unit:
     def nbytes(self) -> int:
         """Bytes of its weights."""
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def most_bytes(self) -> int:
+        """The most memory that it takes, however its weights lie in the files."""
+        return most_unit_bytes(self.nbytes, len(self.weights))
 
     @property
     def weights(self) -> list[Weight]:

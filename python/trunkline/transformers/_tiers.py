@@ -11,7 +11,7 @@ from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.stream._memory import budget_argument, default_budget
-from trunkline.stream._roofline import GPU_SLOTS, PAGE_BYTES, least_slots_bytes, slots_bytes
+from trunkline.stream._roofline import GPU_SLOTS, PAGE_BYTES, slots_bytes
 from trunkline.stream._tensors import Stored, StreamUnit
 from trunkline.transformers._checkpoint import Checkpoint
 from trunkline.transformers._layers import Unit
@@ -101,12 +101,10 @@ def share_out(memory: Memory, checkpoint: Checkpoint, places: dict[str, Stored])
 
 
 def _share(memory: Memory, checkpoint: Checkpoint, units: Sequence[PlacedUnit]) -> Shares:
-    sizes = [unit.nbytes for unit in units]
-    # What plan() says of the config alone is enough unless weights lie far from each other.
-    expected = least_slots_bytes([unit.nbytes for unit in checkpoint.units])
-    least = checkpoint.resident_bytes + max(expected, slots_bytes(sizes))
+    most = [unit.unit.most_bytes for unit in units]
+    least = checkpoint.resident_bytes + slots_bytes(most)
     if memory.budget < least:
-        raise _too_small(memory, checkpoint, max(sizes, default=0), least)
+        raise _too_small(memory, checkpoint, max(most, default=0), least)
     return Shares(list(units))
 
 
@@ -124,7 +122,7 @@ def _share_with_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[Plac
             shares.staying += [weight.path for weight in unit.unit.weights]
         else:
             shares.passing.append(unit)
-    least_host = slots_bytes([unit.nbytes for unit in shares.passing])
+    least_host = slots_bytes([unit.unit.most_bytes for unit in shares.passing])
     if memory.host_bytes < least_host:
         raise OutOfBudget(
             None,
