@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Literal
 
 from trunkline import _core
-from trunkline._errors import Corrupt, CutOff, Format
+from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 from trunkline.checkpoint import _pt_pickle, _pt_zip
 from trunkline.checkpoint._pt_zip import Record
 
@@ -193,6 +193,13 @@ def _check_start(source: Source) -> None:
     if source.size == 0:
         raise CutOff(None, f"{source.path} is empty; copy or save it again", source.path)
     what = "is not a zip archive as torch.save writes it"
+    if head.startswith(b"GGUF"):
+        raise Unsupported(
+            None,
+            f"{source.path} is a GGUF file, which is not supported; load it with transformers "
+            "(gguf_file=...) or llama.cpp, or use the model's safetensors files",
+            source.path,
+        )
     if head[8:] == b"{":
         what += "; it looks like a safetensors file: give it a name that ends in .safetensors"
     else:

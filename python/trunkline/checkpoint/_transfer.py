@@ -86,9 +86,9 @@ def _run(job: Callable[[], None], cancel: Callable[[], None]) -> None:
     Work(job, cancel).result()
 
 
-def path_name(path: Any) -> str:
-    """Return a path argument as str."""
+def path_name(path: Any, argument: str = "path") -> str:
+    """Return a path as str; `argument` is what the caller's user knows it by."""
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise TypeError(f"path: must be str, bytes or os.PathLike, not {type(path).__name__}") from None
+        raise TypeError(f"{argument}: must be str, bytes or os.PathLike, not {type(path).__name__}") from None

@@ -73,7 +73,7 @@ def plan(
         )
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
-    folder = FilePath(path_name(model_dir))
+    folder = FilePath(path_name(model_dir, "model_dir"))
     sizes, model_dtype, name = sizes_of(folder, dtype)
     budget = budget_argument(memory_budget, target)
     if bandwidth is None:

@@ -1,5 +1,6 @@
 """What a Hugging Face folder holds: its model without weights, and where the weights are."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from trunkline._errors import Unsupported
+from trunkline._errors import Unsupported, exception_of
 from trunkline.checkpoint._safetensors_folder import folder_headers
 from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
 from trunkline.stream import _tensors
 from trunkline.stream._source import Source
 from trunkline.stream._tensors import TENSOR_ALIGNMENT, Stored
 from trunkline.transformers import _layers, _skeleton, _weights
+from trunkline.transformers._folder import check_model_folder, check_weights
 from trunkline.transformers._layers import Unit
 from trunkline.transformers._weights import Weights
 
@@ -62,7 +64,9 @@ class Checkpoint:
 
 def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
     """Read configuration and headers. Raises as from_pretrained does."""
-    headers = folder_headers(folder)
+    check_model_folder(folder)
+    check_weights(folder)
+    headers = _headers(folder)
     tensors = _tensors.of_headers(headers)
     model = _skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers))
     weights = _weights.find(model, tensors, str(folder))
@@ -93,6 +97,17 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
         shapes={name: tuple(state[name].shape) for name in aliases},
         aliases=aliases,
     )
+
+
+def _headers(folder: Path) -> list[Header]:
+    try:
+        return folder_headers(folder)
+    except FileNotFoundError as error:
+        message = (
+            f"cannot load a model from {folder}: {error.filename} is missing; its download or copy is "
+            "incomplete, fetch that file too"
+        )
+        raise exception_of("system", errno.ENOENT, message, str(error.filename)) from error
 
 
 def _first_dtype(headers: list[Header]) -> torch.dtype | None:

@@ -63,7 +63,7 @@ def from_pretrained(
     it raises: an Error of the storage (the model works again when its cause is gone), Corrupt for weights
     that were changed. One thread at a time may use the model, and nobody train it.
     """
-    folder = FilePath(path_name(model_dir))
+    folder = FilePath(path_name(model_dir, "model_dir"))
     memory = memory_arguments(device, memory_budget, host_memory, folder)
     place = place_argument(folder, pack_dir, volumes)
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")

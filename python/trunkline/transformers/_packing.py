@@ -45,7 +45,7 @@ def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence
 
 
 def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath:
-    name = path_name(path)
+    name = path_name(path, argument)
     if not name:
         raise ValueError(f'{argument}: must not be empty; "." is the current directory')
     directory = FilePath(name)
@@ -160,7 +160,7 @@ def pack(
     from_pretrained finds it when it is given the same directory as `pack_dir`, or directories as `volumes`,
     and the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained.
     """
-    folder = FilePath(path_name(model_dir))
+    folder = FilePath(path_name(model_dir, "model_dir"))
     place = place_argument(folder, None, directories)
     checkpoint = look_into(folder, dtype, None)
     manifest, _, is_new = opened(place, checkpoint, 0)

@@ -1,15 +1,17 @@
 """Stock models of transformers without their weights."""
 
-import errno
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import build_glob_alternation
 
-from trunkline._errors import Format, Unsupported, exception_of
+from trunkline._errors import Format, Unsupported
+from trunkline.transformers._folder import check_model_folder
 
 _META = torch.device("meta")
 
@@ -17,9 +19,8 @@ _META = torch.device("meta")
 def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None = None) -> Any:
     """Return the causal language model that the directory's config describes, all of it on the meta device.
 
-    `dtype`: None is that of the config, or `stored` where that has none. Raises FileNotFoundError where there
-    is no config.json, Unsupported for quantised weights and for what is no causal language model of
-    transformers.
+    `dtype`: None is that of the config, or `stored` where that has none. Raises as check_model_folder(), and
+    Unsupported for quantised weights and for what is not a causal language model of transformers.
     """
     config = _config(model_dir)
     quantisation = getattr(config, "quantization_config", None)
@@ -65,21 +66,55 @@ def _keep_in_fp32(model: Any) -> None:
 
 
 def _config(model_dir: Path) -> Any:
+    check_model_folder(model_dir)
     path = model_dir / "config.json"
-    if not path.is_file():
-        raise exception_of(
-            "system",
-            errno.ENOENT,
-            f"{model_dir} is no folder with a config.json; give the path of a Hugging Face folder on this "
-            "machine (nothing is downloaded)",
-            str(model_dir),
-        )
     try:
-        return AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
     except ValueError as error:
-        raise Unsupported(None, f"{path}: {_first_line(error)}", str(path)) from error
+        raise Unsupported(None, _why_no_config(path, error), str(path)) from error
     except Exception as error:  # OSError where it is no JSON, and whatever odd values lead to
         raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
+    _check_kind(config, path)
+    return config
+
+
+def _why_no_config(path: Path, error: ValueError) -> str:
+    """Say why transformers makes nothing of a config, and what to do."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        document = None
+    kind = document.get("model_type") if isinstance(document, dict) else None
+    if not isinstance(kind, str):
+        return f"{path} names no model_type; is it the config.json of a model of transformers?"
+    if "auto_map" in document:
+        return (
+            f"{path}: the model's code is in its folder (auto_map), and no code of a folder is run; use "
+            "transformers with trust_remote_code=True, or a checkpoint whose model_type transformers has"
+        )
+    if kind not in CONFIG_MAPPING:
+        return (
+            f"{path}: transformers {transformers.__version__} does not have the model_type {kind!r}; update "
+            "transformers, or check the spelling"
+        )
+    return f"{path}: {_first_line(error)}"
+
+
+def _check_kind(config: Any, path: Path) -> None:
+    """Raise Unsupported for what is not a causal language model."""
+    kind = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        why = "is an encoder-decoder model"
+    elif type(config) not in AutoModelForCausalLM._model_mapping:
+        why = "is not a causal language model"
+    else:
+        return
+    raise Unsupported(
+        None,
+        f"{path}: {kind} {why}, and only causal language models (decoders such as Llama, Qwen3 and GPT-2) "
+        "can be streamed; load it with transformers",
+        str(path),
+    )
 
 
 def _first_line(error: Exception) -> str:

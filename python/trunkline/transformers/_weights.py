@@ -97,6 +97,13 @@ def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
     return Weights(stored, computed, version)
 
 
+def _why_missing(model: Any) -> str:
+    saved, wanted = getattr(model.config, "architectures", None) or [], type(model).__name__
+    if saved and wanted not in saved:
+        return f"it was saved from {', '.join(map(str, saved))}, and only a {wanted} can be streamed"
+    return "is it the checkpoint of another model, or was it copied in part?"
+
+
 def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
     wanted = model.state_dict()
     by_memory: dict[int, list[str]] = {}
@@ -107,7 +114,7 @@ def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> No
         raise Format(
             None,
             f"{source} lacks {len(missing)} of the model's weights: {', '.join(missing[:4])}"
-            f"{', ...' if len(missing) > 4 else ''}; is it the checkpoint of another model?",
+            f"{', ...' if len(missing) > 4 else ''}; {_why_missing(model)}",
             source,
         )
     for name, shape in shapes.items():

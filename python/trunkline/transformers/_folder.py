@@ -1,0 +1,176 @@
+"""What people pass to from_pretrained that is not a folder of a model, and what to do with it instead."""
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from trunkline._errors import Format, Unsupported, exception_of
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_GGUF = b"GGUF"
+_GIT_LFS = b"version https://git-lfs"
+_POINTER_BYTES = 1024  # git-lfs: a pointer is smaller
+_OTHER_WEIGHTS = {".h5": "TensorFlow", ".msgpack": "Flax"}
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise an error that says what the path is, unless it is a directory with a config.json.
+
+    FileNotFoundError where there is nothing, NotADirectoryError for a file, Unsupported for other formats.
+    """
+    if not folder.exists():
+        raise _missing(folder)
+    if not folder.is_dir():
+        raise _is_file(folder)
+    if (folder / "config.json").is_file():
+        return
+    names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    if "adapter_config.json" in names:
+        base = _field(folder / "adapter_config.json", "base_model_name_or_path")
+        raise _unsupported(
+            folder,
+            "holds a PEFT adapter, not a model; load the base model"
+            + (f" ({base})" if base else "")
+            + ", then put the adapter on it with peft.PeftModel.from_pretrained(model, adapter_folder)",
+        )
+    if "model_index.json" in names:
+        raise _unsupported(
+            folder,
+            "holds a pipeline of diffusers; only causal language models of transformers can be streamed. "
+            "Load it with diffusers",
+        )
+    if found := _first(names, ".gguf"):
+        raise _gguf(folder / found)
+    if "params.json" in names and _first(names, ".pth"):
+        raise _unsupported(
+            folder,
+            "holds weights in Meta's original format; get the checkpoint in the format of transformers "
+            "(a folder with config.json and .safetensors files)",
+        )
+    raise exception_of(
+        "system", errno.ENOENT, f"{folder} has no config.json; {_instead(folder, names)}", str(folder)
+    )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise an error that says what to do unless the folder, which has a config.json, has safetensors files.
+
+    Unsupported for weights in another format, FileNotFoundError where there are none, Format for pointers of
+    Git LFS.
+    """
+    names = sorted(os.listdir(folder))  # noqa: PTH208
+    for name in names:
+        if name.endswith(".safetensors") and _is_git_lfs_pointer(folder / name):
+            raise Format(
+                None,
+                f"{folder / name} is a pointer of Git LFS, not the file itself; run `git lfs pull` in "
+                f"{folder}",
+                str(folder / name),
+            )
+    if _first(names, ".safetensors") or _first(names, ".safetensors.index.json"):
+        return
+    if found := _first(names, ".gguf"):
+        raise _gguf(folder / found)
+    if _first(names, ".bin"):
+        raise _unsupported(
+            folder,
+            "has its weights in .bin files, and only safetensors files are supported; convert them once: "
+            f"transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)",
+        )
+    for suffix, framework in _OTHER_WEIGHTS.items():
+        if _first(names, suffix):
+            raise _unsupported(
+                folder,
+                f"has weights of {framework} ({suffix} files), and only safetensors files are supported; get "
+                "the model's safetensors files",
+            )
+    raise exception_of(
+        "system",
+        errno.ENOENT,
+        f"{folder} has a config.json but no weights (.safetensors files); download or copy all of the model",
+        str(folder),
+    )
+
+
+def _missing(folder: Path) -> Exception:
+    text = str(folder)
+    message = f"cannot load a model from {text}: there is no such folder"
+    if _HUB_NAME.fullmatch(text):
+        message += (
+            "; if that is a name on the Hugging Face hub, download the model first, since nothing is "
+            f"downloaded here: hf download {text} --local-dir FOLDER"
+        )
+    else:
+        message += "; check the path"
+    return exception_of("system", errno.ENOENT, message, text)
+
+
+def _is_file(path: Path) -> Exception:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_GGUF)) == _GGUF:
+                return _gguf(path)
+    except OSError as error:
+        return error
+    return exception_of(
+        "system",
+        errno.ENOTDIR,
+        f"{path} is a file; pass the folder that holds config.json and the weights"
+        + (f": {path.parent}" if (path.parent / "config.json").is_file() else ""),
+        str(path),
+    )
+
+
+def _gguf(path: Path) -> Exception:
+    return Unsupported(
+        None,
+        f"{path} is a GGUF file, which is not supported; use the model's safetensors files, or convert it "
+        f"once: transformers.AutoModelForCausalLM.from_pretrained({str(path.parent)!r}, "
+        f"gguf_file={path.name!r}).save_pretrained(NEW_FOLDER)",
+        str(path),
+    )
+
+
+def _instead(folder: Path, names: list[str]) -> str:
+    """What to do about a folder without a config.json."""
+    if "trunkline-checkpoints.json" in names:
+        return "it is a directory of checkpoints: read it with trunkline.Checkpointer(path).load()"
+    inner = sorted(path.parent for path in (*folder.glob("*/config.json"), *folder.glob("*/*/config.json")))
+    if inner:
+        return f"a folder in it has one: pass {inner[-1]}"
+    if _first(names, ".safetensors"):
+        return "it has weights: put the model's config.json beside them"
+    if any(name.startswith("tokenizer") for name in names):
+        return "it holds a tokenizer, and no model; pass the folder of the model"
+    return "pass a folder as transformers saves it, with config.json and .safetensors files"
+
+
+def _is_git_lfs_pointer(path: Path) -> bool:
+    try:
+        if path.stat().st_size > _POINTER_BYTES:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_GIT_LFS)) == _GIT_LFS
+    except OSError:
+        return False
+
+
+def _first(names: list[str], suffix: str) -> str | None:
+    return next((name for name in names if name.endswith(suffix)), None)
+
+
+def _field(path: Path, name: str) -> str:
+    """Return a field of a JSON file, or "" where it has none."""
+    try:
+        document: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    found = document.get(name) if isinstance(document, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _unsupported(folder: Path, message: str) -> Exception:
+    return Unsupported(None, f"{folder} {message}", str(folder))
