@@ -2,6 +2,7 @@
 
 import errno
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._memory import Device, device_argument
-from trunkline.checkpoint._outcomes import give_up, heard, told
+from trunkline.checkpoint._outcomes import give_up, heard, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
@@ -263,7 +264,7 @@ class Checkpointer:
 
     def _begin_together(self, step: int, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: all count the same exchanges, and hear of it.
-        exchange = self._ranks.exchange()
+        exchange = self._ranks.exchange(f"save({step})")
         if exchange is not None:
             exchange.__enter__()
         try:
@@ -276,8 +277,12 @@ class Checkpointer:
     def _begin(self, step: int, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
             raise ValueError(f"step: must be an int from 0 to 2^63 - 1, not {step!r}")
-        self._wait_for_last(step)
-        raise_unobserved()
+        try:
+            self._wait_for_last(step)
+            raise_unobserved()
+        except Exception as error:
+            mark_earlier(error)
+            raise
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
         self._last = handle = SaveHandle(
@@ -295,6 +300,9 @@ class Checkpointer:
             self._turn.begin(f"save({step})")
             if self._last is not last:
                 continue
+            if getattr(last._error, "earlier", False) and not last._observed:
+                last._observed = True
+                warnings.warn(f"{last._what}: {last._error}", RuntimeWarning, stacklevel=5)
             if not last._observed:
                 last.wait()
             self._last = None
@@ -311,7 +319,7 @@ class Checkpointer:
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int]) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
-        exchange = self._ranks.exchange()
+        exchange = self._ranks.exchange("opening")
         if exchange is None:
             return _core.CheckpointStore(directory, volumes=volumes)
         options = {
@@ -350,12 +358,18 @@ class Checkpointer:
                 self._turn.end()
 
     def _agree_together(self, decide: Callable[[], Any]) -> Any:
-        exchange = self._ranks.exchange()
+        exchange = self._ranks.exchange("load()")
         assert exchange is not None
+
+        def decided() -> Any:
+            return {"this": decide(), "order": exchange.count_load()}
+
         with exchange:
             if exchange.rank == 0:
-                return told(exchange, "decided", lambda: {"this": decide()})["this"]
-            return heard(exchange, "decided", "nothing was loaded")["this"]
+                return told(exchange, "decided", decided)["this"]
+            outcome = heard(exchange, "decided", "nothing was loaded")
+            exchange.adopt(outcome["order"])
+            return outcome["this"]
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

@@ -1,6 +1,7 @@
 """How ranks that save together tell each other what came of it, so that an error of one is heard by all."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from trunkline._errors import Error
@@ -22,7 +23,23 @@ def told(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
 
 def _failure(exchange: Exchange, error: BaseException) -> dict[str, Any]:
     about = str(error) or type(error).__name__
-    return {"error": about, "rank": getattr(error, "rank", None) or exchange.rank}
+    rank = getattr(error, "rank", None)
+    return {
+        "error": about,
+        "rank": exchange.rank if rank is None else rank,
+        "order": getattr(error, "order", None),
+        "earlier": getattr(error, "earlier", False),
+    }
+
+
+def mark_earlier(error: BaseException) -> None:
+    """Note that a save was given up to raise the error of an earlier one.
+
+    Other ranks need not raise that again: each error would make the next save fail on all, which would make
+    the one after it fail, without end.
+    """
+    with suppress(AttributeError):
+        error.earlier = True  # type: ignore[attr-defined]
 
 
 def cause(exchange: Exchange, error: BaseException) -> BaseException:
@@ -38,6 +55,8 @@ def cause(exchange: Exchange, error: BaseException) -> BaseException:
 
 def give_up(exchange: Exchange, error: BaseException) -> None:
     """Tell the others that this rank failed, and end the exchange."""
+    if not isinstance(error, RankError):
+        exchange.fail(str(error) or type(error).__name__)
     try:
         for topic in ("placed", "committed") if exchange.rank == 0 else ("written",):
             exchange.post(topic, _failure(exchange, error))
@@ -51,6 +70,8 @@ def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
     """Wait for what came of it at rank 0; `but`: what to say did not happen if it failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:
+        if outcome["order"] is not None:
+            exchange.adopt(outcome["order"])
         raise _failed_elsewhere(outcome, but)
     return outcome["value"]
 
@@ -58,4 +79,7 @@ def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
 def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
     named = why if why.startswith(f"rank {rank} ") else f"rank {rank}: {why}"
-    return rank_error(rank, f"{but}: {named}")
+    error = rank_error(rank, f"{but}: {named}")
+    if outcome["earlier"]:
+        mark_earlier(error)
+    return error

@@ -12,7 +12,7 @@ from trunkline import _core
 from trunkline._core import Engine, FileSet
 from trunkline._errors import Error
 from trunkline.checkpoint import _shards
-from trunkline.checkpoint._outcomes import cause, give_up, heard, told
+from trunkline.checkpoint._outcomes import cause, give_up, heard, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, spread
 from trunkline.checkpoint._side_streams import side_streams
@@ -81,6 +81,7 @@ class StepSave:
             self._placement = told(self._exchange, "placed", self._begin)
         else:
             self._placement = heard(self._exchange, "placed")
+            self._exchange.adopt(self._placement["calls"])
             self._compare(self._exchange.rank)
             self._lay_out(len(self._placement["volumes"]))
         rank = self._place.ranks.rank
@@ -155,6 +156,7 @@ class StepSave:
         return used + [0] * (volumes - len(used))
 
     def _begin(self) -> Any:
+        calls = None if self._exchange is None else self._exchange.meet()
         placement = self._lock()
         # The shard of writer w on volume v is number w * volumes + v here.
         by_volume: dict[int, list[int]] = {}
@@ -172,6 +174,7 @@ class StepSave:
             ],
             "paths": [placement["shards"][index]["path"] for index in order],
             "digest": {} if self._exchange is None else self._digest(),
+            "calls": calls,
         }
 
     def _lock(self) -> Any:
@@ -220,7 +223,10 @@ class StepSave:
         for rank in range(1, exchange.size):
             report = exchange.read("written", rank)
             if "error" in report:
-                raise rank_error(rank, f"rank {rank} failed to save its share: {report['error']}")
+                failed = rank_error(rank, f"rank {rank} failed to save its share: {report['error']}")
+                if report["earlier"]:
+                    mark_earlier(failed)
+                raise failed
             shards += report["shards"]
         return sorted(shards, key=lambda shard: int(shard["index"]))
 

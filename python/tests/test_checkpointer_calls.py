@@ -1,0 +1,181 @@
+"""Ranks that make different calls: each hears of it in bounded time, and the next common call works."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import Failed, RankProcesses
+
+TIMEOUT = 1.5  # of a rank that does not come
+LONG = 60.0  # where none may be waited for
+SAVE = ("save", 2, {"seed": 2})
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankProcesses]:
+    with RankProcesses(2) as ranks:
+        yield ranks
+        ranks.finish()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[RankProcesses]:
+    with RankProcesses(4) as ranks:
+        yield ranks
+        ranks.finish()
+
+
+@pytest.fixture(params=[2, 4])
+def crew(request: pytest.FixtureRequest, pair: RankProcesses, four: RankProcesses) -> RankProcesses:
+    return pair if request.param == 2 else four
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def tell(crew: RankProcesses, rank: int, call: tuple[Any, ...]) -> None:
+    crew.tell(rank, *call, **({"block": True} if call[0] == "save" else {}))
+
+
+def opened(crew: RankProcesses, directory: Path, timeout: float) -> None:
+    crew.all("open", str(directory), timeout=timeout, keep=None)
+    crew.all("save", 1, {"seed": 1}, block=True)
+
+
+def works_again(crew: RankProcesses, step: int = 10) -> None:
+    begun = time.monotonic()
+    crew.all("save", step, {"seed": step}, block=True)
+    assert crew.all("latest_loaded") == [step] * crew.size
+    assert time.monotonic() - begun < LONG / 2
+
+
+def check_names(failed: dict[int, Failed], odd: int, odd_call: str, call: str) -> None:
+    for rank, error in failed.items():
+        assert error.is_ours, error
+        if rank == odd:
+            assert f"calls {odd_call}" in error.message, error
+        else:
+            assert f"rank {odd} calls {odd_call}" in error.message, error
+        assert f"calls {call}" in error.message, error
+        assert "`if rank == 0:`" in error.message, error
+
+
+@pytest.mark.parametrize(
+    ("call", "odd_call", "odd"),
+    [
+        (SAVE, ("latest_loaded",), "last"),  # rank 0 decides what is loaded without the others
+        (SAVE, ("save", 3, {"seed": 3}), "first"),
+        (SAVE, ("save", 3, {"seed": 3}), "last"),
+        (("save", 3, {"seed": 3}), SAVE, "last"),
+    ],
+)
+def test_calls_that_meet_fail_at_once_on_all_ranks(
+    crew: RankProcesses, directory: Path, call: tuple[Any, ...], odd_call: tuple[Any, ...], odd: str
+) -> None:
+    names = {"save": "save({1})", "latest_loaded": "load()"}
+    number = 0 if odd == "first" else crew.size - 1
+    opened(crew, directory, LONG)
+    begun = time.monotonic()
+    for rank in range(crew.size):
+        tell(crew, rank, odd_call if rank == number else call)
+    failed = crew.collect(range(crew.size))
+    assert time.monotonic() - begun < LONG / 2
+    assert len(failed) == crew.size
+    # With an odd rank 0 each of the others differs from it.
+    shown = [names[each[0]].format(*each) for each in (odd_call, call)]
+    for rank, error in failed.items():
+        assert error.is_ours, (rank, error)
+        assert all(f"calls {name}" in error.message for name in shown), error
+        assert "`if rank == 0:`" in error.message, error
+    if number != 0:
+        check_names({rank: failed[rank] for rank in (0, number)}, number, *shown)
+    works_again(crew)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_call_that_others_skip(crew: RankProcesses, directory: Path, who: int, times: int) -> None:
+    """As with `if rank == 0:` around a save, or an exception before it that is caught."""
+    opened(crew, directory, TIMEOUT)
+    for step in range(2, 2 + times):
+        (failed,) = crew.failures("save", step, {"seed": 1}, block=True, ranks=[who]).values()
+        assert failed.is_ours
+        assert f"come to save({step}) for 1.5 s" in failed.message
+        for other in range(crew.size) if who == 0 else [0]:
+            assert (f"rank {other} (its last call was save(1))" in failed.message) == (other != who)
+    works_again(crew)
+
+
+@pytest.mark.parametrize("timeout", [0.2, TIMEOUT])
+def test_a_rank_that_saves_while_others_are_in_a_collective(
+    crew: RankProcesses, directory: Path, timeout: float
+) -> None:
+    opened(crew, directory, LONG)
+    crew.all("set_timeout", timeout)
+    for rank in range(1, crew.size):
+        crew.tell(rank, "collective")
+    (failed,) = crew.failures(*SAVE, block=True, ranks=[0]).values()
+    assert "alive and elsewhere" in failed.message
+    assert crew.one(0, "collective") == crew.size
+    assert [crew.reply(rank) for rank in range(1, crew.size)] == [crew.size] * (crew.size - 1)
+    crew.all("set_timeout", LONG)
+    works_again(crew)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_load_that_others_skip(crew: RankProcesses, directory: Path, who: int) -> None:
+    """What rank 0 alone has loaded is not saved together with what the others have."""
+    opened(crew, directory, TIMEOUT)
+    if who == 0:
+        assert crew.one(0, "latest_loaded") == 1
+        failed = crew.failures(*SAVE, block=True)
+        assert len(failed) == crew.size
+        for error in failed.values():
+            assert "rank 1 has not made the same calls as rank 0" in error.message
+    else:
+        (alone,) = crew.failures("latest_loaded", ranks=[1]).values()
+        assert "rank 0 (its last call was save(1)) has not come to load() for 1.5 s" in alone.message
+    works_again(crew)
+
+
+def test_opening_while_others_save(pair: RankProcesses, directory: Path, tmp_path: Path) -> None:
+    opened(pair, directory, TIMEOUT)
+    pair.tell(1, "open", str(tmp_path / "other"), name="other")
+    (failed,) = pair.failures(*SAVE, block=True, ranks=[0]).values()
+    assert "rank 1 (its last call was save(1)) has not come to save(2)" in failed.message
+    pair.one(0, "open", str(tmp_path / "other"), name="other")
+    pair.reply(1)
+    works_again(pair)
+
+
+def test_a_skipped_save_in_the_background(crew: RankProcesses, directory: Path) -> None:
+    """In a loop that goes on: errors until all have heard of it, and no longer."""
+    opened(crew, directory, TIMEOUT)
+    for rank in range(crew.size - 1):
+        crew.one(rank, "save", 2, {"seed": 2})
+    failures = 0
+    for step in range(3, 12):
+        if not crew.failures("save", step, {"seed": step}):
+            break
+        failures += 1
+    assert 1 <= failures <= 3
+    crew.all("wait")
+    works_again(crew, 20)
+
+
+def test_a_failed_save_on_one_rank_and_a_load_on_the_others(crew: RankProcesses, directory: Path) -> None:
+    """A rank whose state cannot be saved has come to the save all the same."""
+    opened(crew, directory, LONG)
+    for rank in range(crew.size):
+        if rank == 1:
+            crew.tell(1, "save_object", 2)
+        else:
+            tell(crew, rank, SAVE)
+    failed = crew.collect(range(crew.size))
+    assert len(failed) == crew.size
+    assert failed[1].kind == "Unsupported"
+    works_again(crew)
