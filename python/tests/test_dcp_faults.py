@@ -217,6 +217,80 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         tl.dcp.StorageReader(tmp_path).read_metadata()
 
 
+@pytest.mark.parametrize("use_collectives", [True, False])
+def test_torchs_checkpoint_is_not_saved_over(tmp_path: Path, use_collectives: bool) -> None:
+    """Its readers would go on loading the old one."""
+    old, new = nested(1), nested(2)
+    dcp.save(old, storage_writer=dcp.FileSystemWriter(tmp_path), use_collectives=use_collectives)
+    before = sorted(tmp_path.iterdir())
+    for overwrite in (None, False):
+        with pytest.raises(CheckpointException, match="torch's FileSystemWriter") as caught:
+            save(new, tmp_path, overwrite=overwrite)
+        assert isinstance(failure(caught), FileExistsError)
+        assert "another directory" in str(failure(caught))
+    with pytest.raises(tl.Error, match="remove that one first"):
+        dcp.save(
+            new,
+            storage_writer=tl.dcp.StorageWriter(tmp_path, overwrite=True),
+            use_collectives=False,
+        )
+    with pytest.raises(CheckpointException, match="torch's FileSystemWriter"):
+        dcp.async_save(new, storage_writer=tl.dcp.StorageWriter(tmp_path)).result(60)
+    assert sorted(tmp_path.iterdir()) == before
+    if use_collectives:
+        into = blank(old)
+        dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path))
+        assert_same(into, old)
+    data = sorted(tmp_path.glob("*.distcp"))
+    save(new, tmp_path, overwrite=True)
+    assert_same(load(blank(old), tmp_path), new)
+    assert sorted(tmp_path.glob("*.distcp")) == data
+    with pytest.raises(CheckpointException):
+        dcp.load(blank(old), storage_reader=dcp.FileSystemReader(tmp_path))
+
+
+def test_torchs_checkpoint_that_was_saved_over_ours(tmp_path: Path) -> None:
+    ours, torchs, last = nested(1), nested(2), nested(3)
+    save(ours, tmp_path)
+    dcp.save(torchs, storage_writer=dcp.FileSystemWriter(tmp_path))
+    with pytest.raises(CheckpointException, match="two checkpoints"):
+        load(blank(ours), tmp_path)
+    with pytest.raises(tl.Format, match="load that of torch with FileSystemReader"):
+        tl.dcp.StorageReader(tmp_path).read_metadata()
+    with pytest.raises(CheckpointException, match="torch's FileSystemWriter"):
+        save(last, tmp_path)
+    into = blank(ours)
+    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert_same(into, torchs)
+    save(last, tmp_path, overwrite=True)
+    assert_same(load(blank(ours), tmp_path), last)
+
+
+def test_a_crash_while_torchs_checkpoint_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever it comes, nothing that is loaded is the old one in place of the new one."""
+    old, new = nested(1), nested(2)
+    dcp.save(old, storage_writer=dcp.FileSystemWriter(tmp_path))
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_writer, "write_images", stop)
+        with pytest.raises(CheckpointException):
+            save(new, tmp_path, overwrite=True)
+    into = blank(old)
+    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert_same(into, old)
+    with monkeypatch.context() as patch:
+        patch.setattr(_writer._directory, "remove_torch_metadata", stop)
+        with pytest.raises(CheckpointException):
+            save(new, tmp_path, overwrite=True)
+    with pytest.raises(CheckpointException, match="two checkpoints"):
+        load(blank(old), tmp_path)
+    (tmp_path / ".metadata").unlink()
+    assert_same(load(blank(old), tmp_path), new)
+
+
 def test_without_collectives_each_rank_has_a_manifest(tmp_path: Path) -> None:
     state = nested(3)
     dcp.save(state, storage_writer=tl.dcp.StorageWriter(tmp_path), use_collectives=False)

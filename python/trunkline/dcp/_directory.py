@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trunkline._core import fsync_directory
-from trunkline.dcp._stored import is_data_file_name, leftovers
+from trunkline.dcp._stored import is_data_file_name, leftovers, list_torch_metadata
 
 
 def make_directory(path: Path, *, durable: bool) -> None:
@@ -58,6 +58,15 @@ def _remove_or_warn(directory: Path, name: str) -> None:
         remove_file(directory, name)
     except OSError as error:
         warnings.warn(f"{directory}: {name} is needed no more but stays: {error}", RuntimeWarning, 3)
+
+
+def remove_torch_metadata(directory: Path, *, durable: bool) -> None:
+    """Remove what torch's readers would load an older checkpoint by."""
+    names = list_torch_metadata(directory)
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+    if names and durable:
+        fsync_directory(directory)
 
 
 def list_leftovers(directory: Path) -> list[str]:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from trunkline._core import Engine, FileImage
-from trunkline._errors import Corrupt, exception_of
+from trunkline._errors import Corrupt, Format, exception_of
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import parse_manifest
@@ -22,6 +22,7 @@ from trunkline.dcp._stored import (
     CHUNK_BYTES,
     DataFile,
     StoredItem,
+    list_torch_metadata,
     manifest_name,
 )
 
@@ -36,8 +37,9 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
     file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
-    another format. After an error tensors may hold anything. The reader unpickles nothing; torch's planners
-    unpickle objects that are no tensors, so load these only from sources that you trust.
+    another format, or a checkpoint of torch's FileSystemWriter beside this one. After an error tensors may
+    hold anything. The reader unpickles nothing; torch's planners unpickle objects that are no tensors, so
+    load these only from sources that you trust.
 
     One load at a time uses a reader.
     """
@@ -70,6 +72,7 @@ class StorageReader(Endpoint, TorchStorageReader):
             contents = path.read_bytes()
         except FileNotFoundError:
             raise exception_of("system", errno.ENOENT, self._why_none(path), str(path)) from None
+        self._refuse_two_formats(path)
         metadata = parse_manifest(contents, str(path))
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
@@ -176,10 +179,23 @@ class StorageReader(Endpoint, TorchStorageReader):
             return error
         return cause
 
+    def _refuse_two_formats(self, manifest: Path) -> None:
+        """Nothing tells which one was saved last: dates of files do not survive copies."""
+        found = list_torch_metadata(self._directory)
+        if not found:
+            return
+        raise Format(
+            None,
+            f"{self._directory} holds two checkpoints: {manifest.name} of trunkline and {found[0]} of "
+            "torch's FileSystemWriter, and nothing tells which is newer; load that of torch with "
+            f"FileSystemReader, or remove the one that is not wanted ({manifest.name} or {found[0]})",
+            str(manifest),
+        )
+
     def _why_none(self, path: Path) -> str:
         directory = path.parent
         if not directory.is_dir():
             return f"{directory}: there is no such directory"
-        if (directory / ".metadata").exists():
+        if list_torch_metadata(directory):
             return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
         return f"{directory}: it holds no complete checkpoint ({path.name} is not there)"

@@ -5,6 +5,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,7 @@ SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's
 
 MANIFEST = "dcp.manifest"
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
+_TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 _DEBRIS = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")  # of manifests whose writer died
 
@@ -71,6 +73,11 @@ def manifest_name(rank: int | None) -> str:
 def is_rank_manifest_name(name: str) -> bool:
     """Whether it is the name of the manifest of one rank."""
     return _RANK_MANIFEST.fullmatch(name) is not None
+
+
+def list_torch_metadata(directory: Path) -> list[str]:
+    """Names of the files by which torch's FileSystemReader loads checkpoints of a directory."""
+    return sorted(name for name in os.listdir(directory) if _TORCH_METADATA.fullmatch(name))  # noqa: PTH208
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

@@ -31,6 +31,7 @@ from trunkline.dcp._stored import (
     StoredItem,
     directory_argument,
     is_rank_manifest_name,
+    list_torch_metadata,
     manifest_name,
     new_data_file_name,
 )
@@ -46,7 +47,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     `path`: the directory, made where missing; checkpoint_id of a save takes its place. All ranks must see it
     under this name. A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
     the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
-    removed. `overwrite` False: a save into a directory that holds a checkpoint fails instead.
+    removed. `overwrite` False: a save into a directory that holds a checkpoint fails instead. A directory
+    that holds one of torch's FileSystemWriter is rejected unless `overwrite` is True: then its metadata is
+    removed once the new checkpoint is complete, while its data files (*.distcp) stay.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
     their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
@@ -69,7 +72,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         *,
         volumes: "Sequence[str | os.PathLike[str]] | Volume | None" = None,
         durable: bool = True,
-        overwrite: bool = True,
+        overwrite: bool | None = None,
         engine: Engine | None = None,
     ) -> None:
         """Make a writer; touches nothing. Raises TypeError or ValueError for what names no directory."""
@@ -103,6 +106,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Make the directories, and look at what is there; no rank has written yet."""
         for directory in (self._directory, *self._volumes):
             _directory.make_directory(directory, durable=self._durable)
+        self._refuse_other_format()
         leftovers = _directory.list_leftovers(self._directory)
         self._refuse_to_replace(leftovers)
         self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
@@ -141,12 +145,30 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         manifest = self._directory / manifest_name(None if self._use_collectives else self._rank)
         with _directory.locked(self._directory):
             self._check_files(results)
+            self._refuse_other_format()  # torch may have saved meanwhile
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
             kept = {item.file.name for item in metadata.storage_data.values() if item.file is not None}
+            # Only now: a crash before this leaves both, which readers report, and not neither.
+            _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*self._leftovers, *names} - kept))
         self._leftovers = []
+
+    def _refuse_other_format(self) -> None:
+        """Of two checkpoints in two formats nobody could tell later which one is newer."""
+        found = list_torch_metadata(self._directory)
+        if not found or (self._overwrite and self._use_collectives):
+            return
+        held = self._directory / found[0]
+        todo = "pass overwrite=True to replace it" if self._use_collectives else "remove that one first"
+        raise exception_of(
+            "system",
+            errno.EEXIST,
+            f"cannot save to {self._directory}: it holds a checkpoint of torch's FileSystemWriter "
+            f"({found[0]}); save into another directory, or {todo}",
+            str(held),
+        )
 
     def _refuse_to_replace(self, leftovers: list[str]) -> None:
         held = self._directory / manifest_name(None)
@@ -155,7 +177,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             if not ranks or (not self._use_collectives and manifest_name(self._rank) not in ranks):
                 return
             held = self._directory / ranks[0]
-        if self._use_collectives and self._overwrite:
+        if self._use_collectives and self._overwrite is not False:
             return
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
