@@ -144,30 +144,79 @@ void FileCore::end(Op op, unsigned write_epoch) {
 Status FileCore::extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes) {
   const std::uint64_t end = offset + bytes;
   if (end <= known_bytes_.load()) return {};
-  // Members of a striped file always have the sizes that the length of the whole gives them, also when there
-  // turns out to be no room for their blocks; a plain file grows with the write itself.
+  const std::scoped_lock lock(size_mutex_);
+  if (end <= known_bytes_.load()) return {};
+  const bool preallocates = bytes > block_bytes && can_preallocate_.load();
   if (layout.members > 1) {
-    if (auto status = grow_members(end); !status) return status;
-  }
-  if (bytes > block_bytes && can_preallocate_.load()) {
-    if (auto status = preallocate(offset, bytes); !status) return status;
-  }
-  if (layout.members == 1) {
-    const std::scoped_lock lock(size_mutex_);
-    known_bytes_ = std::max(end, known_bytes_.load());
-  }
+    if (auto grown = grow_members(offset, bytes, preallocates); !grown) return grown;
+  } else if (preallocates) {
+    if (auto grown = grow_plain(offset, bytes); !grown) return grown;
+  }  // otherwise a plain file grows with the write itself
+  known_bytes_ = end;
   return {};
 }
 
-Status FileCore::grow_members(std::uint64_t bytes) {
-  const std::scoped_lock lock(size_mutex_);
-  if (bytes <= known_bytes_.load()) return {};
+bool FileCore::extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes) {
+  if (bytes == 0 || offset + bytes <= known_bytes_.load()) return false;
+  if (layout.members > 1 || (bytes > block_bytes && can_preallocate_.load())) return true;
+  const std::unique_lock lock(size_mutex_, std::try_to_lock);
+  return !lock.owns_lock();  // whoever has it may be growing the file
+}
+
+// Filesystems stop half-way where there is no room, and keep what they allocated: ext4 leaves the file
+// longer, XFS leaves blocks behind its end. The caller's file must not be changed by a write that fails like
+// that. The caller holds size_mutex_, as for the next.
+Status FileCore::grow_plain(std::uint64_t offset, std::uint64_t bytes) {
+  const io::Member& member = members.front();
+  const auto before = os::file_bytes(member.pair.buffered.get(), member.path);
+  if (!before) return std::unexpected(before.error());
+  Status grown = preallocate(offset, bytes);
+  if (grown) return grown;
+  // Whoever has the file open besides may have written behind the range meanwhile: then nothing is cut off.
+  const auto now = os::file_bytes(member.pair.buffered.get(), member.path);
+  if (!now || *now > std::max(*before, offset + bytes)) return grown;
+  // Writes that were accepted before end at known_bytes_ at the latest.
+  shrink_back(std::max(*before, known_bytes_.load()));
+  return grown;
+}
+
+// The members of a striped file always have the sizes that the length of the whole gives them.
+Status FileCore::grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates) {
   // Whoever else has the file open may grow it too: between looking at a size and setting it, it must not
   // change, or the end that another has written is cut off.
   const os::FileLock file_lock(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
-  if (auto status = resize_members(bytes, false); !status) return status;
-  known_bytes_ = bytes;
-  return {};
+  const auto before = bytes_of_members();
+  if (!before) return std::unexpected(before.error());
+  Status grown = resize_members(offset + bytes, false);
+  if (grown && preallocates) grown = preallocate(offset, bytes);
+  // All who write behind that grow the file first, and wait for the lock.
+  if (!grown) shrink_back(*before);
+  return grown;
+}
+
+// Gives the file the length `bytes` again, and its blocks behind that back to the filesystem. What fails is
+// left: the error that led here is the one to report.
+void FileCore::shrink_back(std::uint64_t bytes) {
+  for (unsigned index = 0; index < layout.members; ++index) {
+    const io::Member& member = members[index];
+    const std::uint64_t wanted = layout.member_bytes(index, bytes);
+    const auto present = os::file_bytes(member.pair.buffered.get(), member.path);
+    // A shorter one is about to be grown by writes that were accepted. One of this very length may have
+    // blocks behind it.
+    if (!present || *present < wanted) continue;
+    while (::ftruncate(member.pair.buffered.get(), static_cast<off_t>(wanted)) != 0 && errno == EINTR) {
+    }
+  }
+}
+
+Result<std::uint64_t> FileCore::bytes_of_members() const {
+  std::uint64_t total = 0;
+  for (const io::Member& member : members) {
+    auto bytes = os::file_bytes(member.pair.buffered.get(), member.path);
+    if (!bytes) return bytes;
+    total += *bytes;
+  }
+  return total;
 }
 
 Status FileCore::preallocate(std::uint64_t offset, std::uint64_t bytes) {
@@ -215,15 +264,7 @@ Result<std::uint64_t> FileCore::size() {
   // Counted as pending: a close meanwhile must not give the descriptors to another file.
   unsigned unused = 0;
   if (auto started = begin(Op::read, 0, 0, unused); !started) return std::unexpected(started.error());
-  Result<std::uint64_t> total = 0;
-  for (const io::Member& member : members) {
-    auto bytes = os::file_bytes(member.pair.buffered.get(), member.path);
-    if (!bytes) {
-      total = std::move(bytes);
-      break;
-    }
-    *total += *bytes;
-  }
+  Result<std::uint64_t> total = bytes_of_members();
   end(Op::read, unused);
   return total;
 }
@@ -244,8 +285,13 @@ Status FileCore::truncate(std::uint64_t bytes) {
     std::optional<os::FileLock> file_lock;
     if (layout.members > 1)
       file_lock.emplace(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
-    status = resize_members(bytes, true);
-    if (status) known_bytes_ = bytes;
+    const auto before = bytes_of_members();
+    if (!before) status = std::unexpected(before.error());
+    if (status) status = resize_members(bytes, true);
+    if (status)
+      known_bytes_ = bytes;
+    else if (before && bytes > *before)
+      shrink_back(*before);  // members that were grown before the one that failed
   }
   end(Op::write, epoch);
   return status;

@@ -57,8 +57,11 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch);
   void end(Op op, unsigned write_epoch);
 
-  // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write.
+  // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write. When
+  // it fails, the file is as long as before.
   Status extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
+  // Whether that makes system calls, or waits for another thread that does.
+  bool extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
 
   Result<std::uint64_t> size();
   Status truncate(std::uint64_t bytes);
@@ -74,7 +77,10 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status check_open() const;
   void forget_parent_operations();
   void await_writes();
-  Status grow_members(std::uint64_t bytes);
+  Status grow_plain(std::uint64_t offset, std::uint64_t bytes);
+  Status grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates);
+  void shrink_back(std::uint64_t bytes);
+  Result<std::uint64_t> bytes_of_members() const;
   Status preallocate(std::uint64_t offset, std::uint64_t bytes);
   Status resize_members(std::uint64_t bytes, bool shrink);
 
