@@ -45,13 +45,19 @@ Result<unsigned> cuda_device_of(const void* address);
 // context to find out.
 std::optional<unsigned> cuda_device_in_use();
 
+class PinnedBudget;
+
 // Registers host memory with the CUDA driver, so that copies between it and GPUs (all of them) are
-// asynchronous and fast; until what is returned is dropped, before the memory goes. What covers memory that
-// was registered by this function shares that. `ordinal`: whose context it is done in; nullopt: of the GPU in
-// use, else of the first. Fails with `unsupported` as cuda_device() does, `device` where the driver refuses.
-// Thread-safe.
+// asynchronous and fast; until what is returned is dropped, before the memory goes. Memory that lies within
+// what this function has registered shares that, which then lasts until both are dropped. Memory that
+// overlaps such a range without lying within it is refused (`device`): the driver takes no page twice, and
+// copies must not span two registrations. `ordinal`: whose context it is done in; nullopt: of the GPU in use,
+// else of the first. `budget`: a newly registered range counts there until it is let go; what shares one
+// counts nowhere else. Fails with `unsupported` as cuda_device() does, `out_of_budget` where it does not fit,
+// `device` where the driver refuses. Thread-safe.
 Result<std::shared_ptr<const void>> register_host_memory(std::span<std::byte> memory,
-                                                         std::optional<unsigned> ordinal = std::nullopt);
+                                                         std::optional<unsigned> ordinal = std::nullopt,
+                                                         std::shared_ptr<PinnedBudget> budget = nullptr);
 
 // "cpu", "cuda:0".
 std::string_view name_of(const Device& device);

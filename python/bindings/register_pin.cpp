@@ -9,7 +9,6 @@
 #include "errors.h"
 #include "io/engine_core.h"
 #include "trunkline/device.h"
-#include "trunkline/units.h"
 
 namespace trunkline::python {
 
@@ -31,19 +30,10 @@ class PinObject {
       registration_ = registered([&] { return memory.device->pin_direct({memory.data, memory.bytes}); });
       return;
     }
-    budget_ = engine_or_default(engine).core()->budget();
-    if (!budget_->take(nbytes_)) {
-      raise(make_error(ErrorKind::out_of_budget,
-                       fmt::format("buffer: pinning {}: the budget of {} has {} in use; free buffers or "
-                                   "raise pinned_budget_bytes",
-                                   format_bytes(nbytes_), format_bytes(budget_->limit_bytes()),
-                                   format_bytes(budget_->used_bytes()))));
-    }
-    registration_ = registered([&] {
-      auto made = register_host_memory({memory.data, memory.bytes});
-      if (!made) budget_->give_back(nbytes_);
-      return made;
-    });
+    // The budget counts what is registered, which pins of overlapping memory share.
+    auto budget = engine_or_default(engine).core()->budget();
+    registration_ = registered(
+        [&] { return register_host_memory({memory.data, memory.bytes}, std::nullopt, std::move(budget)); });
   }
   PinObject(const PinObject&) = delete;
   PinObject& operator=(const PinObject&) = delete;
@@ -53,11 +43,8 @@ class PinObject {
     if (view_ == nullptr) return;
     // Moved out first: giving memory back can run Python code that comes back here.
     const std::unique_ptr<BufferView> view = std::move(view_);
-    {
-      const GilReleased unlocked;
-      registration_.reset();
-    }
-    if (budget_ != nullptr) budget_->give_back(nbytes_);
+    const GilReleased unlocked;
+    registration_.reset();
   }
 
   bool closed() const { return view_ == nullptr; }
@@ -78,7 +65,6 @@ class PinObject {
   std::unique_ptr<BufferView> view_;
   const std::uint64_t nbytes_;
   std::string device_ = "cpu";
-  std::shared_ptr<PinnedBudget> budget_;
   std::shared_ptr<const void> registration_;
 };
 
@@ -112,8 +98,11 @@ void register_pin(nb::module_& module) {
       "that are\n"
       "asynchronous and fast, until the Pin that it returns is closed or dropped.\n\n"
       "It counts in the pinned_budget_bytes of the engine (None: the default engine): OutOfBudget when it "
-      "does "
-      "not fit.\n"
+      "does not fit.\n"
+      "A part of memory that is pinned shares that and counts once, with the engine of the first; the whole "
+      "stays pinned until\n"
+      "both are closed. Memory that overlaps a pin without lying within it is refused with DeviceError: pin "
+      "the whole first.\n"
       "Memory in a GPU is checked as a buffer of pread, kept, and registered for GPUDirect Storage where "
       "this "
       "machine has\n"

@@ -264,6 +264,33 @@ def test_pin(gpu: Any) -> None:
         tl.pin(np.zeros((4, 4))[:, :2])
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]])
+def test_pins_of_the_same_memory_count_it_once(gpu: Any, order: list[int]) -> None:
+    before = gpu.fakeCudaLive(b"registrations")
+    with tl.Engine(pinned_budget_bytes="1MiB") as engine, tl.Engine(pinned_budget_bytes="1MiB") as other:
+        array = np.zeros(800_000, np.uint8)
+        held, others = engine.stats()["pinned_bytes"], other.stats()["pinned_bytes"]
+        pins = [
+            tl.pin(array, engine=engine),
+            tl.pin(array[:600_000], engine=engine),  # both would not fit
+            tl.pin(array[400_000:], engine=other),
+        ]
+        for left, index in enumerate(order):
+            # As long as any part is held all of it is locked.
+            assert engine.stats()["pinned_bytes"] == held + 800_000, left
+            assert gpu.fakeCudaLive(b"registrations") == before + 1
+            assert other.stats()["pinned_bytes"] == others
+            pins[index].close()
+        assert engine.stats()["pinned_bytes"] == held
+        assert gpu.fakeCudaLive(b"registrations") == before
+        part = tl.pin(array[:1000], engine=engine)
+        with pytest.raises(tl.DeviceError, match="1000 of them are pinned already"):
+            tl.pin(array, engine=engine)
+        assert engine.stats()["pinned_bytes"] == held + 1000
+        part.close()
+        tl.pin(array, engine=engine).close()
+
+
 def test_a_pin_keeps_its_memory(gpu: Any) -> None:
     tensor = torch.zeros(100_000)
     pin = tl.pin(tensor)
