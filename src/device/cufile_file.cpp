@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "device/cufile_driver.h"
+#include "os/async_queues.h"
 #include "os/fork_generation.h"
 #include "os/process_io.h"
 #include "os/unique_fd.h"
@@ -139,6 +140,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     return std::unexpected(error_of(cuda, code, function, "probing GPUDirect Storage"));
   };
   bool quiet = false;  // at some time no other thread read
+  bool by_calls = false;
   const HostMemory expected = host_memory();
   std::vector<std::byte> found(bytes);
   for (int attempt = 0; attempt < kProbes; ++attempt) {
@@ -157,6 +159,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     };
     auto call = std::make_unique<Call>();
     call->bytes = bytes;
+    const auto queues_before = os::progress_of_other_queues();
     const auto before = os::bytes_read_by_calls();
     const Outcome outcome = file.api().ReadAsync(
         file.handle(), reinterpret_cast<void*>(memory->memory),  // NOLINT(performance-no-int-to-ptr)
@@ -166,6 +169,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     const ssize_t moved = call->moved;
     if (ended != cuda::kSuccess) std::ignore = call.release();
     const auto after = os::bytes_read_by_calls();
+    const auto queues_after = os::progress_of_other_queues();
     if (ended != cuda::kSuccess) return cuda_failed(ended, "cuStreamSynchronize");
     if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
     if (moved != static_cast<ssize_t>(bytes)) return error_of_result(moved, "probing").message;
@@ -177,14 +181,21 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
       return "what cuFile read from it differs from what it holds";
     if (proof == DirectProof::works) return std::nullopt;
     if (!before || !after) return "/proc/self/io, which would show that reads are direct, cannot be read";
+    if (!queues_before || !queues_after)
+      return "/proc/self, which would show that reads are direct and not by io_uring or AIO, cannot be read";
     const std::uint64_t read = *after - *before;
-    if (read < bytes) return std::nullopt;
-    quiet = quiet || read < bytes + kBesides;
+    if (read < bytes && *queues_before == *queues_after) return std::nullopt;
+    by_calls = by_calls || read >= bytes;
+    quiet = quiet || (read >= bytes && read < bytes + kBesides);
   }
-  std::string why = "cuFile reads it with read() in this process (its compatibility mode)";
+  const std::string why = "cuFile reads it with read() in this process (its compatibility mode)";
   if (quiet) return why;
-  return std::unexpected(make_error(ErrorKind::unsupported,
-                                    why + ", or other threads read too much for a proof that it does not"));
+  // Whose the queues are nobody can tell: other libraries have some, too.
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      by_calls ? why + ", or other threads read too much for a proof that it does not"
+               : "cuFile reads it by io_uring or AIO in this process (its compatibility mode), or another "
+                 "library's queue was at work whenever it was tried"));
 }
 
 // On a file of its own, which nobody changes meanwhile.

@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <span>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "device/cufile_file.h"
 #include "device/device.h"
@@ -24,7 +28,7 @@ using test::GpuTest;
 using test::random_bytes;
 
 constexpr int kInternalError = 5030;
-enum CufileMode : int { direct, compatible, pretending, wrong, nothing };
+enum CufileMode : int { direct, compatible, pretending, wrong, nothing, by_io_uring, by_aio };
 
 class GdsTest : public GpuTest {
  protected:
@@ -99,6 +103,41 @@ TEST_F(GdsTest, EdgesGoThroughPinnedMemory) {
   EXPECT_EQ(contents(target), bytes);
 }
 
+// Reads in cuFile's compatibility mode that are in no count of read(2).
+TEST_F(GdsTest, ReadsByOtherQueuesAreNoticed) {
+  for (const auto& [mode, backend] :
+       {std::pair(by_io_uring, BackendKind::io_uring), std::pair(by_aio, BackendKind::libaio)}) {
+    const auto host = Engine::create({.backend = backend, .lanes = 1});
+    if (!host) continue;  // then cuFile has no such queue here either
+    SCOPED_TRACE(to_string(backend));
+    const Engine made = gds_engine(GpuPath::automatic);
+    const auto bytes = random_bytes(2 * kMiB, 5);
+    const File target = file(made, bytes);
+    // Our own queues, which are at work all the time, are not taken for cuFile's.
+    const auto own = File::open(*host, target.path(), {.mode = Mode::read});
+    ASSERT_TRUE(own) << own.error().message;
+    std::atomic<bool> over{false};
+    std::thread reader([&] {
+      std::vector<std::byte> memory(bytes.size());
+      while (!over) EXPECT_TRUE(own->async_pread(std::span(memory), 0).result());
+    });
+    for (const int each : {static_cast<int>(direct), static_cast<int>(mode)}) {
+      fakeCufileMode(each);
+      cufile::forget_verdicts();
+      const auto told = made.explain(directory_.path());
+      ASSERT_TRUE(told);
+      EXPECT_EQ(told->gpu, each == direct ? "gds" : "bounce") << told->gpu_why;
+      if (each != direct) {
+        EXPECT_NE(told->gpu_why.find("by io_uring or AIO in this process"), std::string::npos)
+            << told->gpu_why;
+      }
+    }
+    over = true;
+    reader.join();
+    fakeCufileMode(direct);
+  }
+}
+
 TEST_F(GdsTest, ChosenWhereItIsDirect) {
   struct Case {
     int mode;
@@ -112,7 +151,7 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
            Case{wrong, GpuPath::automatic, "bounce", "differs from what it holds"},
            Case{direct, GpuPath::bounce, "bounce", "was asked for"},
            Case{compatible, GpuPath::gds, "gds", "read the right bytes"},
-           Case{direct, GpuPath::automatic, "gds", "not by read() in this process"},
+           Case{direct, GpuPath::automatic, "gds", "not by read(), io_uring or AIO in this process"},
        }) {
     SCOPED_TRACE(each.why);
     fakeCufileMode(each.mode);

@@ -118,9 +118,10 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
   }
   explanation.gpu = why_not && config.gpu != GpuPath::gds ? "bounce" : "gds";
   if (!why_not) {
-    explanation.gpu_why = config.gpu == GpuPath::gds
-                              ? "it was asked for, and a probe read the right bytes"
-                              : "a probe read the right bytes, and not by read() in this process";
+    explanation.gpu_why =
+        config.gpu == GpuPath::gds
+            ? "it was asked for, and a probe read the right bytes"
+            : "a probe read the right bytes, and not by read(), io_uring or AIO in this process";
   } else if (config.gpu == GpuPath::gds) {
     explanation.gpu_why = fmt::format("it was asked for, and operations fail: {}", *why_not);
   } else {

@@ -57,7 +57,8 @@ std::uint64_t fakeCudaCopies();
 std::uint64_t fakeCudaLive(const char* what);
 
 // How cuFile's stand-in behaves: 0 as where DMA reaches the storage; 1 in its compatibility mode; 2 the same,
-// while it says the other; 3 as 0, but the bytes are wrong.
+// while it says the other; 3 as 0, but the bytes are wrong; 4 as 0, but nothing is read; 5 and 6 as 2, by
+// io_uring and by Linux AIO.
 void fakeCufileMode(int mode);
 
 // From the transfer after `after` others on, `times` of them report `moved` bytes, and move as many at most.

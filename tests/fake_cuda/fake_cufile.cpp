@@ -1,11 +1,15 @@
 // A stand-in for cuFile over that for the CUDA driver: files are read without read(2), as by DMA, or with it,
 // as in cuFile's compatibility mode; registrations are kept account of.
 #include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -31,7 +35,7 @@ constexpr unsigned kNvme = 1U << 4;
 constexpr unsigned kAllKnownAndAligned = 0xF;
 constexpr std::size_t kPage = 4096;
 
-enum Mode : int { direct, compatible, pretending, wrong, nothing };
+enum Mode : int { direct, compatible, pretending, wrong, nothing, by_io_uring, by_aio };
 
 struct File {
   int fd = -1;
@@ -97,6 +101,89 @@ ssize_t with_calls(bool to_file, int fd, std::byte* memory, std::size_t bytes, o
     return ::pwrite(fd, buffer.get(), bytes, offset);
   }
   const ssize_t got = ::pread(fd, buffer.get(), bytes, offset);
+  if (got > 0) std::memcpy(memory, buffer.get(), static_cast<std::size_t>(got));
+  return got;
+}
+
+// A ring of io_uring, by its system calls alone: one request at a time.
+class Ring {
+ public:
+  Ring() {
+    io_uring_params shape{};
+    fd_ = static_cast<int>(::syscall(SYS_io_uring_setup, 4, &shape));
+    if (fd_ < 0) return;
+    const auto map = [this](std::size_t bytes, off_t which) {
+      return static_cast<std::byte*>(
+          ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, which));
+    };
+    submissions_ = map(shape.sq_off.array + shape.sq_entries * sizeof(unsigned), IORING_OFF_SQ_RING);
+    completions_ = map(shape.cq_off.cqes + shape.cq_entries * sizeof(io_uring_cqe), IORING_OFF_CQ_RING);
+    entries_ = reinterpret_cast<io_uring_sqe*>(map(shape.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES));
+    shape_ = shape;
+  }
+
+  ssize_t read(int file, void* memory, std::size_t bytes, off_t offset) {
+    const std::scoped_lock lock(mutex_);
+    if (fd_ < 0) return -1;
+    unsigned& tail = *counter(submissions_, shape_.sq_off.tail);
+    const unsigned index = tail % shape_.sq_entries;
+    entries_[index] = {};
+    entries_[index].opcode = IORING_OP_READ;
+    entries_[index].fd = file;
+    entries_[index].off = static_cast<std::uint64_t>(offset);
+    entries_[index].addr = reinterpret_cast<std::uint64_t>(memory);
+    entries_[index].len = static_cast<unsigned>(bytes);
+    counter(submissions_, shape_.sq_off.array)[index] = index;
+    std::atomic_ref(tail).store(tail + 1);
+    if (::syscall(SYS_io_uring_enter, fd_, 1, 1, IORING_ENTER_GETEVENTS, nullptr, 0) != 1) return -1;
+    unsigned& head = *counter(completions_, shape_.cq_off.head);
+    const auto* results = reinterpret_cast<const io_uring_cqe*>(completions_ + shape_.cq_off.cqes);
+    const ssize_t got = results[head % shape_.cq_entries].res;
+    std::atomic_ref(head).store(head + 1);
+    return got;
+  }
+
+ private:
+  static unsigned* counter(std::byte* ring, unsigned offset) {
+    return reinterpret_cast<unsigned*>(ring + offset);
+  }
+
+  std::mutex mutex_;
+  int fd_ = -1;
+  io_uring_params shape_{};
+  std::byte* submissions_ = nullptr;
+  std::byte* completions_ = nullptr;
+  io_uring_sqe* entries_ = nullptr;
+};
+
+// The same by queues that are kept, as cuFile may do it; reads of whole pages.
+ssize_t with_ring(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
+  static auto* ring = new Ring;
+  const std::unique_ptr<void, Freed> buffer(std::aligned_alloc(kPage, bytes));
+  const ssize_t got = ring->read(fd, buffer.get(), bytes, offset);
+  if (got > 0) std::memcpy(memory, buffer.get(), static_cast<std::size_t>(got));
+  return got;
+}
+
+ssize_t with_aio(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
+  static const aio_context_t context = [] {
+    aio_context_t made = 0;
+    return ::syscall(SYS_io_setup, 4, &made) == 0 ? made : 0;
+  }();
+  if (context == 0) return -1;
+  const std::unique_ptr<void, Freed> buffer(std::aligned_alloc(kPage, bytes));
+  iocb request{};
+  request.aio_lio_opcode = IOCB_CMD_PREAD;
+  request.aio_fildes = static_cast<unsigned>(fd);
+  request.aio_buf = reinterpret_cast<std::uint64_t>(buffer.get());
+  request.aio_nbytes = bytes;
+  request.aio_offset = offset;
+  iocb* requests[] = {&request};
+  io_event event{};
+  if (::syscall(SYS_io_submit, context, 1, requests) != 1 ||
+      ::syscall(SYS_io_getevents, context, 1, 1, &event, nullptr) != 1)
+    return -1;
+  const auto got = static_cast<ssize_t>(event.res);
   if (got > 0) std::memcpy(memory, buffer.get(), static_cast<std::size_t>(got));
   return got;
 }
@@ -176,6 +263,10 @@ Outcome transfer(const char* function, bool to_file, void* handle, void* memory,
         done = static_cast<ssize_t>(most);
       else if (to_file || mode == compatible || mode == pretending)
         done = with_calls(to_file, file->fd, where, most, *file_offset);
+      else if (mode == by_io_uring)
+        done = with_ring(file->fd, where, most, *file_offset);
+      else if (mode == by_aio)
+        done = with_aio(file->fd, where, most, *file_offset);
       else
         done = without_calls(file->fd, where, most, *file_offset);
       if (change && done >= 0) done = least;

@@ -11,6 +11,7 @@
 
 #include "io/backend.h"
 #include "io/backends/wake_event.h"
+#include "os/async_queues.h"
 
 namespace trunkline::io {
 namespace {
@@ -35,6 +36,7 @@ class IoUringBackend final : public Backend {
   IoUringBackend(const IoUringBackend&) = delete;
   IoUringBackend& operator=(const IoUringBackend&) = delete;
   ~IoUringBackend() override {
+    own_ = {};
     if (ready_) io_uring_queue_exit(&ring_);
   }
 
@@ -50,6 +52,7 @@ class IoUringBackend final : public Backend {
     }
     if (code != 0) return std::unexpected(system_error(code, "io_uring_setup"));
     ready_ = true;
+    own_ = os::OwnQueue::ring(ring_.ring_fd);
     registered_ring_ = io_uring_register_ring_fd(&ring_) == 1;
     return prove();
   }
@@ -188,6 +191,7 @@ class IoUringBackend final : public Backend {
   }
 
   io_uring ring_{};
+  os::OwnQueue own_;
   bool ready_ = false;
   bool registered_ring_ = false;
   const char* setup_name_ = "";

@@ -11,6 +11,7 @@
 
 #include "io/backend.h"
 #include "io/backends/wake_event.h"
+#include "os/async_queues.h"
 
 namespace trunkline::io {
 namespace {
@@ -23,12 +24,14 @@ class LibaioBackend final : public Backend {
   LibaioBackend(const LibaioBackend&) = delete;
   LibaioBackend& operator=(const LibaioBackend&) = delete;
   ~LibaioBackend() override {
+    own_ = {};
     if (context_ != nullptr) io_destroy(context_);
   }
 
   Status set_up() {
     const int code = -io_setup(static_cast<int>(events_.size()), &context_);
     if (code != 0) return std::unexpected(system_error(code, "io_setup"));
+    own_ = os::OwnQueue::context(reinterpret_cast<std::uintptr_t>(context_));
     // The probe: a real poll through the context, that of the wake-up event.
     wake_.signal();
     std::vector<Completion> completions;
@@ -140,6 +143,7 @@ class LibaioBackend final : public Backend {
   }
 
   io_context_t context_ = nullptr;
+  os::OwnQueue own_;
   WakeEvent wake_;
   iocb wake_block_{};
   bool wake_armed_ = false;
