@@ -32,9 +32,10 @@ def load(
     Tensors own their memory, page-aligned where they are large, and are ordinary tensors even when they are
     loaded under torch.inference_mode(). `verify`: "auto" checks the checksums that
     the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
-    file, read when they are first touched and not verified. `device`: "cpu", or a CUDA GPU ("cuda",
-    "cuda:1"), whose tensors are read into their final memory, after what its current stream holds. A file
-    that the page cache holds is read from there, any other past it.
+    file, read when they are first touched and not verified. Truncating that file in place, or losing its
+    device, kills the process (SIGBUS) when such a tensor is touched; save() replaces files and is safe.
+    `device`: "cpu", or a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, after
+    what its current stream holds. A file that the page cache holds is read from there, any other past it.
 
     Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
     cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.
