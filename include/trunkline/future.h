@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "trunkline/error.h"
 
@@ -46,6 +47,9 @@ class Future {
   // Runs `fn` once when the operation is done, on the thread that completes it (at once, on the caller's,
   // when it is done already). `fn` must be short and must not block or wait on other operations.
   void on_done(std::function<void()> fn);
+
+  // What it does, for messages: "reading 4096 bytes at 0 of /data/a.bin". Empty once it is done.
+  std::string description() const;
 
   // Bytes that have arrived so far; equals the result once done.
   std::uint64_t bytes_done() const;

@@ -7,6 +7,8 @@
 #include "errors.h"
 #include "future_object.h"
 #include "interruptible.h"
+#include "io/engine_core.h"
+#include "io/file_core.h"
 
 namespace trunkline::python {
 
@@ -14,93 +16,66 @@ namespace nb = nanobind;
 
 namespace {
 
-std::uint64_t inline_bytes_of(const std::optional<Engine>& engine) {
-  if (engine) return engine->config().slot_bytes;
-  return unwrap(Engine::default_engine()).config().slot_bytes;
+// The engine that a file's operations are submitted to.
+Engine engine_of(const File& file) { return unwrap(file.core()->engine()); }
+
+std::unique_ptr<BufferView> view_of(nb::handle buffer, Op op, nb::handle stream) {
+  return std::make_unique<BufferView>(buffer, op == Op::read ? Access::writable : Access::read_only, "buffer",
+                                      Reach::devices, stream);
 }
 
 }  // namespace
 
-FileObject::FileObject(const std::optional<Engine>& engine, Result<File> opened)
-    : file_(unwrap(std::move(opened))), inline_bytes_(inline_bytes_of(engine)) {}
+FileObject::FileObject(Result<File> opened) : file_(unwrap(std::move(opened))) {}
 
-bool FileObject::runs_inline(const MemoryView& memory) const {
-  return memory.bytes <= inline_bytes_ && memory.device == nullptr;
-}
-
-std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
-  const std::uint64_t offset = count_argument(offset_value, "offset");
-  const BufferView view(buffer, Access::writable, "buffer", Reach::devices, stream);
-  Result<std::uint64_t> result;
-  Future future;
-  {
-    const GilReleased unlocked;
-    if (runs_inline(view.memory())) {
-      result = file_.pread(view.memory(), offset);
-    } else {
-      future = file_.async_pread(view.memory(), offset);
-    }
-  }
-  return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
-}
-
-std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
-  const std::uint64_t offset = count_argument(offset_value, "offset");
-  const BufferView view(buffer, Access::read_only, "buffer", Reach::devices, stream);
-  Result<std::uint64_t> result;
-  Future future;
-  {
-    const GilReleased unlocked;
-    if (runs_inline(view.memory())) {
-      result = file_.pwrite(view.memory(), offset);
-    } else {
-      future = file_.async_pwrite(view.memory(), offset);
-    }
-  }
-  return unwrap(future.valid() ? result_or_cancel(future) : std::move(result));
-}
-
-FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
-  const std::uint64_t offset = count_argument(offset_value, "offset");
-  auto view = std::make_unique<BufferView>(buffer, Access::writable, "buffer", Reach::devices, stream);
+std::unique_ptr<FutureObject> FileObject::submit(Op op, std::unique_ptr<BufferView> view,
+                                                 std::uint64_t offset) const {
   auto object = std::make_unique<FutureObject>(std::move(view));
-  Future future;
-  {
-    const GilReleased unlocked;
-    future = file_.async_pread(object->memory(), offset);
-  }
-  object->start(std::move(future));
-  return object.release();
+  const Request request{.op = op, .file = &file_, .memory = object->memory(), .offset = offset};
+  submit_interruptibly(engine_of(file_), {&request, 1}, {&object, 1});
+  return object;
 }
 
-FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
+// A small one is a system call of this thread, as it costs least; Ctrl-C takes effect after it, as with
+// os.pread. What is larger, has to wait in the queue, or for a GPU, is a Future, whose wait Ctrl-C ends.
+std::uint64_t FileObject::move(Op op, nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
-  auto view = std::make_unique<BufferView>(buffer, Access::read_only, "buffer", Reach::devices, stream);
-  auto object = std::make_unique<FutureObject>(std::move(view));
-  Future future;
-  {
+  std::unique_ptr<BufferView> view = view_of(buffer, op, stream);
+  const Engine engine = engine_of(file_);
+  if (!engine.core()->runs_inline(view->memory()))
+    return unwrap(result_or_cancel(submit(op, std::move(view), offset)));
+  Result<std::uint64_t> result = [&] {
     const GilReleased unlocked;
-    future = file_.async_pwrite(object->memory(), offset);
-  }
-  object->start(std::move(future));
-  return object.release();
+    return engine.core()->run(op, file_.core(), view->memory(), offset);
+  }();
+  return unwrap(std::move(result));
+}
+
+std::uint64_t FileObject::pread(nb::handle buffer, nb::handle offset, nb::handle stream) const {
+  return move(Op::read, buffer, offset, stream);
+}
+
+std::uint64_t FileObject::pwrite(nb::handle buffer, nb::handle offset, nb::handle stream) const {
+  return move(Op::write, buffer, offset, stream);
+}
+
+FutureObject* FileObject::async_pread(nb::handle buffer, nb::handle offset, nb::handle stream) const {
+  const std::uint64_t start = count_argument(offset, "offset");
+  return submit(Op::read, view_of(buffer, Op::read, stream), start).release();
+}
+
+FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset, nb::handle stream) const {
+  const std::uint64_t start = count_argument(offset, "offset");
+  return submit(Op::write, view_of(buffer, Op::write, stream), start).release();
 }
 
 std::uint64_t FileObject::size() const {
-  Result<std::uint64_t> bytes = [&] {
-    const GilReleased unlocked;
-    return file_.size();
-  }();
-  return unwrap(std::move(bytes));
+  return unwrap(call_interruptibly([file = file_] { return file.size(); }));
 }
 
 void FileObject::truncate(nb::handle bytes_value) const {
   const std::uint64_t bytes = size_argument(bytes_value, "nbytes");
-  Status status = [&] {
-    const GilReleased unlocked;
-    return file_.truncate(bytes);
-  }();
-  unwrap(std::move(status));
+  unwrap(call_interruptibly([file = file_, bytes] { return file.truncate(bytes); }));
 }
 
 void FileObject::sync() const {
@@ -108,14 +83,6 @@ void FileObject::sync() const {
 }
 
 void FileObject::close() const {
-  if (file_.pending() == 0) {  // nothing to wait for: no thread beside
-    Status status = [&] {
-      const GilReleased unlocked;
-      return file_.close();
-    }();
-    unwrap(std::move(status));
-    return;
-  }
   unwrap(call_interruptibly([file = file_] { return file.close(); }));
 }
 

@@ -4,21 +4,20 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <optional>
-#include <string>
+#include <memory>
 
 #include "gil.h"
 #include "trunkline/file.h"
 
 namespace trunkline::python {
 
+class BufferView;
 class FutureObject;
 
 class FileObject {
  public:
-  // `engine` nullopt: a file of the process's default engine. Raises what the opening or that engine's
-  // creation fails with.
-  FileObject(const std::optional<Engine>& engine, Result<File> opened);
+  // Raises what the opening failed with.
+  explicit FileObject(Result<File> opened);
   FileObject(const FileObject&) = delete;
   FileObject& operator=(const FileObject&) = delete;
   ~FileObject() {
@@ -39,12 +38,10 @@ class FileObject {
   const char* mode() const;
 
  private:
-  // Whether a blocking operation runs as one call of the library, often on this thread. A larger one is a
-  // Future, so that Ctrl-C can cancel it; so is one that may have to wait for the work of a GPU.
-  bool runs_inline(const MemoryView& memory) const;
+  std::unique_ptr<FutureObject> submit(Op op, std::unique_ptr<BufferView> view, std::uint64_t offset) const;
+  std::uint64_t move(Op op, nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
 
   File file_;
-  std::uint64_t inline_bytes_;
 };
 
 }  // namespace trunkline::python

@@ -1,12 +1,29 @@
 // Waits that leave the GIL to other threads and end at Ctrl-C.
+//
+// Python runs signal handlers in the main thread, and only between steps of Python code: while the main
+// thread is in a system call, or waits here, Ctrl-C does nothing. A device that hangs would make that last
+// for ever. So the main thread waits in slices, and leaves system calls that can block to another thread.
 #pragma once
 
 #include <chrono>
 #include <functional>
+#include <future>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
 
+#include "gil.h"
+#include "trunkline/engine.h"
 #include "trunkline/future.h"
 
+namespace trunkline::io {
+class Submission;
+}
+
 namespace trunkline::python {
+
+class FutureObject;
 
 // How long a wait may keep a signal from its Python handler.
 inline constexpr std::chrono::milliseconds kSignalLatency{50};
@@ -19,12 +36,42 @@ void check_signals();
 // GIL.
 bool wait_interruptibly(const Future& future, Future::Timeout timeout);
 
-// The result of an operation whose memory only the caller of this keeps: when a signal handler ends the wait,
-// the operation is cancelled and awaited first.
-Result<std::uint64_t> result_or_cancel(Future future);
+// Submits `requests` without the GIL, and gives each of `objects`, in the same order, the Future of its
+// request. When a signal handler ends the wait for room in the queue, what the queue has taken goes on and
+// the rest is not started. Needs the GIL.
+void submit_interruptibly(const Engine& engine, std::span<const Request> requests,
+                          std::span<const std::unique_ptr<FutureObject>> objects);
+
+// The result of an operation that nobody else knows of. When a signal handler ends the wait, the operation is
+// cancelled; if it is not over soon after that, its memory is kept until it is.
+Result<std::uint64_t> result_or_cancel(std::unique_ptr<FutureObject> object);
+
+// Runs `task` in a thread of its own; here, if there is none to be had.
+void run_beside(std::function<void()> task);
 
 // Runs a call that may block for long and cannot be cut into slices, without the GIL. On the main thread it
-// runs beside, so that a signal handler can end the wait for it; the call itself goes on to its end.
-Status call_interruptibly(std::function<Status()> call);
+// runs beside, so that a signal handler can end the wait for it; the call itself goes on to its end, so it
+// must own all that it uses, and neither that nor its result may be Python objects. Needs the GIL.
+template <class Call>
+auto call_interruptibly(Call call) -> decltype(call()) {
+  using Outcome = decltype(call());
+  if (!on_main_thread()) {
+    const GilReleased unlocked;
+    return call();
+  }
+  const auto task = std::make_shared<std::packaged_task<Outcome()>>(std::move(call));
+  std::future<Outcome> result = task->get_future();
+  {
+    const GilReleased unlocked;
+    run_beside([task] { (*task)(); });
+  }
+  while (true) {
+    {
+      const GilReleased unlocked;
+      if (result.wait_for(kSignalLatency) == std::future_status::ready) return result.get();
+    }
+    check_signals();
+  }
+}
 
 }  // namespace trunkline::python

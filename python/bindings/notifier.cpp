@@ -38,6 +38,7 @@ Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
       }
     }
     ++pending_;
+    waiting_.emplace(task.get(), future);
   }
   // std::function wants what it holds to be copyable; it is called exactly once, so a plain pointer may carry
   // the task.
@@ -48,6 +49,7 @@ Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
 
 void Notifier::push(std::unique_ptr<Task> task) {
   const std::lock_guard lock(mutex_);
+  waiting_.erase(task.get());
   if (stopped_) {
     static_cast<void>(task.release());
     return;
@@ -80,6 +82,13 @@ bool Notifier::drained(std::chrono::milliseconds timeout) {
   const GilReleased unlocked;
   std::unique_lock lock(mutex_);
   return drained_.wait_for(lock, timeout, [this] { return pending_ == 0; });
+}
+
+std::vector<Future> Notifier::pending() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Future> futures;
+  for (const auto& [task, future] : waiting_) futures.push_back(future);
+  return futures;
 }
 
 void Notifier::stop() {

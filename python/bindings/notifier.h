@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "trunkline/future.h"
@@ -36,6 +37,9 @@ class Notifier : public std::enable_shared_from_this<Notifier> {
   // the GIL.
   bool drained(std::chrono::milliseconds timeout);
 
+  // Of the tasks that wait for their operations: these.
+  std::vector<Future> pending();
+
   // Ends the thread. Tasks that come later are dropped with what they own: at the interpreter's exit, which
   // is the only time to call this, that is safe and freeing is not. Needs the GIL.
   void stop();
@@ -49,6 +53,7 @@ class Notifier : public std::enable_shared_from_this<Notifier> {
   std::condition_variable drained_;  // pending_ is 0
   std::vector<std::unique_ptr<Task>> tasks_;
   std::size_t pending_ = 0;  // tasks that were handed in and have not ended
+  std::unordered_map<const Task*, Future> waiting_;
   bool stopped_ = false;
   std::thread thread_;
 };

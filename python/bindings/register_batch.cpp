@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "file_object.h"
 #include "future_object.h"
+#include "interruptible.h"
 
 namespace trunkline::python {
 
@@ -83,12 +84,7 @@ nb::list submit(const EngineObject& self, nb::handle requests_value) {
     request.memory = objects.back()->memory();
     request.offset = object.offset;
   }
-  std::vector<Future> futures;
-  {
-    const GilReleased unlocked;
-    futures = self.engine.submit(requests);
-  }
-  for (std::size_t i = 0; i < objects.size(); ++i) objects[i]->start(std::move(futures[i]));
+  submit_interruptibly(self.engine, requests, objects);
   nb::list result;
   for (std::unique_ptr<FutureObject>& object : objects) {
     result.append(nb::cast(object.release(), nb::rv_policy::take_ownership));
@@ -117,9 +113,13 @@ void register_batch(nb::module_& module) {
       "submit", &submit, "requests"_a.none(),
       nb::sig("def submit(self, requests: collections.abc.Sequence[Read | Write]) -> builtins.list[Future]"),
       "Submits a batch, in order and with one wake-up of the lanes, and returns one Future each.\n\n"
-      "Waits only while the queue is full. Raises for a bad argument, before anything is submitted; other "
-      "errors\n"
-      "are those of the Futures.");
+      "Waits only while the queue is full. Ctrl-C ends that wait: requests are taken in order, so those "
+      "before "
+      "some place\n"
+      "in the batch run to their end, with their memory kept, and those after it are not started. Raises for "
+      "a "
+      "bad argument,\n"
+      "before anything is submitted; other errors are those of the Futures.");
 }
 
 }  // namespace trunkline::python

@@ -103,7 +103,7 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   checkpoint::StoreOptions options;
   if (!volumes.is_none()) options.volumes = paths_argument(volumes, "volumes");
   options.if_missing = create_missing ? checkpoint::IfMissing::create : checkpoint::IfMissing::fail;
-  auto store = without_gil([&] { return Store::open(directory, options); });
+  auto store = call_interruptibly([directory, options] { return Store::open(directory, options); });
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
@@ -172,16 +172,17 @@ checkpoint::StoreDescriptor descriptor_of(const StoreObject& self) {
 }
 
 std::vector<std::uint64_t> steps(const StoreObject& self) {
-  return unwrap(without_gil([&] { return self.store->steps(); }));
+  return unwrap(call_interruptibly([store = self.store] { return store->steps(); }));
 }
 
 std::optional<std::uint64_t> latest(const StoreObject& self) {
-  return unwrap(without_gil([&] { return self.store->latest(); }));
+  return unwrap(call_interruptibly([store = self.store] { return store->latest(); }));
 }
 
 nb::object read_manifest(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
-  return dict_of(unwrap(without_gil([&] { return self.store->read_manifest(step); })));
+  return dict_of(
+      unwrap(call_interruptibly([store = self.store, step] { return store->read_manifest(step); })));
 }
 
 nb::list shard_paths(const StoreObject& self, nb::handle manifest_value) {

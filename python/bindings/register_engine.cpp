@@ -29,11 +29,7 @@ void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle
     }
     options.faults = nb::cast<FaultsObject&>(faults).faults;
   }
-  Result<Engine> engine = [&] {
-    const GilReleased unlocked;
-    return Engine::create(options);
-  }();
-  new (self) EngineObject(unwrap(std::move(engine)));
+  new (self) EngineObject(unwrap(call_interruptibly([options] { return Engine::create(options); })));
 }
 
 nb::dict latency(const LatencyHistogram& histogram) {
@@ -73,11 +69,8 @@ nb::dict stats(const EngineObject& self) {
 
 nb::dict explain(const EngineObject& self, nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
-  Result<Explanation> result = [&] {
-    const GilReleased unlocked;
-    return self.engine.explain(path);
-  }();
-  const Explanation explanation = unwrap(std::move(result));
+  const Explanation explanation =
+      unwrap(call_interruptibly([engine = self.engine, path] { return engine.explain(path); }));
   nb::dict alignment;
   alignment["memory"] = explanation.memory_alignment;
   alignment["offset"] = explanation.offset_alignment;

@@ -4,6 +4,7 @@
 #include "errors.h"
 #include "file_object.h"
 #include "future_object.h"
+#include "interruptible.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {
@@ -25,24 +26,23 @@ Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, 
   const bool nested = count == 2 && (PyList_Check(first.ptr()) || PyTuple_Check(first.ptr()));
   std::vector<std::string> directories = paths_argument(
       nested ? first : nb::object(parts[nb::slice(nb::int_(0), nb::int_(count - 1), nb::none())]), "path");
-  const GilReleased unlocked;
-  Result<Volume> volume = Volume::create(std::move(directories));
-  if (!volume) return std::unexpected(volume.error());
-  return engine ? volume->open(*engine, name, options) : volume->open(name, options);
+  return call_interruptibly([directories = std::move(directories), name, engine, options]() -> Result<File> {
+    Result<Volume> volume = Volume::create(directories);
+    if (!volume) return std::unexpected(volume.error());
+    return engine ? volume->open(*engine, name, options) : volume->open(name, options);
+  });
 }
 
 FileObject* open(nb::handle path, nb::handle mode, nb::handle engine_value, nb::handle direct) {
   const std::optional<Engine> engine = engine_argument(engine_value);
   const OpenOptions options = open_options_argument(mode, direct);
   if (PyList_Check(path.ptr()) || PyTuple_Check(path.ptr())) {
-    return new FileObject(engine, open_striped(path, engine, options));
+    return new FileObject(open_striped(path, engine, options));
   }
   const std::string name = path_argument(path, "path");
-  Result<File> file = [&] {
-    const GilReleased unlocked;
+  return new FileObject(call_interruptibly([name, engine, options] {
     return engine ? File::open(*engine, name, options) : File::open(name, options);
-  }();
-  return new FileObject(engine, std::move(file));
+  }));
 }
 
 nb::object repr(const FileObject& self) {
@@ -76,7 +76,10 @@ void register_file(nb::module_& module) {
            "Fills all of `buffer` from `offset` and returns its size in bytes.\n\n"
            "Raises EndOfFile when the file ends before, another trunkline.Error when the reading fails. "
            "Other threads run\n"
-           "meanwhile; Ctrl-C cancels a read of more than 1 MiB.")
+           "meanwhile. Ctrl-C cancels a read of more than 1 MiB; a smaller one is a system call, and Ctrl-C "
+           "takes "
+           "effect after\n"
+           "it. Where it must not wait for a device that hangs, use async_pread().result().")
       .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, stream: "
@@ -84,7 +87,7 @@ void register_file(nb::module_& module) {
            "Writes all of `buffer` at `offset` and returns its size in bytes.\n\n"
            "Not durable before sync(). Raises trunkline.Error when the writing fails; the bytes of its range "
            "are then\n"
-           "unspecified. Other threads run meanwhile; Ctrl-C cancels a write of more than 1 MiB.")
+           "unspecified. Other threads run meanwhile; Ctrl-C acts as in pread.")
       .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def async_pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, "

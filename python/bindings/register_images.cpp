@@ -15,6 +15,7 @@
 #include "engine_object.h"
 #include "errors.h"
 #include "file_image_object.h"
+#include "interruptible.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
 #include "trunkline/checksum.h"
@@ -125,11 +126,9 @@ class FileSetObject {
     if (stage_all) options.write.staging_bytes = used.config().pinned_budget_bytes / 2;
     if (const auto bytes = optional_size_argument(staging_bytes, "staging_bytes"))
       options.write.staging_bytes = *bytes;
-    auto created = [&] {
-      const GilReleased unlocked;
+    set_ = unwrap(call_interruptibly([used, wanted = std::move(wanted), options]() mutable {
       return checkpoint::FileSet::create(used, std::move(wanted), options);
-    }();
-    set_ = unwrap(std::move(created));
+    }));
   }
   FileSetObject(const FileSetObject&) = delete;
   FileSetObject& operator=(const FileSetObject&) = delete;
@@ -186,19 +185,20 @@ class ImageReadObject {
     }
     const OpenOptions open = open_options_argument(nb::str("r"), direct);
     const Engine used = engine_or_default(engine);
-    Status opened = [&]() -> Status {
-      const GilReleased unlocked;
-      std::vector<checkpoint::ImageReader::Target> targets;
-      for (std::size_t i = 0; i < wanted.size(); ++i) {
-        auto file = sources[i] ? Result<File>(*sources[i]) : File::open(used, wanted[i].path, open);
-        if (!file) return std::unexpected(file.error());
-        targets.push_back({.file = std::move(*file), .image = std::move(wanted[i])});
-      }
-      reader_ = std::make_unique<checkpoint::ImageReader>(
-          used, std::move(targets), checkpoint::ReadOptions{.verify = verify, .workers = copiers(1)});
-      return {};
-    }();
-    unwrap(std::move(opened));
+    using Targets = std::vector<checkpoint::ImageReader::Target>;
+    Targets targets = unwrap(call_interruptibly(
+        [used, open, sources = std::move(sources), wanted = std::move(wanted)]() mutable -> Result<Targets> {
+          Targets opened;
+          for (std::size_t i = 0; i < wanted.size(); ++i) {
+            auto file = sources[i] ? Result<File>(*sources[i]) : File::open(used, wanted[i].path, open);
+            if (!file) return std::unexpected(file.error());
+            opened.push_back({.file = std::move(*file), .image = std::move(wanted[i])});
+          }
+          return opened;
+        }));
+    const GilReleased unlocked;
+    reader_ = std::make_unique<checkpoint::ImageReader>(
+        used, std::move(targets), checkpoint::ReadOptions{.verify = verify, .workers = copiers(1)});
   }
   ImageReadObject(const ImageReadObject&) = delete;
   ImageReadObject& operator=(const ImageReadObject&) = delete;
@@ -251,11 +251,7 @@ std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle sec
 
 void fsync_directory(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
-  Status status = [&] {
-    const GilReleased unlocked;
-    return os::fsync_directory(path);
-  }();
-  unwrap(std::move(status));
+  unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
 }
 
 void register_file_image(nb::module_& module) {

@@ -1,9 +1,14 @@
+#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "bindings.h"
 #include "faults_object.h"
@@ -11,35 +16,11 @@
 #include "gil.h"
 #include "interruptible.h"
 #include "notifier.h"
+#include "os/exit_patience.h"
 
 namespace trunkline::python {
 
 namespace {
-
-// 1. Held commands are released, so that everything can end.
-// 2. All operations end, and callbacks have run.
-// 3. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
-//    the GIL once the interpreter is finalizing.
-// Files and engines stay usable for exit handlers that come later, but for callbacks.
-void shut_down() {
-  Notifier& notifier = Notifier::instance();
-  try {
-    FaultsObject::release_all();
-    for (const Future& future : FutureObject::pending()) {
-      while (!wait_interruptibly(future, kSignalLatency)) FaultsObject::release_all();
-    }
-    while (!notifier.drained(kSignalLatency)) {
-      check_signals();
-      FaultsObject::release_all();
-    }
-  } catch (const nb::python_error&) {
-    notifier.stop();
-    GilReleased::hold_back_other_threads();
-    throw;
-  }
-  notifier.stop();
-  GilReleased::hold_back_other_threads();
-}
 
 // As the interpreter does after a KeyboardInterrupt that nobody caught: who started the process sees a
 // signal.
@@ -63,6 +44,107 @@ void end_by_interrupt() {
   std::call_once(once, [] {
     if (Py_AtExit(&die_of_interrupt) != 0) static_cast<void>(std::atexit(&die_of_interrupt));
   });
+}
+
+// The same for operations that were given up: what they write may be incomplete, so the process has failed.
+void fail() {
+  std::fflush(nullptr);
+  ::_exit(EXIT_FAILURE);
+}
+
+void end_by_failure() {
+  if (Py_AtExit(&fail) != 0) static_cast<void>(std::atexit(&fail));
+}
+
+// The wait for operations at the exit: after a while it says what it waits for, and it ends when none of them
+// has moved a byte for os::exit_patience().
+class ExitWait {
+ public:
+  // Whether to go on waiting for `pending`. Needs the GIL.
+  bool goes_on(const std::vector<Future>& pending) {
+    const Clock::time_point now = Clock::now();
+    std::uint64_t moved = 0;
+    for (const Future& future : pending) moved += future.bytes_done();
+    if (pending.empty() || pending.size() != count_ || moved != moved_) {
+      count_ = pending.size();
+      moved_ = moved;
+      progress_ = now;
+      return true;
+    }
+    if (!told_ && now - progress_ >= std::min<Clock::duration>(kToldAfter, patience_ / 2)) {
+      told_ = true;
+      tell(fmt::format("the exit waits for {}; Ctrl-C ends the wait", names_of(pending)));
+    }
+    if (now - progress_ < patience_) return true;
+    tell(fmt::format("no progress for {} s: gave up {}; see whether the device responds (dmesg)",
+                     std::chrono::duration<double>(patience_).count(), names_of(pending)));
+    return false;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kToldAfter{2};
+
+  static std::string names_of(const std::vector<Future>& pending) {
+    constexpr std::size_t kNamed = 3;
+    std::string names;
+    for (std::size_t i = 0; i < std::min(pending.size(), kNamed); ++i)
+      names += (i == 0 ? "" : ", ") + pending[i].description();
+    if (pending.size() > kNamed) names += fmt::format(" and {} more", pending.size() - kNamed);
+    return names;
+  }
+  static void tell(const std::string& text) { PySys_FormatStderr("trunkline: %s\n", text.c_str()); }
+
+  const std::chrono::milliseconds patience_ = os::exit_patience();
+  Clock::time_point progress_ = Clock::now();
+  std::size_t count_ = 0;
+  std::uint64_t moved_ = 0;
+  bool told_ = false;
+};
+
+std::vector<Future> pending_operations(Notifier& notifier) {
+  std::vector<Future> pending = FutureObject::pending();
+  for (Future& future : notifier.pending()) pending.push_back(std::move(future));
+  return pending;
+}
+
+// Returns whether all are over, and callbacks have run.
+bool await_operations(Notifier& notifier) {
+  ExitWait wait;
+  while (true) {
+    FaultsObject::release_all();
+    const std::vector<Future> pending = pending_operations(notifier);
+    if (!pending.empty()) {
+      wait_interruptibly(pending.front(), kSignalLatency);
+    } else {
+      if (notifier.drained(kSignalLatency)) return true;
+      check_signals();
+    }
+    if (!wait.goes_on(pending)) return false;
+  }
+}
+
+// 1. Held commands are released, so that everything can end.
+// 2. All operations end, and callbacks have run; unless a device hangs, or Ctrl-C ends the wait. Then the
+//    process ends without what would wait for them, and with an exit code that says so. Memory of what is
+//    under way is never freed: the kernel may write to it.
+// 3. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
+//    the GIL once the interpreter is finalizing.
+// Files and engines stay usable for exit handlers that come later, but for callbacks.
+void shut_down() {
+  Notifier& notifier = Notifier::instance();
+  const auto end = [&] {
+    notifier.stop();
+    GilReleased::hold_back_other_threads();
+  };
+  try {
+    if (!await_operations(notifier)) end_by_failure();
+  } catch (const nb::python_error&) {
+    if (!pending_operations(notifier).empty()) end_by_interrupt();
+    end();
+    throw;
+  }
+  end();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "engine_object.h"
 #include "errors.h"
 #include "file_object.h"
+#include "interruptible.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {
@@ -17,11 +18,8 @@ void create(Volume* self, nb::handle directories_value, nb::handle stripe_bytes)
   VolumeOptions options;
   if (!stripe_bytes.is_none()) options.stripe_bytes = size_argument(stripe_bytes, "stripe_bytes");
   std::vector<std::string> directories = paths_argument(directories_value, "directories");
-  Result<Volume> volume = [&] {
-    const GilReleased unlocked;
-    return Volume::create(std::move(directories), options);
-  }();
-  new (self) Volume(unwrap(std::move(volume)));
+  new (self) Volume(unwrap(call_interruptibly(
+      [directories = std::move(directories), options] { return Volume::create(directories, options); })));
 }
 
 FileObject* open(const Volume& self, nb::handle name_value, nb::handle mode, nb::handle engine_value,
@@ -29,20 +27,14 @@ FileObject* open(const Volume& self, nb::handle name_value, nb::handle mode, nb:
   const std::string name = path_argument(name_value, "name");
   const std::optional<Engine> engine = engine_argument(engine_value);
   const OpenOptions options = open_options_argument(mode, direct);
-  Result<File> file = [&] {
-    const GilReleased unlocked;
-    return engine ? self.open(*engine, name, options) : self.open(name, options);
-  }();
-  return new FileObject(engine, std::move(file));
+  return new FileObject(call_interruptibly([volume = self, name, engine, options] {
+    return engine ? volume.open(*engine, name, options) : volume.open(name, options);
+  }));
 }
 
 void remove(const Volume& self, nb::handle name_value) {
   const std::string name = path_argument(name_value, "name");
-  Status status = [&] {
-    const GilReleased unlocked;
-    return self.remove(name);
-  }();
-  unwrap(std::move(status));
+  unwrap(call_interruptibly([volume = self, name] { return volume.remove(name); }));
 }
 
 std::vector<nb::object> decode_all(const std::vector<std::string>& names) {
@@ -52,11 +44,7 @@ std::vector<nb::object> decode_all(const std::vector<std::string>& names) {
 }
 
 std::vector<nb::object> list(const Volume& self) {
-  Result<std::vector<std::string>> names = [&] {
-    const GilReleased unlocked;
-    return self.list();
-  }();
-  return decode_all(unwrap(std::move(names)));
+  return decode_all(unwrap(call_interruptibly([volume = self] { return volume.list(); })));
 }
 
 }  // namespace

@@ -107,4 +107,3 @@ def test_members_of_a_striped_file_are_as_long_as_before() -> None:
         "ext4",
     )
     assert printed == "same\n"
-

@@ -1,12 +1,18 @@
 #include "trunkline/engine.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 
 #include "io/engine_core.h"
 #include "io/explain.h"
+#include "os/exit_patience.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {
@@ -35,7 +41,17 @@ void finish_at_exit() {
     if (default_slot().generation != os::fork_generation()) return;
     engine = default_slot().engine;
   }
-  if (engine.valid()) engine.close();
+  if (!engine.valid()) return;
+  // An end without bound would be none where a device hangs; an exit code of success would be a lie.
+  const std::chrono::milliseconds patience = os::exit_patience();
+  if (engine.core()->close_until(std::chrono::steady_clock::now() + patience)) return;
+  const std::string message = fmt::format(
+      "trunkline: the process ends with operations under way, which were not over after {} s: what they "
+      "write may be incomplete; see whether the device responds (dmesg)\n",
+      std::chrono::duration<double>(patience).count());
+  std::fputs(message.c_str(), stderr);
+  std::fflush(nullptr);
+  ::_exit(EXIT_FAILURE);
 }
 
 Result<Engine> create_default() {

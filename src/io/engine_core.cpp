@@ -13,6 +13,7 @@
 #include "io/backends/faulty.h"
 #include "io/backends/run_command.h"
 #include "io/file_core.h"
+#include "io/submission.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {
@@ -20,8 +21,6 @@ namespace {
 
 // Operations that may stand in the queue before submitters wait.
 constexpr std::size_t kQueueBound = 4096;
-// Of a batch: the device works on the first while the rest is made.
-constexpr std::size_t kEnqueuedAtOnce = 32;
 // Bounce slots of a lane, at most: enough to keep a device busy while copies run.
 constexpr unsigned kMaxLaneSlots = 32;
 // Callers that can bounce inline at the same time; further ones go through the lanes.
@@ -169,49 +168,32 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
 }
 
 std::vector<Future> EngineCore::submit(std::span<const Request> requests) {
-  std::vector<Future> futures;
-  futures.reserve(requests.size());
-  std::vector<std::shared_ptr<Operation>> operations;
-  operations.reserve(std::min(requests.size(), kEnqueuedAtOnce));
-  for (const Request& request : requests) {
-    auto operation = make_operation(request);
-    if (!operation) {
-      counters_.count_operation(true, false);
-      futures.emplace_back(Operation::failed(operation.error()));
-      continue;
-    }
-    if ((*operation)->done())
-      counters_.count_operation(false, false);
-    else
-      operations.push_back(*operation);
-    futures.emplace_back(std::move(*operation));
-    if (operations.size() == kEnqueuedAtOnce) {
-      enqueue(operations);
-      operations.clear();
-    }
-  }
-  enqueue(operations);
-  return futures;
+  io::Submission submission(shared_from_this(), requests);
+  submission.advance(std::nullopt);
+  return submission.take_futures();
 }
 
-void EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations) {
-  while (!operations.empty()) {
-    const std::size_t taken = queue_.push(operations);
-    if (taken == 0) break;
-    operations = operations.subspan(taken);
-    // A long operation is work for every lane, and so are many.
-    for (const auto& lane : lanes_) lane->wake_if_hungry();
-  }
-  for (const auto& left : operations) {  // closed meanwhile
-    left->fail(make_error(ErrorKind::closed, "the engine was closed before the operation was sent"));
-    left->end_share();
-  }
+std::size_t EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations,
+                                Future::Timeout patience) {
+  const std::size_t taken = queue_.push(operations, patience);
+  if (taken == 0) return 0;
+  // A long operation is work for every lane, and so are many.
+  for (const auto& lane : lanes_) lane->wake_if_hungry();
+  return taken;
+}
+
+Status EngineCore::make_room(const std::shared_ptr<FileCore>& file, std::uint64_t offset,
+                             std::uint64_t bytes) {
+  unsigned write_epoch = 0;
+  if (auto begun = file->begin(Op::write, offset, bytes, write_epoch); !begun) return begun;
+  Status made = file->extend(offset, bytes, config_.slot_bytes);
+  file->end(Op::write, write_epoch);
+  return made;
 }
 
 Result<std::uint64_t> EngineCore::run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
                                       std::uint64_t offset) {
-  if (is_host(memory) && memory.bytes <= config_.slot_bytes && queue_.empty())
-    return run_inline(*file, op, memory, offset);
+  if (runs_inline(memory)) return run_inline(*file, op, memory, offset);
   const File handle(file);
   const Request request{.op = op, .file = &handle, .memory = memory, .offset = offset};
   return submit({&request, 1}).front().result();
@@ -226,7 +208,7 @@ Status EngineCore::run_sync(const std::shared_ptr<FileCore>& file) {
     return status;
   }
   auto operation = std::make_shared<Operation>(Op::sync, shared_from_this(), file, MemoryView{}, 0, nullptr);
-  enqueue({&operation, 1});
+  if (enqueue({&operation, 1}, std::nullopt) == 0) io::end_unsent(*operation);
   operation->wait(std::nullopt);
   if (auto result = operation->result(); !result) return std::unexpected(result.error());
   return {};
@@ -338,6 +320,17 @@ void EngineCore::close() {
   queue_.close();
   for (const auto& lane : lanes_) lane->join();
   staging_->trim();
+}
+
+bool EngineCore::close_until(std::chrono::steady_clock::time_point deadline) {
+  if (belongs_to_parent()) return true;
+  queue_.close();
+  std::unique_lock lock(close_mutex_, std::defer_lock);
+  while (!lock.try_lock()) {  // another thread is closing it, and may be stuck
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return std::ranges::all_of(lanes_, [&](const auto& lane) { return lane->join_until(deadline); });
 }
 
 }  // namespace trunkline

@@ -2,6 +2,7 @@
 // operations.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,6 +35,20 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   std::vector<Future> submit(std::span<const Request> requests);
 
+  // What a Submission (io/submission.h) is made of: an operation that has begun in its file, or is done; and
+  // its way into the queue, as WorkQueue::push, which wakes the lanes.
+  Result<std::shared_ptr<Operation>> make_operation(const Request& request);
+  std::size_t enqueue(std::span<const std::shared_ptr<Operation>> operations, Future::Timeout patience);
+
+  // Makes room in the file for a write, which submitting it does otherwise: system calls that a device or
+  // another process can hold up. Takes nothing of the request but its file and range.
+  Status make_room(const std::shared_ptr<FileCore>& file, std::uint64_t offset, std::uint64_t bytes);
+
+  // Whether a blocking operation with this memory would run on the caller's thread.
+  bool runs_inline(const MemoryView& memory) const {
+    return memory.device == nullptr && memory.bytes <= config_.slot_bytes && queue_.empty();
+  }
+
   // Reads or writes on the caller's thread when that is what costs least (fits a block, nothing queued), else
   // through the lanes; returns when all is moved.
   Result<std::uint64_t> run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
@@ -50,6 +65,10 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   // Finishes what was submitted and joins the lanes. Idempotent; the second caller waits for the first.
   void close();
 
+  // For the end of the process: the same, unless it takes longer. Then something is under way still, and the
+  // engine must not be destroyed.
+  bool close_until(std::chrono::steady_clock::time_point deadline);
+
   // `closed` when this engine takes no operations (any more, or in a forked child).
   Status usable() const;
 
@@ -61,8 +80,6 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
  private:
   Status start_lanes(BackendKind kind);
   unsigned bounce_slots(unsigned most) const;
-  Result<std::shared_ptr<Operation>> make_operation(const Request& request);
-  void enqueue(std::span<const std::shared_ptr<Operation>> operations);
   Result<std::uint64_t> run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset);
   Status move_all_inline(io::Cursor cursor);
   Status move_inline(io::Transfer& transfer);

@@ -178,6 +178,7 @@ TEST(WorkQueue, TakesNoMoreThanItsBound) {
   std::vector<std::shared_ptr<Operation>> operations(
       5, std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr));
   EXPECT_EQ(queue.push(operations), 3U);
+  EXPECT_EQ(queue.push(operations, std::chrono::milliseconds(1)), 0U);  // the caller may give up
   std::thread closer([&queue] { queue.close(); });
   EXPECT_EQ(queue.push(operations), 0U);  // waits for room until the queue is closed
   closer.join();

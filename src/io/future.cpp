@@ -25,6 +25,8 @@ bool Future::cancel() {
 
 void Future::on_done(std::function<void()> fn) { operation_->on_done(std::move(fn)); }
 
+std::string Future::description() const { return operation_->description(); }
+
 std::uint64_t Future::bytes_done() const { return operation_->bytes_done(); }
 
 Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout timeout) {

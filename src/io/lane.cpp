@@ -84,6 +84,15 @@ void Lane::join() {
   thread_.join();
 }
 
+bool Lane::join_until(std::chrono::steady_clock::time_point deadline) {
+  if (!thread_.joinable()) return true;
+  stopping_.store(true);
+  backend_->wake();
+  if (ended_.get_future().wait_until(deadline) != std::future_status::ready) return false;
+  thread_.join();
+  return true;
+}
+
 std::optional<Error> Lane::registration_refusal() const {
   const std::scoped_lock lock(refusal_mutex_);
   return registration_refusal_;
@@ -129,6 +138,7 @@ void Lane::run(std::promise<Status>& started) {
     finish_copies();
     finish_direct();
   }
+  ended_.set_value();
 }
 
 // How many completions to wait for. One, while there is room for more work or the end of some may be near;

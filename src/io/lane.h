@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <future>
 #include <memory>
@@ -51,6 +52,8 @@ class Lane {
 
   // Ends the lane when the queue is empty and all that it sent is complete.
   void join();
+  // The same, unless it takes longer: then the lane goes on, and must not be destroyed.
+  bool join_until(std::chrono::steady_clock::time_point deadline);
 
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
@@ -105,6 +108,7 @@ class Lane {
   std::vector<std::uint32_t> free_tags_;
   std::optional<Transfer> parked_;  // must bounce, and waits for a slot
   std::deque<Transfer> again_;      // what a device did not move itself
+  std::promise<void> ended_;
   std::thread thread_;
 };
 

@@ -1,5 +1,7 @@
 #include "io/operation.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "io/engine_core.h"
@@ -80,6 +82,20 @@ void Operation::on_done(std::function<void()> callback) {
     }
   }
   callback();
+}
+
+std::string Operation::description() const {
+  if (belongs_to_parent()) return {};
+  std::shared_ptr<FileCore> file;  // goes outside the lock: it may be the last
+  {
+    const std::scoped_lock lock(mutex_);
+    file = file_;
+  }
+  if (file == nullptr) return {};
+  if (op() == Op::sync) return fmt::format("fsync of {}", file->name);
+  // The lanes write to neither of these.
+  return fmt::format("{} {} bytes at {} of {}", op() == Op::read ? "reading" : "writing", cursor.memory.bytes,
+                     cursor.offset, file->name);
 }
 
 bool Operation::drop_unissued(Error error) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
@@ -43,6 +44,7 @@ class Operation {
   bool wait(Future::Timeout timeout) const;
   Result<std::uint64_t> result() const;  // once done
   void on_done(std::function<void()> callback);
+  std::string description() const;  // empty once done
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
 
   // Drops what the work queue still holds of this operation; it ends with `error` unless it has one already.

@@ -5,9 +5,14 @@
 
 namespace trunkline::io {
 
-std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations) {
+std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations,
+                            Future::Timeout patience) {
   std::unique_lock lock(mutex_);
-  room_.wait(lock, [this] { return closed_.load() || operations_.size() < bound_; });
+  const auto ready = [this] { return closed_.load() || operations_.size() < bound_; };
+  if (!patience)
+    room_.wait(lock, ready);
+  else if (!room_.wait_for(lock, *patience, ready))
+    return 0;
   if (closed_.load()) return 0;
   const std::size_t count = std::min(operations.size(), bound_ - operations_.size());
   operations_.insert(operations_.end(), operations.begin(),

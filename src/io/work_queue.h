@@ -21,9 +21,10 @@ class WorkQueue {
   // `block_bytes`: the largest piece; `bound`: operations that may stand in the queue.
   WorkQueue(std::uint64_t block_bytes, std::size_t bound) : block_bytes_(block_bytes), bound_(bound) {}
 
-  // Appends as many as there is room for, waiting until there is room for at least one. Returns how many; 0
-  // once the queue is closed.
-  std::size_t push(std::span<const std::shared_ptr<Operation>> operations);
+  // Appends as many as there is room for, and waits up to `patience` (nullopt: without end) for room for at
+  // least one. Returns how many; 0 once the queue is closed, or when the patience is over.
+  std::size_t push(std::span<const std::shared_ptr<Operation>> operations,
+                   Future::Timeout patience = std::nullopt);
 
   // The next transfer, or nothing (operation == nullptr). It counts as a share of its operation.
   Transfer take();
