@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -98,13 +99,29 @@ nb::dict dict_of(const checkpoint::VerifyReport& report) {
   return dict;
 }
 
-void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, bool create_missing) {
+void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, bool create_missing,
+            bool fresh) {
   const std::string directory = path_argument(directory_value, "directory");
   checkpoint::StoreOptions options;
   if (!volumes.is_none()) options.volumes = paths_argument(volumes, "volumes");
   options.if_missing = create_missing ? checkpoint::IfMissing::create : checkpoint::IfMissing::fail;
+  options.fresh = fresh;
   auto store = call_interruptibly([directory, options] { return Store::open(directory, options); });
   new (self) StoreObject(unwrap(std::move(store)));
+}
+
+std::pair<std::string, std::uint64_t> position(const StoreObject& self) {
+  const checkpoint::Position found = unwrap(without_gil([&] { return self.store->position(); }));
+  return {found.id, found.commit};
+}
+
+void continue_from(const StoreObject& self, const std::pair<std::string, std::uint64_t>& position) {
+  without_gil([&] { self.store->continue_from({.id = position.first, .commit = position.second}); });
+}
+
+void check_continues(const StoreObject& self, nb::handle step_value) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  unwrap(without_gil([&] { return self.store->check_continues(step); }));
 }
 
 nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
@@ -231,18 +248,32 @@ void register_checkpoint_store(nb::module_& module) {
       "volumes: directories over which shards are spread (None: as the directory has them; []: beside the "
       "manifests).\n"
       "create: let begin() make what is missing, and change the volumes; without it FileNotFoundError is "
-      "raised.\n\n"
+      "raised.\n"
+      "fresh: the first save sets the checkpoints that it finds aside, in a folder of their own.\n\n"
       "A save goes begin, commit, retain, release; from begin on nobody else can save or collect.\n"
       "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
       "(dicts of\n"
       "\"path\" and \"bytes\"), \"bytes\" (their sum) and \"problems\" (exceptions: what was left alone, and "
       "why).")
+      .def("__init__", &create, "directory"_a.none(), "volumes"_a = nb::none(), nb::kw_only(),
+           "create"_a = true, "fresh"_a = false,
+           nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
+                   "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
+                   "fresh: bool = False) -> None"))
+      .def("position", &position, nb::sig("def position(self) -> tuple[str, int]"),
+           "The newest commit, for continue_from(); to be asked for before a checkpoint is read.")
+      .def("continue_from", &continue_from, "position"_a,
+           nb::sig("def continue_from(self, position: tuple[str, int]) -> None"),
+           "Lets saves go on from the checkpoints up to a position: those that were loaded.")
       .def(
-          "__init__", &create, "directory"_a.none(), "volumes"_a = nb::none(), nb::kw_only(),
-          "create"_a = true,
-          nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
-                  "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True) -> "
-                  "None"))
+          "start_over",
+          [](const StoreObject& self, bool fresh) { without_gil([&] { self.store->start_over(fresh); }); },
+          "fresh"_a, nb::sig("def start_over(self, fresh: bool) -> None"),
+          "Forgets what was loaded and saved; `fresh`: the next save sets that aside.")
+      .def("check_continues", &check_continues, "step"_a.none(),
+           nb::sig("def check_continues(self, step: int) -> None"),
+           "Raises what begin() would: FileExistsError for checkpoints that were neither loaded nor saved "
+           "here.")
       .def("steps", &steps, "Steps that are committed, ascending.")
       .def("latest", &latest, "The step that was committed last, whatever its number; None if there is none.")
       .def("read_manifest", &read_manifest, "step"_a.none(),
@@ -261,7 +292,7 @@ void register_checkpoint_store(nb::module_& module) {
            "order of the volumes. Raises Error with EBUSY while another saves, or this one is not released; "
            "with "
            "EAGAIN\n"
-           "when the number of volumes has changed: call it again.")
+           "when the number of volumes has changed: call it again; FileExistsError as check_continues().")
       .def(
           "commit", &commit, "manifest"_a.none(),
           nb::sig("def commit(self, manifest: dict[str, typing.Any]) -> int"),

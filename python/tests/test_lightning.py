@@ -228,3 +228,14 @@ def test_arguments_that_it_has_no_use_for(tmp_path: Path) -> None:
     assert plugin.load_checkpoint(tmp_path / "a.ckpt", map_location="meta")["x"].is_meta
     with pytest.raises(tl.Unsupported, match="map_location"):
         plugin.load_checkpoint(tmp_path / "a.ckpt", map_location={})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_that_starts_over_keeps_the_files_of_the_earlier_one(background: bool, tmp_path: Path) -> None:
+    """ModelCheckpoint gives new names where files are, and removes only those that it saved itself."""
+    for _ in range(2):
+        plugin = tl.lightning.CheckpointIO(background=background)
+        new_trainer(tmp_path, plugin, steps=6, save_top_k=1).fit(new_model(), batches())
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=6-v1.ckpt", "step=6.ckpt"]
+    for path in tmp_path.glob("*.ckpt"):
+        assert tl.load(path)["global_step"] == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -127,6 +128,107 @@ def test_resumes_from_a_stock_folder(tmp_path: Path, reference: Any) -> None:
     trainer = new_trainer(tl.transformers.Trainer, tmp_path)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert_same_weights(trainer, reference)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output_dir with the steps 6 and 8, not to be changed."""
+    directory = tmp_path_factory.mktemp("trained")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        new_trainer(tl.transformers.Trainer, directory, save_steps=2, save_total_limit=2).train()
+    return directory
+
+
+@pytest.fixture
+def output(trained: Path, tmp_path: Path) -> Path:
+    """A copy that may change."""
+    return shutil.copytree(trained, tmp_path / "output")
+
+
+def started_steps(trainer: Any) -> list[int]:
+    """Let a trainer note the steps that it takes."""
+    steps: list[int] = []
+
+    class Note(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(state.global_step)
+
+    trainer.add_callback(Note())
+    return steps
+
+
+@pytest.mark.parametrize("resume", [None, False, "the usual idiom", "a stock folder of an earlier step"])
+def test_starting_over_is_refused_before_any_training(output: Path, resume: Any) -> None:
+    if resume == "the usual idiom":
+        resume = transformers.trainer_utils.get_last_checkpoint(str(output))
+        assert resume is None
+    if resume == "a stock folder of an earlier step":
+        folder = output / "checkpoint-5"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text('{"global_step": 5}')
+        resume = str(folder)
+    trainer = new_trainer(tl.transformers.Trainer, output, save_steps=2, save_total_limit=2)
+    steps = started_steps(trainer)
+    with pytest.raises(FileExistsError) as caught:
+        trainer.train(resume_from_checkpoint=resume)
+    for part in ("steps 6, 8", "resume_from_checkpoint=True", "output_dir", "fresh=True"):
+        assert part in str(caught.value)
+    assert steps == []
+    assert trainer.checkpointer.steps() == [6, 8]
+
+
+def test_training_twice_does_not_start_over_by_itself(output: Path) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(FileExistsError, match="steps 6, 8"):
+        trainer.train()
+
+
+def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> None:
+    checkpointer = tl.Checkpointer(output / "checkpoints", keep=2, fresh=True)
+    trainer = new_trainer(tl.transformers.Trainer, output, save_steps=4, checkpointer=checkpointer)
+    trainer.train()
+    assert_same_weights(trainer, reference)
+    assert checkpointer.steps() == [4, 8]
+    (aside,) = (output / "checkpoints").glob("aside-*")
+    assert tl.Checkpointer(aside).steps() == [6, 8]
+    trainer.train()
+    assert checkpointer.steps() == [4, 8]
+    assert len(list((output / "checkpoints").glob("aside-*"))) == 2, "each training that starts over does"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000006"])
+def test_paths_of_our_checkpoints_resume_from_them(output: Path, name: str, reference: Any) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    steps = started_steps(trainer)
+    trainer.train(resume_from_checkpoint=str(output / name))
+    assert steps == ([] if name == "checkpoints" else [6, 7])
+    assert_same_weights(trainer, reference)
+
+
+def test_checkpoints_of_another_directory_are_refused(output: Path, tmp_path: Path) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path / "new")
+    for name in ("checkpoints", "checkpoints/step-00000006"):
+        with pytest.raises(ValueError, match=r"^resume_from_checkpoint: .*Checkpointer\("):
+            trainer.train(resume_from_checkpoint=str(output / name))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours: bool) -> None:
+    (output / "checkpoint-9").mkdir()
+    (output / "checkpoint-10").mkdir()
+    if not ours:
+        shutil.rmtree(output / "checkpoints")
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    with pytest.raises(FileExistsError) as caught:
+        trainer.train(resume_from_checkpoint=True)
+    assert f"resume_from_checkpoint='{output / 'checkpoint-10'}'" in str(caught.value)
+    assert ("resume_from_checkpoint=8" in str(caught.value)) == ours
+    for number in (9, 10):
+        (output / f"checkpoint-{number}").rename(output / f"checkpoint-{number - 6}")
+    if ours:
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_evaluation_draws_random_numbers_too(tmp_path: Path) -> None:

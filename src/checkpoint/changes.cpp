@@ -1,9 +1,12 @@
 #include "checkpoint/changes.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 
 #include "os/durable.h"
@@ -49,6 +52,14 @@ Status Changes::create_file_durably(const std::string& path, std::string_view co
 Status Changes::replace_file_durably(const std::string& path, std::string_view contents) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
   return os::write_file_durably(path, contents, os::IfPresent::replace);
+}
+
+Status Changes::rename(const std::string& from, const std::string& to) const {
+  if (auto watched = about_to(Kind::rename, from); !watched) return watched;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
+  // NFS and others know no flags. rename(2) replaces no directory but an empty one.
+  if (errno == EINVAL && ::rename(from.c_str(), to.c_str()) == 0) return {};
+  return std::unexpected(system_error(errno, fmt::format("moving {} to {}", from, to), from));
 }
 
 Status Changes::remove_file(const std::string& path) const {

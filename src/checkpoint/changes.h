@@ -13,7 +13,7 @@ namespace trunkline::checkpoint {
 
 class Changes {
  public:
-  enum class Kind { make_directory, sync_directory, write_file, remove_file, remove_directory };
+  enum class Kind { make_directory, sync_directory, write_file, rename, remove_file, remove_directory };
   // Called before each change; an error is returned in place of making it.
   using Watch = std::function<Status(Kind, const std::string& path)>;
 
@@ -25,7 +25,8 @@ class Changes {
   // Through a temporary name (src/os/durable.h); EEXIST when `path` is there already.
   Status create_file_durably(const std::string& path, std::string_view contents) const;
   Status replace_file_durably(const std::string& path, std::string_view contents) const;
-  Status remove_file(const std::string& path) const;       // one that is gone already is fine
+  Status rename(const std::string& from, const std::string& to) const;  // EEXIST when `to` is there already
+  Status remove_file(const std::string& path) const;                    // one that is gone already is fine
   Status remove_directory(const std::string& path) const;  // one that is gone or not empty is fine
 
  private:

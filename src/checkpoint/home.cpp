@@ -207,6 +207,15 @@ Status check_home(const std::string& volume, const std::string& directory) {
   return {};
 }
 
+Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
+  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
+    for (const std::string& volume : *volumes) {
+      if (auto ours = check_home(volume, directory); !ours) return ours;
+    }
+  }
+  return {};
+}
+
 Status take_home(const std::string& volume, const std::string& directory, const Changes& changes) {
   const auto recorded = read_home(volume);
   if (!recorded) return std::unexpected(recorded.error());

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/changes.h"
+#include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
@@ -15,7 +16,10 @@ namespace trunkline::checkpoint {
 // what to do. A volume that is not there holds nothing to change.
 Status check_home(const std::string& volume, const std::string& directory);
 
-// The same, and records `directory` as the home, durably, if that is not what the record says.
+// The same of all volumes of a descriptor.
+Status check_homes(const StoreDescriptor& descriptor, const std::string& directory);
+
+// As check_home(), and records `directory` as the home, durably, if that is not what the record says.
 Status take_home(const std::string& volume, const std::string& directory, const Changes& changes);
 
 }  // namespace trunkline::checkpoint

@@ -93,24 +93,26 @@ Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
   return entries;
 }
 
-std::string steps_in_words(const std::string& directory) {
+std::string in_words(std::span<const std::uint64_t> steps) {
   constexpr std::size_t kEnds = 3;
-  std::vector<std::string> steps;
+  const std::string_view noun = steps.size() == 1 ? "step" : "steps";
+  if (steps.size() <= 2 * kEnds) return fmt::format("the {} {}", noun, fmt::join(steps, ", "));
+  return fmt::format("the {} {}, ..., {}", noun, fmt::join(steps.first(kEnds), ", "),
+                     fmt::join(steps.last(kEnds), ", "));
+}
+
+std::string steps_in_words(const std::string& directory) {
+  std::vector<std::uint64_t> steps;
   const auto entries = list_steps(directory);
   if (!entries) return "its steps cannot be listed: " + entries.error().message;
   for (const StepEntry& entry : *entries) {
-    if (!entry.commits.empty()) steps.push_back(fmt::format("{}", entry.step));
+    if (!entry.commits.empty()) steps.push_back(entry.step);
   }
   struct stat status{};
   if (steps.empty() && ::stat(directory.c_str(), &status) != 0 && errno == ENOENT)
     return "the directory does not exist (is its path mistyped?)";
   if (steps.empty()) return "there are no steps in it";
-  const std::string_view noun = steps.size() == 1 ? "step" : "steps";
-  if (steps.size() > 2 * kEnds) {
-    steps[kEnds] = "...";
-    steps.erase(steps.begin() + kEnds + 1, steps.end() - kEnds);
-  }
-  return fmt::format("it has the {} {}", noun, fmt::join(steps, ", "));
+  return "it has " + in_words(steps);
 }
 
 std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct StepEntry {
 Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory);
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
+
+// "the steps 1, 2, 3, ..., 97, 98, 99"; `steps` is not empty.
+std::string in_words(std::span<const std::uint64_t> steps);
 
 // "it has the steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
 std::string steps_in_words(const std::string& directory);

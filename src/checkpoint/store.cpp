@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <filesystem>
 #include <numeric>
 #include <ranges>
 #include <set>
@@ -25,37 +24,12 @@
 namespace trunkline::checkpoint {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::uint64_t kMaxShards = 1 << 20;
-constexpr unsigned kIdDigits = 16;
 // Added to a fork generation while a child's first call makes the store its own.
 constexpr unsigned kBeingTaken = 1U << 31;
 
 std::unexpected<Error> invalid(std::string message) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
-
-Result<std::string> absolute_path(const std::string& path, std::string_view argument) {
-  if (path.empty() || path.find('\0') != std::string::npos)
-    return invalid(fmt::format("{}: \"{}\" is no path", argument, path));
-  std::error_code error;
-  fs::path whole = fs::absolute(path, error).lexically_normal();
-  if (error) return std::unexpected(system_error(error.value(), "finding the path of " + path, path));
-  if (!whole.has_filename() && whole.has_relative_path()) whole = whole.parent_path();  // "a/b/"
-  return whole.string();
-}
-
-Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>& paths) {
-  std::vector<std::string> volumes;
-  for (const std::string& path : paths) {
-    auto volume = absolute_path(path, "volumes");
-    if (!volume) return std::unexpected(volume.error());
-    if (std::ranges::find(volumes, *volume) != volumes.end())
-      return invalid(fmt::format("volumes: {} stands there twice", *volume));
-    volumes.push_back(std::move(*volume));
-  }
-  return volumes;
 }
 
 std::string now() {
@@ -69,18 +43,6 @@ std::string now() {
 bool is_directory(const std::string& path) {
   struct stat status{};
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-}
-
-std::unexpected<Error> no_store(const std::string& directory, bool exists) {
-  return std::unexpected(
-      Error{.kind = ErrorKind::system,
-            .code = ENOENT,
-            .message = fmt::format("{} is no directory of checkpoints: {}; name the directory that a "
-                                   "Checkpointer was given",
-                                   directory,
-                                   exists ? fmt::format("it has neither {} nor steps in it", kDescriptorFile)
-                                          : "it does not exist"),
-            .path = directory});
 }
 
 std::unexpected<Error> busy(const std::string& directory) {
@@ -101,15 +63,6 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
             .message = fmt::format(
                 "{}: another process has given the directory other volumes; begin the save again", directory),
             .path = directory});
-}
-
-Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
-  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
-    for (const std::string& volume : *volumes) {
-      if (auto ours = check_home(volume, directory); !ours) return ours;
-    }
-  }
-  return {};
 }
 
 }  // namespace
@@ -137,54 +90,6 @@ Store::Store(std::string directory, Volumes volumes, Changes changes)
       generation_(os::fork_generation()) {}
 
 Store::~Store() = default;
-
-Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const StoreOptions& options) {
-  auto path = absolute_path(directory, "directory");
-  if (!path) return std::unexpected(path.error());
-  Volumes volumes;
-  if (options.volumes) {
-    auto absolute = absolute_volumes(*options.volumes);
-    if (!absolute) return std::unexpected(absolute.error());
-    volumes = std::move(*absolute);
-  }
-  const auto device = device_of_directory(*path);
-  if (!device) return std::unexpected(device.error());
-  const auto recorded = read_store_descriptor(*path);
-  if (!recorded) return std::unexpected(recorded.error());
-  if (options.if_missing == IfMissing::create) {
-    if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
-  } else if (!*recorded) {
-    const auto steps = step_directories_in(*path);
-    if (!steps) return std::unexpected(steps.error());
-    if (steps->empty()) return no_store(*path, device->has_value());
-  }
-  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), Changes(options.watch)));
-  store->device_ = *device;
-  store->recorded_ = recorded->has_value();
-  store->descriptor_ = store->next_descriptor(*recorded);
-  if (*recorded && store->descriptor_ != **recorded) {
-    if (options.if_missing == IfMissing::fail)
-      return invalid(fmt::format("volumes: {} has its shards on others", store->directory_));
-    if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
-      return std::unexpected(ours.error());
-  }
-  return store;
-}
-
-StoreDescriptor Store::descriptor() {
-  const auto guard = enter();
-  return descriptor_;
-}
-
-// What the descriptor is to be. A directory whose descriptor has gone since this store saw it gets a new id:
-// it may have been moved away, with the shards that its manifests name on the volumes, and those of the old
-// id must never count as debris here.
-StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
-  if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
-  if (!recorded_ && !descriptor_.id.empty()) return descriptor_;
-  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
-  return with_volumes(none, volumes_ ? *volumes_ : parents_of(descriptor_.volumes), directory_);
-}
 
 std::unique_lock<std::mutex> Store::enter() {
   const unsigned now = os::fork_generation();
@@ -235,51 +140,6 @@ Result<std::optional<std::uint64_t>> Store::latest() const {
 
 Result<Manifest> Store::read_manifest(std::uint64_t step) const {
   return read_newest_manifest(directory_, step);
-}
-
-// A directory that was there before, and is not now that another filesystem lies under it, was unmounted.
-Status Store::check_device() const {
-  const auto now = device_of_directory(directory_);
-  if (!now) return std::unexpected(now.error());
-  if (!device_ || *now || device_under(directory_) == device_) return {};
-  return std::unexpected(
-      Error{.kind = ErrorKind::system,
-            .code = ENOENT,
-            .message = fmt::format("cannot save into {}: the directory has gone, and its filesystem with it; "
-                                   "mount that again, and the next save goes on",
-                                   directory_),
-            .path = directory_});
-}
-
-// What everything else lies in. One that a user removed is made anew.
-Status Store::make_directory() {
-  if (auto mounted = check_device(); !mounted) return mounted;
-  if (auto ours = check_not_foreign(directory_); !ours) return ours;
-  return changes_.make_directories_durably(directory_);
-}
-
-// Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
-Status Store::record_descriptor() {
-  for (bool again = true;; again = false) {
-    const auto recorded = read_store_descriptor(directory_);
-    if (!recorded) return std::unexpected(recorded.error());
-    descriptor_ = next_descriptor(*recorded);
-    recorded_ = recorded->has_value();
-    if (*recorded == descriptor_) return {};
-    if (recorded_) {
-      if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
-    }
-    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes_);
-    if (written) {
-      recorded_ = true;
-      return {};
-    }
-    if (written.error().code != EEXIST || recorded_ || !again) return written;
-    // Where the filesystem has no locks, another process may have been first: that one's counts.
-    for (const std::string& volume : descriptor_.volumes) {
-      if (auto removed = changes_.remove_directory(volume); !removed) return removed;
-    }
-  }
 }
 
 // That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
@@ -338,12 +198,15 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   save->step = step;
   // Again, since it was not locked before.
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
+  if (auto settled = settle_earlier_steps(step); !settled) return std::unexpected(settled.error());
   if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   save_ = std::move(save);
+  fresh_ = false;
+  known_.loaded.id = descriptor_.id;
 
   Placement placement{.volumes = descriptor_.volumes, .shards = {}, .paths = {}};
   if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
@@ -420,6 +283,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   if (auto written = changes_.create_file_durably(path, *text); !written)
     return std::unexpected(written.error());
   save_->committed = manifest.commit;
+  known_.saved.insert(manifest.commit);
   return manifest.commit;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/changes.h"
+#include "checkpoint/continuation.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/store_descriptor.h"
@@ -27,6 +28,9 @@ struct StoreOptions {
   // nullopt: as the directory has them, none in a new one.
   std::optional<std::vector<std::string>> volumes = {};
   IfMissing if_missing = IfMissing::create;
+  // The first begin() sets the checkpoints that it finds aside (set_aside.h), unless continue_from() was
+  // called before.
+  bool fresh = false;
   Changes::Watch watch = {};
 };
 
@@ -63,10 +67,22 @@ class Store {
   Result<std::optional<std::uint64_t>> latest() const;       // the step that was committed last
   Result<Manifest> read_manifest(std::uint64_t step) const;  // system (ENOENT) when there is no such step
 
+  // Which checkpoints begin() may find in its way: those up to a position, once they were loaded, and those
+  // that this store saved. position() is to be asked for before loading: what others save meanwhile is
+  // theirs.
+  Result<Position> position() const;
+  void continue_from(Position position);
+  // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.
+  void start_over(bool fresh);
+  // What begin() would say now; system (EEXIST) as there. Changes nothing.
+  Status check_continues(std::uint64_t step);
+
   // Makes the directories of the step, durably, and before them what the directory itself lacks. `shards`:
   // how many on each volume (one number without volumes). Fails with system (EBUSY) while another saves, or
   // this one is not released; with EAGAIN when another process has changed the number of volumes (call it
-  // again with the new one); with unsupported in a copy of a directory whose shards lie on volumes (home.h).
+  // again with the new one); with EEXIST, having changed nothing, when there are
+  // checkpoints of this step or later ones that this store has neither loaded nor saved; with unsupported in
+  // a copy of a directory whose shards lie on volumes (home.h).
   Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 
   // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
@@ -107,6 +123,7 @@ class Store {
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
+  Status settle_earlier_steps(std::uint64_t step);
   Status record_descriptor();
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
@@ -120,6 +137,8 @@ class Store {
   StoreDescriptor descriptor_;
   bool recorded_ = false;                // descriptor_ has been in the directory
   std::optional<std::uint64_t> device_;  // on which the directory was
+  Continuation known_;                   // its id is that of the descriptor when it was last looked at
+  bool fresh_ = false;                   // what is in the directory goes aside
   std::unique_ptr<Save> save_;
   std::atomic<unsigned> generation_;  // fork generation that both belong to
 };

@@ -1,7 +1,6 @@
 // A save, its retention and the collection of debris, stopped before any of their changes to the disk.
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -12,26 +11,9 @@
 namespace trunkline::checkpoint {
 namespace {
 
+using test::Change;
+using test::CrashPoint;
 using Kind = Changes::Kind;
-
-struct Change {
-  Kind kind;
-  std::string path;
-};
-
-// Lets `allowed` changes pass and refuses all after them, as if the process had died there.
-struct CrashPoint {
-  std::size_t allowed = std::numeric_limits<std::size_t>::max();
-  std::vector<Change> passed = {};
-
-  Changes::Watch watch() {
-    return [this](Kind kind, const std::string& path) -> Status {
-      if (passed.size() >= allowed) return std::unexpected(make_error(ErrorKind::cancelled, "crash", path));
-      passed.push_back({kind, path});
-      return {};
-    };
-  }
-};
 
 class StoreCrashTest : public test::StoreTest {
  protected:
@@ -44,7 +26,9 @@ class StoreCrashTest : public test::StoreTest {
 
   std::unique_ptr<Store> open_with(CrashPoint& crash) const {
     auto store = Store::open(directory(), {.volumes = volumes(), .watch = crash.watch()});
-    return store ? std::move(*store) : nullptr;
+    if (!store) return nullptr;
+    load(**store);
+    return std::move(*store);
   }
 
   struct Outcome {

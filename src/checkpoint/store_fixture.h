@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,25 @@ using checkpoint::Manifest;
 using checkpoint::Placement;
 using checkpoint::Store;
 using checkpoint::StoreOptions;
+
+struct Change {
+  checkpoint::Changes::Kind kind;
+  std::string path;
+};
+
+// Lets `allowed` changes pass and refuses all after them, as if the process had died there.
+struct CrashPoint {
+  std::size_t allowed = std::numeric_limits<std::size_t>::max();
+  std::vector<Change> passed = {};
+
+  checkpoint::Changes::Watch watch() {
+    return [this](checkpoint::Changes::Kind kind, const std::string& path) -> Status {
+      if (passed.size() >= allowed) return std::unexpected(make_error(ErrorKind::cancelled, "crash", path));
+      passed.push_back({kind, path});
+      return {};
+    };
+  }
+};
 
 class StoreTest : public testing::Test {
  protected:
@@ -65,6 +85,13 @@ class StoreTest : public testing::Test {
     auto placement = store.begin(step, std::vector<std::uint64_t>(count, shards_per_volume));
     EXPECT_TRUE(placement) << placement.error().message;
     return placement.value_or(Placement{});
+  }
+
+  // What a run does that continues from the checkpoints there are.
+  static void load(Store& store) {
+    auto position = store.position();
+    ASSERT_TRUE(position) << position.error().message;
+    store.continue_from(*std::move(position));
   }
 
   // A whole save; its commit.

@@ -35,9 +35,16 @@ class Checkpointer:
     directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
     stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
 
-    keep: how many checkpoints stay (None: all); older ones go once a new one is durable. volumes: directories,
-    best one on each disk, over which the bytes are spread evenly; None: as the directory has them, in a new
-    one none.
+    keep: how many checkpoints stay (None: all); older ones go once a new one is durable.
+
+    A Checkpointer goes on from the checkpoints that it loaded or saved. Those of an earlier run are safe from
+    one that starts over without load(): save() raises FileExistsError where it meets checkpoints of the same
+    step or later ones. fresh: start over in this directory. The first save then moves the earlier run into a
+    folder of its own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. After a
+    load(), fresh has no effect: the run continues.
+
+    volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
+    directory has them, in a new one none.
 
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
     is one, False this process alone. Then making one, save() and load() are collective, and each writer
@@ -55,6 +62,7 @@ class Checkpointer:
         directory: "str | os.PathLike[str]",
         *,
         keep: int | None = 3,
+        fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
         process_group: Any = None,
         writers: Writers = "rank",
@@ -79,6 +87,8 @@ class Checkpointer:
         self._last: SaveHandle | None = None
         self._turn = Turn()
         _checkpointers.add(self)
+        self._fresh = fresh
+        self._continues = False  # it has loaded or saved: what save() finds was looked at before
         store = self._open(os.fspath(directory), names, chosen)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
@@ -100,6 +110,10 @@ class Checkpointer:
         next forward pass). The checkpoint exists, for good, once handle.wait() returned. A step that is there
         already is replaced in one step. A RuntimeWarning tells of older ones that should go and cannot be
         removed, or cannot be read.
+
+        Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
+        later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
+        where another job has saved there meanwhile from handle.wait().
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
 
@@ -144,6 +158,7 @@ class Checkpointer:
         """
         target = device_argument(device)
         self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
+        store = self._place.store
         last = self._under_way()
         if last is not None:
             last._done.wait()
@@ -153,8 +168,12 @@ class Checkpointer:
                 raise self._nothing_yet()
             manifest = None
             try:
-                manifest = self._place.store.read_manifest(chosen)
-                return self._load(chosen, manifest, into, target, verify)
+                position = store.position()  # what another process saves from now on is not loaded
+                manifest = store.read_manifest(chosen)
+                state = self._load(chosen, manifest, into, target, verify)
+                store.continue_from(position)
+                self._continues = True
+                return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
                 chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
@@ -283,12 +302,15 @@ class Checkpointer:
         except Exception as error:
             mark_earlier(error)
             raise
+        if not self._continues and self._ranks.rank == 0:
+            self._place.store.check_continues(step)  # before the training goes on; the save itself asks again
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
         self._last = handle = SaveHandle(
             f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
         )
         handle.start(job)
+        self._continues = True
         return handle
 
     def _wait_for_last(self, step: int) -> None:
@@ -313,6 +335,15 @@ class Checkpointer:
             why += ": the directory does not exist (is the path mistyped?)"
         return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
 
+    def _start_over(self) -> None:
+        """Forget what was loaded and saved: what is there belongs to an earlier run."""
+        last = self._under_way()
+        if last is not None:
+            last._done.wait()
+        if self._ranks.rank == 0:
+            self._place.store.start_over(self._fresh)
+        self._continues = False
+
     def _under_way(self) -> SaveHandle | None:
         """Return the last save, which may be over, unless it never began."""
         return self._last if self._last is not None and self._last._started else None
@@ -321,8 +352,9 @@ class Checkpointer:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
         exchange = self._ranks.exchange("opening")
         if exchange is None:
-            return _core.CheckpointStore(directory, volumes=volumes)
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
         options = {
+            "fresh": self._fresh,
             "writers": writers,
             "volumes": volumes and [str(Path(os.fsdecode(volume)).absolute()) for volume in volumes],
         }
@@ -336,7 +368,7 @@ class Checkpointer:
                             rank,
                             f"rank {rank} has other {option} than rank 0; pass the same on all ranks",
                         )
-            return _core.CheckpointStore(directory, volumes=volumes)
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
 
         with exchange:
             if exchange.rank == 0:

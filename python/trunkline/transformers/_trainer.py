@@ -15,6 +15,7 @@ from trunkline._errors import Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
 from trunkline.checkpoint._save import SaveHandle
+from trunkline.transformers._resume import plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
 
@@ -27,8 +28,11 @@ class BackgroundCheckpoints:
     forward and backward pass of the next step run while the weights are copied, and later ones while they
     are written. It is for one process, and for many by torchrun (DDP), each of which writes an equal share.
 
-    train(resume_from_checkpoint=...) takes True for the last checkpoint, an int for that of a step, or as
-    ever the path of a folder that a stock Trainer saved. When train() returns, the last one is durable.
+    train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step, the
+    path of the Checkpointer's directory or of a step in it, or as ever that of a folder that a stock Trainer
+    saved. A training that would not continue from the checkpoints that are there is refused before it starts,
+    since it would remove them in time; Checkpointer(..., fresh=True) sets them aside. When train() returns,
+    the last one is durable.
 
     A save that fails in the background raises its error at the next one, or from train() at the end.
     """
@@ -55,13 +59,24 @@ class BackgroundCheckpoints:
         trainer.add_callback(_StagedBeforeStep(self))
 
     def train(
-        self, resume_from_checkpoint: "str | bool | int | None" = None, *args: Any, **kwargs: Any
+        self,
+        resume_from_checkpoint: "str | os.PathLike[str] | bool | int | None" = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Train as the Trainer does; see the class for `resume_from_checkpoint`.
 
-        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one.
+        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, FileExistsError
+        where there are checkpoints that this training would not continue from, and where
+        resume_from_checkpoint=True finds a newer folder of a stock Trainer in output_dir.
         """
-        with self._resuming(resume_from_checkpoint) as folder:
+        trainer: Any = self
+        plan = self.checkpointer._agree(
+            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, trainer.args.output_dir)
+        )
+        if plan is None or isinstance(plan, str):
+            self.checkpointer._start_over()
+        with self._resuming(plan) as folder:
             result = super().train(folder, *args, **kwargs)  # type: ignore[misc]
         self.checkpointer.wait()
         return result
@@ -69,7 +84,7 @@ class BackgroundCheckpoints:
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
         """Load the checkpoint, and lay its small files into a folder for the Trainer to read them."""
-        if checkpoint is None or checkpoint is False or not isinstance(checkpoint, int):
+        if checkpoint is None or not isinstance(checkpoint, int):
             yield checkpoint
             return
         self._resumed = self.checkpointer.load(None if checkpoint is True else checkpoint)

@@ -1,0 +1,142 @@
+"""A run that starts over does not end an earlier one in the same directory."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rank_processes import RankProcesses
+
+import trunkline as tl
+
+
+def opened(directory: Path, **options: object) -> tl.Checkpointer:
+    return tl.Checkpointer(directory, process_group=False, **options)  # type: ignore[arg-type]
+
+
+def state_of(step: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.full((10_000,), step)}
+
+
+def assert_whole(directory: Path, *steps: int) -> None:
+    checkpointer = opened(directory)
+    assert checkpointer.steps() == list(steps)
+    for step in steps:
+        assert torch.equal(checkpointer.load(step)["x"], state_of(step)["x"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A directory with the steps 100 and 101."""
+    checkpointer = opened(tmp_path / "run", keep=2, volumes=[tmp_path / "v0", tmp_path / "v1"])
+    for step in (100, 101):
+        checkpointer.save(step, state_of(step), block=True)
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[RankProcesses]:
+    with RankProcesses(2) as ranks:
+        yield ranks
+        ranks.finish()
+
+
+@pytest.mark.parametrize("step", [1, 100, 101])
+@pytest.mark.parametrize("block", [False, True])
+def test_starting_over_without_load_is_refused_by_the_first_save(run: Path, step: int, block: bool) -> None:
+    checkpointer = opened(run, keep=2)
+    with pytest.raises(FileExistsError) as caught:
+        checkpointer.save(step, state_of(step), block=block)
+    assert isinstance(caught.value, tl.Error)
+    assert caught.value.errno == errno.EEXIST
+    for part in (str(run), "101", "load()", "another directory", "fresh=True"):
+        assert part in str(caught.value)
+    assert_whole(run, 100, 101)
+
+
+def test_looking_is_not_loading_and_a_failed_load_neither(run: Path) -> None:
+    checkpointer = opened(run, keep=2)
+    assert checkpointer.latest() == 101
+    assert checkpointer.steps() == [100, 101]
+    checkpointer.verify()
+    (shard, *_) = run.parent.rglob("step-00000101/*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with pytest.raises(tl.Corrupt):
+        checkpointer.load()
+    with pytest.raises(FileExistsError):
+        checkpointer.save(1, state_of(1), block=True)
+    assert checkpointer.steps() == [100, 101]
+
+
+def test_a_run_that_loaded_an_earlier_step_goes_on_from_there(run: Path) -> None:
+    checkpointer = opened(run, keep=2)
+    checkpointer.load(100)
+    checkpointer.save(101, state_of(101), block=True)
+    checkpointer.save(50, state_of(50), block=True)
+    assert_whole(run, 50, 101)
+
+
+def test_later_steps_need_no_load(run: Path) -> None:
+    opened(run, keep=2).save(102, state_of(102), block=True)
+    assert_whole(run, 101, 102)
+
+
+def test_another_job_in_the_same_directory_is_found(tmp_path: Path) -> None:
+    one, other = opened(tmp_path / "run"), opened(tmp_path / "run")
+    one.save(1, state_of(1), block=True)
+    other.load()
+    for step in (2, 3):
+        other.save(step, state_of(step), block=True)
+    with pytest.raises(FileExistsError, match=r"steps 2, 3, which another job has saved"):
+        one.save(2, state_of(2), block=True)
+    assert_whole(tmp_path / "run", 1, 2, 3)
+
+
+def test_fresh_sets_the_earlier_run_aside(run: Path) -> None:
+    before = sorted(path.name for path in run.iterdir())
+    checkpointer = opened(run, keep=1, fresh=True)
+    assert checkpointer.latest() == 101
+    assert sorted(path.name for path in run.iterdir()) == before
+    for step in (1, 2):
+        checkpointer.save(step, state_of(step), block=True)
+    assert_whole(run, 2)
+    (aside,) = run.glob("aside-*")
+    assert_whole(aside, 100, 101)
+    earlier = opened(aside, keep=2)
+    earlier.verify()
+    earlier.load()
+    earlier.save(102, state_of(102), block=True)
+    assert_whole(aside, 101, 102)
+    assert_whole(run, 2)
+
+
+def test_fresh_and_load_continue(run: Path) -> None:
+    checkpointer = opened(run, keep=2, fresh=True)
+    checkpointer.load()
+    checkpointer.save(102, state_of(102), block=True)
+    assert list(run.glob("aside-*")) == []
+    assert_whole(run, 101, 102)
+
+
+def test_fresh_in_a_new_directory_sets_nothing_aside(tmp_path: Path) -> None:
+    opened(tmp_path / "run", fresh=True).save(1, state_of(1), block=True)
+    assert list((tmp_path / "run").glob("aside-*")) == []
+    assert_whole(tmp_path / "run", 1)
+
+
+def test_all_ranks_are_refused(crew: RankProcesses, run: Path) -> None:
+    crew.all("open", str(run), keep=2)
+    failed = crew.failures("save", 1, {"seed": 1}, block=True)
+    assert len(failed) == 2
+    assert all(error.is_ours and "steps 100, 101" in error.message for error in failed.values())
+    assert_whole(run, 100, 101)
+
+
+def test_ranks_set_aside_together(crew: RankProcesses, run: Path) -> None:
+    crew.all("open", str(run), keep=1, fresh=True)
+    for step in (1, 2):
+        crew.all("save", step, {"seed": step}, block=True)
+    assert all(crew.all("loads", {"seed": 2}))
+    (aside,) = run.glob("aside-*")
+    assert_whole(aside, 100, 101)

@@ -1,0 +1,54 @@
+#include "checkpoint/continuation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/open_store.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+constexpr std::string_view kSavedByAnother =
+    "another job has saved since this one loaded or saved; let one job at a time save into a directory, and "
+    "call load() to continue from there";
+constexpr std::string_view kNotLoaded =
+    "this run did not load, and would overwrite or remove; to continue from there call load() before "
+    "saving, to start over use another directory, or fresh=True, which moves the earlier run to a folder of "
+    "its own and deletes nothing";
+
+}  // namespace
+
+Result<Position> newest_position(const std::string& directory) {
+  const auto descriptor = read_store_descriptor(directory);
+  if (!descriptor) return std::unexpected(descriptor.error());
+  const auto entries = list_steps(directory);
+  if (!entries) return std::unexpected(entries.error());
+  Position position{.id = *descriptor ? (*descriptor)->id : std::string()};
+  for (const StepEntry& entry : *entries) {
+    if (!entry.commits.empty()) position.commit = std::max(position.commit, entry.commits.back());
+  }
+  return position;
+}
+
+Status check_continues(const std::string& directory, std::uint64_t step, std::span<const StepEntry> entries,
+                       const Continuation& known) {
+  std::vector<std::uint64_t> steps;
+  for (const StepEntry& entry : entries) {
+    if (entry.step >= step && !entry.commits.empty() && !known.knows(entry.commits.back()))
+      steps.push_back(entry.step);
+  }
+  if (steps.empty()) return {};
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = EEXIST,
+            .message = fmt::format("cannot save step {} into {}: it holds {}, which {}", step, directory,
+                                   in_words(steps), known.is_empty() ? kNotLoaded : kSavedByAnother),
+            .path = directory});
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,295 @@
+// Saving over checkpoints that were not loaded is refused; with `fresh` they are set aside.
+#include "checkpoint/continuation.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "checkpoint/home.h"
+#include "checkpoint/names.h"
+#include "checkpoint/store_fixture.h"
+#include "os/durable.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Steps = std::vector<std::uint64_t>;
+
+class ContinuationTest : public test::StoreTest {
+ protected:
+  static Error refusal(Store& store, std::uint64_t step) {
+    const std::size_t count = std::max<std::size_t>(1, store.descriptor().volumes.size());
+    const auto refused = store.begin(step, Steps(count, 1));
+    EXPECT_FALSE(refused) << "step " << step;
+    if (refused) return {};
+    EXPECT_EQ(store.check_continues(step).error().message, refused.error().message);
+    return refused.error();
+  }
+
+  std::vector<std::string> asides() const {
+    std::vector<std::string> found;
+    if (!fs::exists(directory())) return found;
+    for (const auto& entry : fs::directory_iterator(directory())) {
+      if (is_aside_directory(entry.path().filename().string())) found.push_back(entry.path().string());
+    }
+    std::ranges::sort(found);
+    return found;
+  }
+
+  static constexpr std::size_t kOldBytes = 6000;  // of the shards of the run before
+
+  void save_old_run() const {
+    const auto store = open({.volumes = {{volumes()[0], root_.file("former")}}});
+    save(*store, 7, {}, kOldBytes);
+    const auto other = open({.volumes = volumes()});
+    save(*other, 8, {}, kOldBytes);
+    save(*other, 9, {}, kOldBytes);
+  }
+
+  // In how many directories a whole checkpoint of the old run is, by its size.
+  std::size_t count_whole(std::uint64_t step) const {
+    std::size_t found = 0;
+    auto places = asides();
+    places.push_back(directory());
+    for (const std::string& place : places) {
+      const auto store = Store::open(place, {.if_missing = IfMissing::fail});
+      if (!store) continue;
+      const auto manifest = (*store)->read_manifest(step);
+      if (!manifest || manifest->shards.front().bytes != kOldBytes) continue;
+      EXPECT_TRUE(is_whole(**store, *manifest)) << place << " step " << step;
+      ++found;
+    }
+    return found;
+  }
+
+  void expect_old_run() const {
+    for (const std::uint64_t step : {7, 8, 9}) EXPECT_EQ(count_whole(step), 1U) << "step " << step;
+  }
+
+  // Whatever a collection says, it removes nothing of a checkpoint.
+  void collect_everywhere() const {
+    auto places = asides();
+    places.push_back(directory());
+    for (const std::string& place : places) {
+      const auto store = Store::open(place);
+      ASSERT_TRUE(store) << store.error().message;
+      const auto collected = (*store)->collect();
+      EXPECT_TRUE(collected || collected.error().kind == ErrorKind::unsupported);
+    }
+  }
+};
+
+TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotSavedOver) {
+  {
+    const auto store = open();
+    for (const std::uint64_t step : {50, 100, 101}) save(*store, step);
+  }
+  const auto before = everything();
+  const auto fresh_run = open();
+  for (const std::uint64_t step : {1, 51, 100, 101}) {
+    const Error error = refusal(*fresh_run, step);
+    EXPECT_EQ(error.kind, ErrorKind::system);
+    EXPECT_EQ(error.code, EEXIST);
+    EXPECT_EQ(error.path, directory());
+    for (const char* part : {"101", "load()", "another directory", "fresh=True"})
+      EXPECT_NE(error.message.find(part), std::string::npos) << error.message;
+  }
+  EXPECT_EQ(everything(), before) << "nothing is written";
+  EXPECT_TRUE(fresh_run->begin(102, Steps{1})) << "later steps are in nobody's way";
+  fresh_run->release();
+  load(*fresh_run);
+  save(*fresh_run, 51, 2);
+  EXPECT_EQ(open()->steps(), (Steps{51, 101}));
+  save(*fresh_run, 51, 2);
+  EXPECT_EQ(open()->steps(), (Steps{51, 101})) << "what it saved itself it may replace";
+}
+
+TEST_F(ContinuationTest, ADamagedCheckpointIsNotSavedOverEither) {
+  save(*open(), 5);
+  ASSERT_TRUE(os::write_file_durably(manifest_path(directory(), 5, 1), "{"));
+  EXPECT_EQ(refusal(*open(), 1).code, EEXIST);
+}
+
+TEST_F(ContinuationTest, AnotherJobThatSavesMeanwhileIsFound) {
+  const auto one = open();
+  const auto other = open();
+  save(*one, 1);
+  load(*other);
+  save(*other, 2);
+  save(*other, 3);
+  const Error error = refusal(*one, 2);
+  EXPECT_EQ(error.code, EEXIST);
+  EXPECT_NE(error.message.find("another job has saved"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("steps 2, 3"), std::string::npos) << error.message;
+  load(*one);
+  save(*one, 2);
+  EXPECT_EQ(refusal(*other, 2).code, EEXIST);
+}
+
+// Numbers of commits begin anew with each descriptor: what was known of the one before says nothing.
+TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
+  const auto old = open();
+  for (const std::uint64_t step : {1, 2, 3, 4}) save(*old, step);
+  const auto fresh = open({.fresh = true});
+  save(*fresh, 5);
+  EXPECT_EQ(fresh->read_manifest(5)->commit, 1U);
+  EXPECT_EQ(refusal(*old, 5).code, EEXIST);
+  EXPECT_EQ(refusal(*old, 1).code, EEXIST);
+  fs::remove_all(directory());
+  save(*open(), 5);
+  EXPECT_EQ(refusal(*fresh, 5).code, EEXIST);
+}
+
+TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
+  save_old_run();
+  const auto store = open({.fresh = true});
+  EXPECT_EQ(store->steps(), (Steps{7, 8, 9})) << "nothing has moved before the first save";
+  save(*store, 1, 1);
+  save(*store, 2, 1);
+  EXPECT_EQ(open()->steps(), Steps{2});
+  ASSERT_EQ(asides().size(), 1U) << "only the first save does";
+  expect_old_run();
+  collect_everywhere();
+  expect_old_run();
+  // A directory of its own, that can be gone on with.
+  const auto aside = Store::open(asides()[0]);
+  ASSERT_TRUE(aside) << aside.error().message;
+  EXPECT_EQ((*aside)->steps(), (Steps{7, 8, 9}));
+  EXPECT_EQ((*aside)->latest(), 9U);
+  const auto collected = (*aside)->collect();
+  ASSERT_TRUE(collected) << collected.error().message;
+  EXPECT_TRUE(collected->removed.empty() && collected->problems.empty());
+  load(**aside);
+  save(**aside, 10, 2);
+  EXPECT_EQ((*aside)->steps(), (Steps{9, 10}));
+  EXPECT_EQ(open()->steps(), Steps{2});
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(2)));
+}
+
+TEST_F(ContinuationTest, EachFreshRunSetsAsideWhatItFinds) {
+  for (const std::uint64_t step : {1, 2, 3}) save(*open({.fresh = true}), step);
+  const auto found = asides();
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(open()->steps(), Steps{3});
+  EXPECT_EQ((*Store::open(found[0]))->steps(), Steps{1});
+  EXPECT_EQ((*Store::open(found[1]))->steps(), Steps{2});
+}
+
+TEST_F(ContinuationTest, AFreshRunThatLoadsContinues) {
+  save(*open(), 5);
+  const auto store = open({.fresh = true});
+  load(*store);
+  save(*store, 6);
+  EXPECT_EQ(store->steps(), (Steps{5, 6}));
+  EXPECT_TRUE(asides().empty());
+}
+
+TEST_F(ContinuationTest, WithoutItsDescriptorARunIsSetAsideToo) {
+  save_old_run();
+  fs::remove(directory() + "/" + std::string(kDescriptorFile));
+  save(*open({.volumes = volumes(), .fresh = true}), 1);
+  EXPECT_EQ(open()->steps(), Steps{1});
+  expect_old_run();
+  collect_everywhere();
+  expect_old_run();
+}
+
+TEST_F(ContinuationTest, NothingIsSetAsideThatCouldNotBeReadThere) {
+  save_old_run();
+  const std::string step = directory() + "/step-00000008";
+  fs::rename(step, root_.file("elsewhere"));
+  fs::create_directory_symlink("../elsewhere", step);
+  const auto before = everything();
+  EXPECT_EQ(open({.fresh = true})->begin(1, Steps{1, 1}).error().kind, ErrorKind::unsupported);
+  fs::remove(step);
+  fs::create_directory_symlink(root_.file("elsewhere"), step);
+  fs::rename(volumes()[1], root_.file("unmounted"));
+  EXPECT_EQ(open({.fresh = true})->begin(1, Steps{1, 1}).error().code, ENOENT);
+  fs::rename(root_.file("unmounted"), volumes()[1]);
+  EXPECT_EQ(everything(), before);
+  save(*open({.fresh = true}), 1);
+  expect_old_run();
+}
+
+TEST_F(ContinuationTest, ACopyIsNotSetAside) {
+  save_old_run();
+  fs::copy(directory(), root_.file("copy"), fs::copy_options::recursive);
+  const auto before = everything();
+  const auto copy = Store::open(root_.file("copy"), {.fresh = true});
+  ASSERT_TRUE(copy);
+  EXPECT_EQ((*copy)->begin(1, Steps{1, 1}).error().kind, ErrorKind::unsupported);
+  auto after = everything();
+  std::erase(after, "copy/lock");
+  auto expected = before;
+  std::erase(expected, "copy/lock");
+  EXPECT_EQ(after, expected);
+}
+
+// At every point: the old run is whole, no collection on either side harms it, and another fresh run goes on.
+TEST_F(ContinuationTest, SettingAsideMayStopBeforeAnyOfItsChanges) {
+  std::size_t stops = 0;
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    save_old_run();
+    test::CrashPoint crash{.allowed = allowed};
+    bool begun = false;
+    {
+      const auto store = open({.fresh = true, .watch = crash.watch()});
+      begun = store->begin(1, Steps{1, 1}).has_value();
+    }
+    const std::string where = fmt::format("after {} changes", allowed);
+    expect_old_run();
+    collect_everywhere();
+    expect_old_run();
+    ASSERT_FALSE(HasFailure()) << where;
+    if (!open()->steps()->empty()) {
+      const auto plain = open();
+      EXPECT_EQ(refusal(*plain, 1).code, EEXIST) << where;
+    }
+    save(*open({.fresh = true}), 1, 1);
+    EXPECT_EQ(open()->steps(), Steps{1}) << where;
+    expect_old_run();
+    collect_everywhere();
+    expect_old_run();
+    ASSERT_FALSE(HasFailure()) << where;
+    if (begun) break;
+    ++stops;
+    ASSERT_LT(allowed, 200U);
+  }
+  EXPECT_GT(stops, 12U) << "folder, descriptors, volumes, three steps, homes";
+}
+
+// The same for a run that continues after the crash, with what is left in the directory.
+TEST_F(ContinuationTest, ARunThatContinuesAfterSuchACrashLeavesWhatHasMoved) {
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    save_old_run();
+    test::CrashPoint crash{.allowed = allowed};
+    const bool begun = open({.fresh = true, .watch = crash.watch()})->begin(1, Steps{1, 1}).has_value();
+    if (begun) break;
+    Steps moved;
+    for (const std::string& aside : asides()) {
+      const auto there = Store::open(aside, {.if_missing = IfMissing::fail});
+      if (!there) continue;
+      const Steps steps = (*there)->steps().value_or(Steps());
+      moved.insert(moved.end(), steps.begin(), steps.end());
+    }
+    const auto store = open();
+    load(*store);
+    const auto commit = store->commit(write_shards(20, begin(*store, 20)));
+    ASSERT_TRUE(commit) << commit.error().message;
+    ASSERT_TRUE(store->retain(1));
+    store->release();
+    collect_everywhere();
+    EXPECT_EQ(open()->steps(), Steps{20});
+    EXPECT_TRUE(is_whole(*store, *store->read_manifest(20)));
+    for (const std::uint64_t step : moved) EXPECT_EQ(count_whole(step), 1U) << step << " after " << allowed;
+    ASSERT_FALSE(HasFailure()) << allowed;
+    ASSERT_LT(allowed, 200U);
+  }
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,139 @@
+#include "checkpoint/set_aside.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <ctime>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/home.h"
+#include "checkpoint/listing.h"
+#include "checkpoint/names.h"
+#include "checkpoint/open_store.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr unsigned kIdDigits = 16;
+constexpr unsigned kMostFolders = 1000;  // of one second
+
+// For people: nothing is ordered by it, since clocks jump.
+std::string time_for_name() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  return fmt::format("{:04}{:02}{:02}T{:02}{:02}{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+bool exists(const std::string& path) {
+  struct stat status{};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
+std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
+  std::vector<std::string> volumes = descriptor.volumes;
+  volumes.insert(volumes.end(), descriptor.former_volumes.begin(), descriptor.former_volumes.end());
+  std::erase_if(volumes, [](const std::string& volume) { return !exists(volume); });
+  return volumes;
+}
+
+// A folder that was not there, with a descriptor; whoever creates the descriptor has the folder.
+Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
+                                const Changes& changes) {
+  const std::string time = time_for_name();
+  for (unsigned number = 1; number <= kMostFolders; ++number) {
+    std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
+    if (exists(path)) continue;
+    if (auto made = changes.make_directory(path); !made) return std::unexpected(made.error());
+    // Its volumes are there: they are those of the directory.
+    const auto written = write_store_descriptor(path, descriptor, std::nullopt, changes);
+    if (!written && written.error().code == EEXIST) continue;
+    if (!written) return std::unexpected(written.error());
+    if (auto synced = changes.sync_directory(directory); !synced) return std::unexpected(synced.error());
+    return path;
+  }
+  return std::unexpected(
+      system_error(EEXIST, fmt::format("making a folder aside-{} in {}", time, directory), directory));
+}
+
+}  // namespace
+
+Status check_can_be_set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before) {
+  if (before) {
+    for (const std::string& volume : before->volumes) {
+      struct stat status{};
+      if (::stat(volume.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) continue;
+      return std::unexpected(
+          Error{.kind = ErrorKind::system,
+                .code = ENOENT,
+                .message = fmt::format("cannot set the checkpoints in {} aside: their directory {} is "
+                                       "missing: ENOENT; mount that volume, or use another directory",
+                                       directory, volume),
+                .path = volume});
+    }
+  }
+  const auto steps = step_directories_in(directory);
+  if (!steps) return std::unexpected(steps.error());
+  for (const std::uint64_t step : *steps) {
+    const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+    std::error_code error;
+    if (!fs::is_symlink(path, error) || fs::read_symlink(path, error).is_absolute()) continue;
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("cannot set the checkpoints in {} aside: {} is a relative symbolic link, which would "
+                    "lead elsewhere; replace it by an absolute one, or use another directory",
+                    directory, path),
+        path));
+  }
+  return {};
+}
+
+// Volumes decide the order: a directory searches those that its descriptor owns for debris, so that no two
+// descriptors may own one while steps of both have shards there.
+// 0. The directory is on record as the home (home.h) of its volumes.
+// 1. The folder, durably, with a copy of the descriptor. It has no steps, and is not the home of the volumes:
+//    nothing there is its to remove.
+// 2. The directory gets a descriptor with another id, and directories of its own on the volumes. From here on
+//    it searches only those; the steps that are still in it can be read, saved after, and removed one by one.
+//    While it has any, it is the home of their volumes, and the folder removes nothing there.
+// 3. The steps move, each in one rename, and both directories are made durable.
+// 4. The folder becomes the home. Before, it would have taken the shards of steps not moved yet for debris.
+// A crash at any point leaves each step in one of the two; setting aside again moves the rest into another
+// folder.
+Result<std::string> set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before,
+                              const StoreDescriptor& after, const Changes& changes) {
+  const StoreDescriptor old =
+      before.value_or(StoreDescriptor{.id = random_hex(kIdDigits), .volumes = {}, .former_volumes = {}});
+  for (const std::string& volume : existing_volumes(old)) {
+    if (auto taken = take_home(volume, directory, changes); !taken) return std::unexpected(taken.error());
+  }
+  auto folder = make_folder(directory, old, changes);
+  if (!folder) return folder;
+  if (auto written = write_store_descriptor(directory, after, before, changes); !written)
+    return std::unexpected(written.error());
+  const auto steps = step_directories_in(directory);
+  if (!steps) return std::unexpected(steps.error());
+  for (const std::uint64_t step : *steps) {
+    const std::string name = step_directory(step);
+    const std::string from = fmt::format("{}/{}", directory, name);
+    if (auto moved = changes.rename(from, fmt::format("{}/{}", *folder, name)); !moved)
+      return std::unexpected(moved.error());
+  }
+  for (const std::string& each : {*folder, directory}) {
+    if (auto synced = changes.sync_directory(each); !synced) return std::unexpected(synced.error());
+  }
+  for (const std::string& volume : existing_volumes(old)) {
+    // `unsupported`: shards lie there that the folder does not name. They stay, and so does the home.
+    auto taken = take_home(volume, *folder, changes);
+    if (!taken && taken.error().kind != ErrorKind::unsupported) return std::unexpected(taken.error());
+  }
+  return folder;
+}
+
+}  // namespace trunkline::checkpoint

@@ -1,0 +1,209 @@
+// Opening a Store, and what the first save makes in its directory: the descriptor, and the place of an
+// earlier run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#include "checkpoint/home.h"
+#include "checkpoint/names.h"
+#include "checkpoint/open_store.h"
+#include "checkpoint/own_directory.h"
+#include "checkpoint/set_aside.h"
+#include "checkpoint/store.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr unsigned kIdDigits = 16;
+
+std::unexpected<Error> invalid(std::string message) {
+  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
+}
+
+Result<std::string> absolute_path(const std::string& path, std::string_view argument) {
+  if (path.empty() || path.find('\0') != std::string::npos)
+    return invalid(fmt::format("{}: \"{}\" is no path", argument, path));
+  std::error_code error;
+  fs::path whole = fs::absolute(path, error).lexically_normal();
+  if (error) return std::unexpected(system_error(error.value(), "finding the path of " + path, path));
+  if (!whole.has_filename() && whole.has_relative_path()) whole = whole.parent_path();  // "a/b/"
+  return whole.string();
+}
+
+Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>& paths) {
+  std::vector<std::string> volumes;
+  for (const std::string& path : paths) {
+    auto volume = absolute_path(path, "volumes");
+    if (!volume) return std::unexpected(volume.error());
+    if (std::ranges::find(volumes, *volume) != volumes.end())
+      return invalid(fmt::format("volumes: {} stands there twice", *volume));
+    volumes.push_back(std::move(*volume));
+  }
+  return volumes;
+}
+
+std::unexpected<Error> no_store(const std::string& directory, bool exists) {
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOENT,
+            .message = fmt::format("{} is no directory of checkpoints: {}; name the directory that a "
+                                   "Checkpointer was given",
+                                   directory,
+                                   exists ? fmt::format("it has neither {} nor steps in it", kDescriptorFile)
+                                          : "it does not exist"),
+            .path = directory});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const StoreOptions& options) {
+  auto path = absolute_path(directory, "directory");
+  if (!path) return std::unexpected(path.error());
+  Volumes volumes;
+  if (options.volumes) {
+    auto absolute = absolute_volumes(*options.volumes);
+    if (!absolute) return std::unexpected(absolute.error());
+    volumes = std::move(*absolute);
+  }
+  const auto device = device_of_directory(*path);
+  if (!device) return std::unexpected(device.error());
+  const auto recorded = read_store_descriptor(*path);
+  if (!recorded) return std::unexpected(recorded.error());
+  if (options.if_missing == IfMissing::create) {
+    if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
+  } else if (!*recorded) {
+    const auto steps = step_directories_in(*path);
+    if (!steps) return std::unexpected(steps.error());
+    if (steps->empty()) return no_store(*path, device->has_value());
+  }
+  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), Changes(options.watch)));
+  store->device_ = *device;
+  store->fresh_ = options.fresh;
+  store->recorded_ = recorded->has_value();
+  store->descriptor_ = store->next_descriptor(*recorded);
+  if (*recorded && store->descriptor_ != **recorded) {
+    if (options.if_missing == IfMissing::fail)
+      return invalid(fmt::format("volumes: {} has its shards on others", store->directory_));
+    if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
+      return std::unexpected(ours.error());
+  }
+  return store;
+}
+
+StoreDescriptor Store::descriptor() {
+  const auto guard = enter();
+  return descriptor_;
+}
+
+// What the descriptor is to be. A directory whose descriptor has gone since this store saw it gets a new id:
+// it may have been moved away, with the shards that its manifests name on the volumes, and those of the old
+// id must never count as debris here.
+StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
+  if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
+  if (!recorded_ && !descriptor_.id.empty()) return descriptor_;
+  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
+  return with_volumes(none, volumes_ ? *volumes_ : parents_of(descriptor_.volumes), directory_);
+}
+
+// A directory that was there before, and is not now that another filesystem lies under it, was unmounted.
+Status Store::check_device() const {
+  const auto now = device_of_directory(directory_);
+  if (!now) return std::unexpected(now.error());
+  if (!device_ || *now || device_under(directory_) == device_) return {};
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOENT,
+            .message = fmt::format("cannot save into {}: the directory has gone, and its filesystem with it; "
+                                   "mount that again, and the next save goes on",
+                                   directory_),
+            .path = directory_});
+}
+
+// What everything else lies in. One that a user removed is made anew.
+Status Store::make_directory() {
+  if (auto mounted = check_device(); !mounted) return mounted;
+  if (auto ours = check_not_foreign(directory_); !ours) return ours;
+  return changes_.make_directories_durably(directory_);
+}
+
+// Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
+Status Store::record_descriptor() {
+  for (bool again = true;; again = false) {
+    const auto recorded = read_store_descriptor(directory_);
+    if (!recorded) return std::unexpected(recorded.error());
+    descriptor_ = next_descriptor(*recorded);
+    recorded_ = recorded->has_value();
+    if (*recorded == descriptor_) return {};
+    if (recorded_) {
+      if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
+    }
+    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes_);
+    if (written) {
+      recorded_ = true;
+      return {};
+    }
+    if (written.error().code != EEXIST || recorded_ || !again) return written;
+    // Where the filesystem has no locks, another process may have been first: that one's counts.
+    for (const std::string& volume : descriptor_.volumes) {
+      if (auto removed = changes_.remove_directory(volume); !removed) return removed;
+    }
+  }
+}
+
+// Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
+// in it goes aside. The lock is held.
+Status Store::settle_earlier_steps(std::uint64_t step) {
+  const auto recorded = read_store_descriptor(directory_);
+  if (!recorded) return std::unexpected(recorded.error());
+  // Commits that are known of another descriptor say nothing: those of this one began anew.
+  if (known_.loaded.id != (*recorded ? (*recorded)->id : std::string())) known_ = {};
+  const auto entries = list_steps(directory_);
+  if (!entries) return std::unexpected(entries.error());
+  if (!fresh_) return checkpoint::check_continues(directory_, step, *entries, known_);
+  if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); })) return {};
+  if (*recorded) {
+    if (auto ours = check_homes(**recorded, directory_); !ours) return ours;
+  }
+  if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be) return can_be;
+  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
+  const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
+  const StoreDescriptor after = with_volumes(none, volumes, directory_);
+  auto moved = set_aside(directory_, *recorded, after, changes_);
+  if (!moved) return std::unexpected(moved.error());
+  known_ = {};
+  descriptor_ = after;
+  recorded_ = true;
+  return {};
+}
+
+Result<Position> Store::position() const { return newest_position(directory_); }
+
+void Store::continue_from(Position position) {
+  const auto guard = enter();
+  known_ = {.loaded = std::move(position)};
+  fresh_ = false;
+}
+
+void Store::start_over(bool fresh) {
+  const auto guard = enter();
+  known_ = {};
+  fresh_ = fresh;
+}
+
+Status Store::check_continues(std::uint64_t step) {
+  const auto guard = enter();
+  if (fresh_) return {};
+  const auto recorded = read_store_descriptor(directory_);
+  if (!recorded) return std::unexpected(recorded.error());
+  const auto entries = list_steps(directory_);
+  if (!entries) return std::unexpected(entries.error());
+  const bool same = known_.loaded.id == (*recorded ? (*recorded)->id : std::string());
+  return checkpoint::check_continues(directory_, step, *entries, same ? known_ : Continuation{});
+}
+
+}  // namespace trunkline::checkpoint
