@@ -167,7 +167,10 @@ class _Restoring:
             raise self._mismatch(f"a {type(into).__name__}", f"a dict of {len(keys)} keys")
         missing = [key for key in keys if key not in into]
         if missing:
-            raise ValueError(f"into: {self.place()} lacks the keys {_listed(missing)} of the checkpoint")
+            raise ValueError(
+                f"into: {self.place()} lacks the keys {_listed(missing)} of the checkpoint"
+                f"{_about_compiled([*missing, *into])}"
+            )
         known = set(keys)
         unexpected = [key for key in into if key not in known]
         if unexpected:
@@ -334,6 +337,16 @@ class _Collecting(_Restoring):
         if view is not None and stored is None:
             self.views.setdefault(name, []).append(view.at)
         return torch.empty(0, dtype=dtype)
+
+
+def _about_compiled(keys: list[Any]) -> str:
+    """What to do where one state is of a model that torch.compile wraps, and the other is not."""
+    if not any(isinstance(key, str) and "_orig_mod." in key for key in keys):
+        return ""
+    return (
+        "; torch.compile adds _orig_mod. to the keys of a model: give the state_dict of a compiled model "
+        "where one was saved, or save and load that of the model inside (compiled._orig_mod)"
+    )
 
 
 def _from_stored(stored: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:

@@ -46,8 +46,9 @@ def stats(model: Any) -> dict[str, Any]:
     stay there are not read again, so that each pass reads "storage_bytes". "seconds" are those of the host:
     what the GPU still has to do does not count.
 
-    Raises TypeError for any other model. Thread-safe.
+    `model` may be wrapped by torch.compile. Raises TypeError for any other model. Thread-safe.
     """
+    model = getattr(model, "_orig_mod", model)
     streaming = streaming_of.get(model) if hasattr(model, "parameters") else None
     if streaming is None:
         raise TypeError(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trunkline._errors import Unsupported
 
@@ -46,16 +47,40 @@ class NotCopied:
         raise Unsupported(None, _NO_PICKLE)
 
 
-class Refusal(NotCopied):
-    """A hook that raises Unsupported."""
+class StateGuard(NotCopied):
+    """Keeps a streamed model from being saved, and its weights from being replaced, by the hooks of torch.
 
-    def __init__(self, message: str) -> None:
-        """`message`: of the error, when it is called."""
-        self._message = message
+    What others add to the model later, as PEFT does its adapters, is loaded and saved as ever.
+    """
 
-    def __call__(self, *_: Any, **__: Any) -> None:
-        """Refuse."""
-        raise Unsupported(None, self._message)
+    def __init__(self, module: nn.Module, own: WeakIdKeyDictionary) -> None:
+        """`own`: the weights that the model had when it was loaded, in memory or not."""
+        self._own = own
+        module.register_load_state_dict_pre_hook(self.before_load)  # type: ignore[no-untyped-call]
+        module.register_state_dict_pre_hook(self.before_save)  # type: ignore[no-untyped-call]
+
+    def before_load(self, module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        """Refuse weights for what the model came with."""
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter in self._own and prefix + name in state_dict:
+                raise Unsupported(
+                    None,
+                    "a model whose weights are streamed takes no others by load_state_dict; save them into a "
+                    f"folder, and load that with from_pretrained ({prefix + name} is one of its own)",
+                )
+
+    def before_save(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Refuse, unless it is a wrapper with parameters of its own that wants those.
+
+        The weights that are not in memory then stand in the result as AbsentWeight, which nothing can save.
+        """
+        if prefix and any(parameter not in self._own for parameter in module.parameters()):
+            return
+        raise Unsupported(
+            None,
+            "a model whose weights are streamed has no state_dict, and cannot be saved: its weights "
+            "are in its folder; load that with transformers to get them",
+        )
 
 
 class AbsentWeight(nn.Parameter):
@@ -88,6 +113,8 @@ class AbsentWeight(nn.Parameter):
         name = getattr(func, "__name__", str(func))
         if name in ("__get__", "__set__"):
             name = getattr(getattr(func, "__self__", None), "__name__", name)
+            if name == "device":  # where adapters that compute with it belong: on meta they would be garbage
+                return args[0].home
             harmless = name in _KNOWN_PROPERTIES or (name == "data" and args[0] is args[-1] and len(args) > 1)
         else:
             harmless = name in _KNOWN_METHODS

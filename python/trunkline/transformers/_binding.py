@@ -225,12 +225,16 @@ class Binding:
         self._taken.discard(index)
 
 
+_NOT_COMPILED = (
+    "trunkline reads the weights of a streamed model between its modules, which is not compiled; use "
+    "fullgraph=False"
+)
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 
 def _not_compiled(hook: _Hook) -> _Hook:
     """Keep torch.compile away: it would run the hook once, and then never again."""
-    made: _Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    made: _Hook = torch.compiler.disable(hook, reason=_NOT_COMPILED)  # type: ignore[no-untyped-call]
     return made
 
 

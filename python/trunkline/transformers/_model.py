@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from trunkline import _core
@@ -19,7 +20,7 @@ from trunkline.stream import _manifest, _pack, _tensors
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
 from trunkline.transformers import _skeleton
-from trunkline.transformers._absent import AbsentWeight, Refusal
+from trunkline.transformers._absent import AbsentWeight, StateGuard
 from trunkline.transformers._binding import Binding, FoldAsStock, advised
 from trunkline.transformers._checkpoint import look_into
 from trunkline.transformers._packing import opened, place_argument, planned
@@ -110,20 +111,10 @@ def from_pretrained(
 
 def _refuse_what_needs_all_weights(model: Any) -> None:
     """Refuse it as a whole, before it has changed anything (save_pretrained() removes older files first)."""
+    own = WeakIdKeyDictionary(dict.fromkeys(model.parameters()))
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.register_load_state_dict_pre_hook(
-                Refusal(
-                    "a model whose weights are streamed takes no others by load_state_dict; save them into a "
-                    "folder, and load that with from_pretrained"
-                )
-            )
-            module.register_state_dict_pre_hook(
-                Refusal(
-                    "a model whose weights are streamed has no state_dict, and cannot be saved: its weights "
-                    "are in its folder; load that with transformers to get them"
-                )
-            )
+            StateGuard(module, own)
     absent = next((each for each in model.parameters() if isinstance(each, AbsentWeight)), None)
     if absent is None:
         return
