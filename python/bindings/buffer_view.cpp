@@ -52,6 +52,7 @@ constexpr std::string_view kTorchRemedy =
 struct TorchNames {
   PyTypeObject* tensor;
   PyObject* strided;
+  PyObject* increment_version;             // nullptr where this torch has none
   std::optional<DlpackExchange> exchange;  // from torch 2.9 on
 
   static const TorchNames* find() {
@@ -63,8 +64,11 @@ struct TorchNames {
     const nb::object tensor = nb::getattr(torch, "Tensor", nb::none());
     const nb::object strided = nb::getattr(torch, "strided", nb::none());
     if (!PyType_Check(tensor.ptr()) || strided.is_none()) return nullptr;  // torch is being imported
+    nb::object increment =
+        nb::getattr(nb::getattr(torch, "_C", nb::none()), "_increment_version", nb::none());
     found = TorchNames{.tensor = reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr()),
                        .strided = nb::object(strided).release().ptr(),
+                       .increment_version = increment.is_none() ? nullptr : increment.release().ptr(),
                        .exchange = DlpackExchange::of(tensor)};
     return &*found;
   }
@@ -97,6 +101,18 @@ nb::object call_method(nb::handle object, PyObject* name) {
   PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), name);
   if (value == nullptr) throw nb::python_error();
   return nb::steal(value);
+}
+
+// As every operation of torch that changes a tensor in place: backward() of what used its former values then
+// raises, where it would compute wrong gradients.
+void count_write(nb::handle tensor) {
+  PyObject* increment = TorchNames::find()->increment_version;
+  if (increment == nullptr) return;
+  const nb::object tensors = nb::steal(PyTuple_Pack(1, tensor.ptr()));
+  if (!tensors.is_valid()) throw nb::python_error();
+  PyObject* done = PyObject_CallOneArg(increment, tensors.ptr());
+  if (done == nullptr) throw nb::python_error();
+  Py_DECREF(done);
 }
 
 // Exactly these have the buffer protocol and nothing before it in the order; spares them the search.
@@ -133,6 +149,7 @@ void BufferView::take(const Wanted& wanted) {
     const TorchNames* torch = TorchNames::find();
     if (torch != nullptr && PyObject_TypeCheck(wanted.buffer.ptr(), torch->tensor)) {
       if (!take_plain_torch(wanted)) take_torch(wanted);
+      if (wanted.access == Access::writable) count_write(wanted.buffer);
       return;
     }
   }

@@ -5,6 +5,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, mark_earlier, told
+from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
@@ -27,6 +29,7 @@ from trunkline.checkpoint._turn import Turn
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 Writers = Literal["rank", "node"] | Sequence[int]
+Verify = bool | Literal["first"]
 
 
 class Checkpointer:
@@ -141,7 +144,7 @@ class Checkpointer:
             last.wait()
 
     def load(
-        self, step: int | None = None, into: Any = None, *, device: Device = "cpu", verify: bool = True
+        self, step: int | None = None, into: Any = None, *, device: Device = "cpu", verify: Verify = True
     ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
@@ -150,12 +153,19 @@ class Checkpointer:
         without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved do
         so again; those of `into` share memory as they did. verify: compare every byte with its checksum.
 
+        What does not fit `into` is found before the first of its tensors changes. Checksums are compared as
+        the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
+        former, loaded and damaged values, and must be loaded again before they are used; the error says so.
+        verify="first" reads and compares everything once before it reads into the tensors: twice the time.
+
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
         on that. ValueError where `into` does not fit: it needs every key of the state. Collective on a
         process group, whose ranks agree on the step; each reads for itself. Waits for a save that is under
         way.
         """
+        if verify not in (True, False, "first"):
+            raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
         self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
@@ -220,7 +230,7 @@ class Checkpointer:
         return error
 
     def _load(
-        self, step: int, manifest: dict[str, Any], into: Any, device: torch.device, verify: bool
+        self, step: int, manifest: dict[str, Any], into: Any, device: torch.device, verify: Verify
     ) -> Any:
         paths = self._place.store.shard_paths(manifest)
         where = f"{self.directory}, step {step}"
@@ -229,18 +239,21 @@ class Checkpointer:
             tensors = {each["name"]: _shards.empty_like(each, where, device) for each in manifest["tensors"]}
         else:
             state, tensors, finish = restore_into(manifest["state"], into)
-        images = _shards.targets(manifest, paths, tensors, verify=verify, fresh=into is None)
-        try:
-            read_images(images, engine=self._engine, verify=verify)
-        except Corrupt as error:
-            shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
-            if shard is None or chunk is None:
-                raise
-            raise _shards.corrupt_chunk(manifest, paths, shard, chunk) from error
-        if into is None:
-            return restore(manifest["state"], tensors)
-        finish()
-        return state
+            if verify == "first":
+                self.verify(step)
+        images = _shards.targets(manifest, paths, tensors, verify=bool(verify), fresh=into is None)
+        filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
+        with nullcontext() if into is None else filling:
+            try:
+                read_images(images, engine=self._engine, verify=bool(verify))
+            except Corrupt as error:
+                shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
+                if shard is None or chunk is None:
+                    raise
+                raise _shards.corrupt_chunk(manifest, paths, shard, chunk) from error
+            if into is not None:
+                finish()
+        return restore(manifest["state"], tensors) if into is None else state
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None when there is none."""

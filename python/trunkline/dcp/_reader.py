@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, Format, exception_of
+from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import parse_manifest
@@ -99,9 +100,10 @@ class StorageReader(Endpoint, TorchStorageReader):
         """Read the items of this rank into the planner's tensors; the future that is returned is done."""
         requests = (make_request(item, self._stored, planner, self.checkpoint_id) for item in plan.items)
         for group in groups(requests):
-            self._read_group(group)
-            for request in group:
-                request.hand_over(planner)
+            with partly_filled("the state that is loaded into", ""):
+                self._read_group(group)
+                for request in group:
+                    request.hand_over(planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future

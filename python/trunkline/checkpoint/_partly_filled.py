@@ -1,0 +1,30 @@
+"""What an error says of tensors that are loaded into."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trunkline._errors import Error
+
+
+@contextmanager
+def partly_filled(target: str, remedy: str) -> Iterator[None]:
+    """Make errors say that the tensors of `target` may be filled in part; `remedy` completes the advice.
+
+    Checksums are compared as the bytes arrive in the tensors: a second copy of them is what loading in place
+    avoids. So an error leaves some tensors as they were, some loaded, some damaged, and the caller may not
+    see that they are unusable. A file that is missing is found before the first byte.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except BaseException as error:
+        says = (
+            f"the tensors of {target} may now hold a mixture of former, loaded and damaged values; do not "
+            f"use them before all are loaded again{remedy}"
+        )
+        if isinstance(error, Error):
+            error.strerror = f"{error.strerror}; {says}"
+        elif hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(says)
+        raise
