@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "buffer_view.h"
 #include "checkpoint/image.h"
 #include "file_object.h"
+#include "format/pt_archive.h"
 
 namespace trunkline::python {
 
@@ -26,6 +28,15 @@ class FileImageObject {
   // stream holds by now comes first.
   void add(nanobind::handle offset, nanobind::handle buffer, nanobind::handle stream);
   void add_target(nanobind::handle offset, nanobind::handle buffer, bool fresh);
+
+  // All of a `.pt` file. `addresses`: of the payloads in main memory, which `owner` keeps alive; 0 for those
+  // that are added one by one.
+  void add_archive(const std::shared_ptr<const format::ArchiveLayout>& layout,
+                   const std::vector<std::uint64_t>& addresses, nanobind::handle owner);
+
+  // Main memory to read into, which `owner` keeps alive.
+  void add_targets(const std::vector<std::uint64_t>& offsets, const std::vector<std::uint64_t>& sizes,
+                   const std::vector<std::uint64_t>& addresses, nanobind::handle owner);
 
   // The open file to read, in place of what `path` leads to when the reading begins.
   void set_source(const FileObject& file) { source_ = file.file(); }
@@ -51,6 +62,8 @@ class FileImageObject {
   bool only_targets_ = true;
   std::optional<File> source_;
   std::vector<std::unique_ptr<BufferView>> views_;
+  std::vector<std::shared_ptr<const format::ArchiveLayout>> layouts_;
+  std::vector<nanobind::object> owners_;
 };
 
 }  // namespace trunkline::python

@@ -1,12 +1,19 @@
 #include <fmt/format.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "arguments.h"
 #include "bindings.h"
@@ -15,6 +22,7 @@
 #include "engine_object.h"
 #include "errors.h"
 #include "file_image_object.h"
+#include "format/pt_archive.h"
 #include "interruptible.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
@@ -85,6 +93,45 @@ void FileImageObject::add_patch(nb::handle offset, nb::handle sum, nb::handle en
     raise_value_error("encoding: must be \"le32\" or \"hex\"");
   }
   image_.patches.push_back(patch);
+}
+
+void FileImageObject::add_archive(const std::shared_ptr<const format::ArchiveLayout>& layout,
+                                  const std::vector<std::uint64_t>& addresses, nb::handle owner) {
+  if (addresses.size() != layout->payloads.size())
+    raise_value_error("addresses: must be as many as the layout has payloads");
+  only_targets_ = false;
+  for (const format::ArchivePiece& piece : layout->pieces) {
+    auto* bytes = reinterpret_cast<std::byte*>(const_cast<char*>(piece.bytes.data()));  // is only read
+    image_.extents.push_back({.offset = piece.offset, .memory = {bytes, piece.bytes.size()}});
+  }
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const format::ArchivePayload& payload = layout->payloads[i];
+    if (payload.bytes == 0) continue;
+    if (addresses[i] != 0) {
+      auto* bytes = reinterpret_cast<std::byte*>(addresses[i]);  // NOLINT(performance-no-int-to-ptr)
+      image_.extents.push_back({.offset = payload.offset, .memory = {bytes, payload.bytes}});
+    }
+    const auto sum = static_cast<std::uint32_t>(image_.sums.size());
+    image_.sums.push_back(
+        {.kind = checkpoint::SumKind::crc32, .begin = payload.offset, .end = payload.offset + payload.bytes});
+    for (const std::uint64_t at : {payload.descriptor_crc_at, payload.entry_crc_at})
+      image_.patches.push_back({.offset = at, .sum = sum, .encoding = checkpoint::PatchEncoding::le32});
+  }
+  layouts_.push_back(layout);
+  owners_.push_back(nb::borrow(owner));
+}
+
+void FileImageObject::add_targets(const std::vector<std::uint64_t>& offsets,
+                                  const std::vector<std::uint64_t>& sizes,
+                                  const std::vector<std::uint64_t>& addresses, nb::handle owner) {
+  if (sizes.size() != offsets.size() || addresses.size() != offsets.size())
+    raise_value_error("offsets, sizes, addresses: must be equally many");
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    if (sizes[i] == 0) continue;
+    auto* bytes = reinterpret_cast<std::byte*>(addresses[i]);  // NOLINT(performance-no-int-to-ptr)
+    image_.extents.push_back({.offset = offsets[i], .memory = {bytes, sizes[i]}});
+  }
+  owners_.push_back(nb::borrow(owner));
 }
 
 namespace {
@@ -254,6 +301,63 @@ void fsync_directory(nb::handle path_value) {
   unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
 }
 
+using Records = std::vector<std::pair<std::string, nb::bytes>>;
+
+class ArchiveLayoutObject {
+ public:
+  // Payloads are PREFIX/data/0 and so on.
+  ArchiveLayoutObject(const std::string& prefix, const Records& first,
+                      const std::vector<std::uint64_t>& payloads, const Records& last) {
+    format::ArchiveBuilder builder;
+    const auto add = [&](const Records& records) {
+      for (const auto& [name, contents] : records)
+        builder.add_record(prefix + "/" + name, {contents.c_str(), contents.size()});
+    };
+    add(first);
+    for (std::size_t i = 0; i < payloads.size(); ++i)
+      builder.add_payload(fmt::format("{}/data/{}", prefix, i), payloads[i]);
+    add(last);
+    layout_ = std::make_shared<const format::ArchiveLayout>(std::move(builder).finish());
+  }
+
+  const std::shared_ptr<const format::ArchiveLayout>& layout() const { return layout_; }
+  std::uint64_t bytes() const { return layout_->bytes; }
+  std::vector<std::pair<std::uint64_t, nb::bytes>> pieces() const {
+    std::vector<std::pair<std::uint64_t, nb::bytes>> pieces;
+    for (const format::ArchivePiece& piece : layout_->pieces)
+      pieces.emplace_back(piece.offset, nb::bytes(piece.bytes.data(), piece.bytes.size()));
+    return pieces;
+  }
+  std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>> payloads() const {
+    std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>> payloads;
+    for (const format::ArchivePayload& each : layout_->payloads)
+      payloads.emplace_back(each.offset, each.bytes, each.descriptor_crc_at, each.entry_crc_at);
+    return payloads;
+  }
+
+ private:
+  std::shared_ptr<const format::ArchiveLayout> layout_;
+};
+
+void register_archive_layout(nb::module_& module) {
+  nb::class_<ArchiveLayoutObject>(
+      module, "ArchiveLayout",
+      "Where the records of a `.pt` file are: those before and after the storages, with their contents, and "
+      "the\nstorages by their sizes.")
+      .def(nb::init<const std::string&, const Records&, const std::vector<std::uint64_t>&, const Records&>(),
+           "prefix"_a, "first"_a, "payloads"_a, "last"_a,
+           nb::sig("def __init__(self, prefix: str, first: collections.abc.Sequence[tuple[str, bytes]], "
+                   "payloads: collections.abc.Sequence[int], last: collections.abc.Sequence[tuple[str, "
+                   "bytes]]) -> None"))
+      .def_prop_ro("nbytes", &ArchiveLayoutObject::bytes, nb::for_getter(nb::sig("def nbytes(self) -> int")),
+                   "Size of the file in bytes (int).")
+      .def("pieces", &ArchiveLayoutObject::pieces, nb::sig("def pieces(self) -> list[tuple[int, bytes]]"),
+           "All of the file but the payloads: (offset, bytes), ascending.")
+      .def("payloads", &ArchiveLayoutObject::payloads,
+           nb::sig("def payloads(self) -> list[tuple[int, int, int, int]]"),
+           "Of each payload: offset, size, and the two places of its CRC-32 (0 where the size is 0).");
+}
+
 void register_file_image(nb::module_& module) {
   nb::class_<FileImageObject>(
       module, "FileImage",
@@ -287,6 +391,21 @@ void register_file_image(nb::module_& module) {
            nb::sig(
                "def add_patch(self, offset: int, sum: int, encoding: typing.Literal['le32', 'hex']) -> None"),
            "Writing puts checksum `sum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
+      .def(
+          "add_archive",
+          [](FileImageObject& self, const ArchiveLayoutObject& layout,
+             const std::vector<std::uint64_t>& addresses,
+             nb::handle owner) { self.add_archive(layout.layout(), addresses, owner); },
+          "layout"_a, "addresses"_a, "owner"_a,
+          nb::sig("def add_archive(self, layout: ArchiveLayout, addresses: collections.abc.Sequence[int], "
+                  "owner: object) -> None"),
+          "The file is that archive, its payloads being the main memory at `addresses`, which `owner` keeps "
+          "alive\n(0: added by add()), each with its CRC-32.")
+      .def("add_targets", &FileImageObject::add_targets, "offsets"_a, "sizes"_a, "addresses"_a, "owner"_a,
+           nb::sig("def add_targets(self, offsets: collections.abc.Sequence[int], sizes: "
+                   "collections.abc.Sequence[int], addresses: collections.abc.Sequence[int], owner: object) "
+                   "-> None"),
+           "Many add_target() of main memory that nothing else refers to yet, and which `owner` keeps alive.")
       .def("read_from", &FileImageObject::set_source, "file"_a,
            nb::sig("def read_from(self, file: File) -> None"),
            "Reading reads `file`, and closes it, in place of opening `path`: which may be another one by "
@@ -302,6 +421,7 @@ void register_file_image(nb::module_& module) {
 }  // namespace
 
 void register_images(nb::module_& module) {
+  register_archive_layout(module);
   register_file_image(module);
   nb::class_<FileSetObject>(
       module, "FileSet", nb::is_weak_referenceable(),

@@ -4,14 +4,11 @@ import collections
 import gc
 import io
 import itertools
-import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import threading
-import time
 import weakref
 import zipfile
 from collections.abc import Callable
@@ -25,8 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 import trunkline as tl
-from trunkline import _core
-from trunkline.checkpoint import _pt, _pt_pickle
+from trunkline.checkpoint import _pt, _pt_layout, _pt_pickle
 from trunkline.checkpoint._transfer import write_images
 
 RunScript = Callable[..., str]
@@ -233,23 +229,13 @@ def test_laid_out_as_torch_would(tmp_path: Path, obj: Any) -> None:
         save(obj, path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     stock = io.BytesIO()
-    with config.patch({"save.storage_alignment": 4096}):
-        torch.save(obj, stock)
-    assert without_id(paths[0].read_bytes()) == without_id(stock.getvalue())
-
-
-def without_id(data: bytes) -> bytes:
-    """Blank what torch derives from the bytes that it wrote: its serialization_id, and the CRC of that."""
-    name = b"archive/.data/serialization_id"
-    blank = bytearray(data)
-    directory = zipfile.ZipFile(io.BytesIO(data))
-    info = directory.getinfo(name.decode())
-    extra = struct.unpack_from("<H", data, info.header_offset + 28)[0]
-    payload = info.header_offset + 30 + len(name) + extra
-    entry = data.rindex(name) - 46
-    for at, nbytes in ((payload, info.file_size), (payload + info.file_size + 4, 4), (entry + 16, 4)):
-        blank[at : at + nbytes] = bytes(nbytes)
-    return bytes(blank)
+    torch.save(obj, stock)
+    ours, theirs = (zipfile.ZipFile(source) for source in (paths[0], stock))
+    differing = {"archive/.format_version", "archive/.storage_alignment", "archive/.data/serialization_id"}
+    names_of_theirs = [name for name in theirs.namelist() if name not in differing]
+    assert [name for name in ours.namelist() if name not in differing] == names_of_theirs
+    for name in names_of_theirs:
+        assert ours.read(name) == theirs.read(name), name
 
 
 def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -404,67 +390,111 @@ def test_debug_offsets_of_torch_agree(tmp_path: Path, monkeypatch: pytest.Monkey
         check_same(torch.load(path, weights_only=True, mmap=True), state)
 
 
-class RecordedImage:
-    """Stands in for FileImage: keeps what it was told."""
-
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.path = path
-        self.nbytes = nbytes
-        self.extents: list[tuple[int, Any]] = []
-        self.sums: list[tuple[int, int]] = []
-        self.patches: list[tuple[int, int]] = []
-
-    def add(self, offset: int, buffer: Any) -> None:
-        self.extents.append((offset, buffer))
-
-    def add_sum(self, kind: str, begin: int, end: int) -> int:
-        assert kind == "crc32"
-        self.sums.append((begin, end))
-        return len(self.sums) - 1
-
-    def add_patch(self, offset: int, index: int, encoding: str) -> None:
-        assert encoding == "le32"
-        self.patches.append((offset, index))
+def written_sparsely(obj: object, path: Path) -> Any:
+    """Lay an object out, and write all of its file but the payloads; CRC-32s are 0x1000 and so on."""
+    pickled, storages = _pt_layout._pickled(obj, str(path))
+    layout = _pt_layout.lay_out_records(pickled, [storage.nbytes() for storage in storages])
+    with path.open("wb") as file:
+        file.truncate(layout.nbytes)
+        for offset, data in layout.pieces():
+            file.seek(offset)
+            file.write(data)
+        for storage, (offset, nbytes, *places) in zip(storages, layout.payloads(), strict=True):
+            if 0 < nbytes < 1 << 20:
+                file.seek(offset)
+                file.write(bytes_of(storage))
+            for place in places if nbytes else ():
+                file.seek(place)
+                file.write(struct.pack("<I", 0x1000 + storages.index(storage)))
+    return layout
 
 
-def test_more_than_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lays out 14 GB that are never touched; the file is written as a sparse one."""
-    monkeypatch.setattr(_core, "FileImage", RecordedImage)
+def test_more_than_4_gib(tmp_path: Path) -> None:
+    """Lays out 23 GB that are never touched; the file is written as a sparse one."""
     obj = {
         "small": torch.arange(7, dtype=torch.int32),
         "huge": torch.empty(5_000_000_001, dtype=torch.uint8),
         "exact": torch.empty(1 << 32, dtype=torch.uint8),
-        "below": torch.empty((1 << 32) - 1, dtype=torch.uint8),
+        "full": torch.empty((1 << 32) - 1, dtype=torch.uint8),
+        "below": torch.empty((1 << 32) - 2, dtype=torch.uint8),
         "after": torch.arange(9, dtype=torch.int64),
         "empty": torch.empty(0),
     }
     path = tmp_path / "huge.pt"
-    image: Any = _pt.lay_out(obj, str(path))
-    assert sum(len(data) for _, data in image.extents if isinstance(data, bytearray)) < 1 << 20
-    with path.open("wb") as file:
-        file.truncate(image.nbytes)
-        for offset, data in image.extents:
-            if len(data) < 1 << 20:
-                file.seek(offset)
-                file.write(bytes(data))
-        for offset, index in image.patches:
-            file.seek(offset)
-            file.write(struct.pack("<I", 0x1000 + index))
+    layout = written_sparsely(obj, path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        infos = [archive.getinfo(f"archive/data/{i}") for i in range(6)]
+        infos = [archive.getinfo(f"archive/data/{i}") for i in range(7)]
         assert [info.file_size for info in infos] == [tensor.nbytes for tensor in obj.values()]
-        assert [info.CRC for info in infos] == [*range(0x1000, 0x1005), 0]
-        for index, (begin, end) in enumerate(image.sums):
-            assert begin % 4096 == 0
-            file.seek(end)
-            wide = index in (1, 2, 3, 4)
+        assert [info.CRC for info in infos] == [*range(0x1000, 0x1006), 0]
+        for index, (offset, nbytes, _, _) in enumerate(layout.payloads()[:-1]):
+            assert offset % (4096 if nbytes >= 1 << 20 else 64) == 0
+            wide = nbytes >= (1 << 32) - 1
+            file.seek(infos[index].header_offset)
+            header = struct.unpack("<4sHHHHHIIIHH", file.read(30))
+            assert header[7:9] == ((0xFFFFFFFF,) * 2 if wide else (0, 0))
+            if wide:  # the zip64 field comes first
+                file.seek(infos[index].header_offset + 30 + header[9])
+                assert struct.unpack("<HHQQ", file.read(20)) == (1, 16, nbytes, nbytes)
+            file.seek(offset + nbytes)
             descriptor = struct.unpack("<4sIQQ" if wide else "<4sIII", file.read(24 if wide else 16))
-            assert descriptor == (b"PK\7\x08", 0x1000 + index, end - begin, end - begin)
+            assert descriptor == (b"PK\7\x08", 0x1000 + index, nbytes, nbytes)
     loaded = torch.load(path, mmap=True, weights_only=True)
     for name in ("small", "after"):
         assert torch.equal(loaded[name], obj[name])
     assert {name: tensor.shape for name, tensor in loaded.items()} == {n: t.shape for n, t in obj.items()}
     check_same(_pt.load(path, mmap=True)["after"], obj["after"])
+
+
+@pytest.mark.parametrize("members", [65_534, 65_535, 65_536, 66_000])
+def test_more_records_than_16_bits_count(tmp_path: Path, members: int) -> None:
+    """The number of records is in the zip64 end record."""
+    sizes = [4] * (members - 4)
+    layout = _pt_layout.lay_out_records(b"N.", sizes)
+    path = tmp_path / "many.pt"
+    with path.open("wb") as file:
+        for offset, data in layout.pieces():
+            file.seek(offset)
+            file.write(data)
+    with zipfile.ZipFile(path) as archive:
+        assert len(archive.namelist()) == members
+        assert archive.namelist()[2:4] == ["archive/data/0", "archive/data/1"]
+    reader = torch._C.PyTorchFileReader(str(path))
+    assert len(reader.get_all_records()) == members
+    assert reader.get_record_offset(f"data/{len(sizes) - 1}") == layout.payloads()[-1][0]
+    assert torch.load(path, weights_only=True) is None
+    assert _pt.load(path) is None
+
+
+def test_small_storages_take_no_more_room_than_torch_gives_them(tmp_path: Path) -> None:
+    state = {f"layer.{i}.weight": torch.full((16,), i) for i in range(3000)}
+    ours, stock = tmp_path / "ours.pt", tmp_path / "archive.pt"  # its records have the same names
+    save(state, ours)
+    torch.save(state, stock)
+    assert ours.stat().st_size < 1.01 * stock.stat().st_size
+
+
+def test_large_storages_lie_where_direct_io_reaches_them(tmp_path: Path) -> None:
+    state = {"small": torch.ones(100), "large": torch.ones(1 << 18), "other": torch.ones(3)}
+    path = tmp_path / "state.pt"
+    save(state, path)
+    reader = torch._C.PyTorchFileReader(str(path))
+    offsets = [reader.get_record_offset(f"data/{i}") for i in range(3)]
+    assert [offset % 64 for offset in offsets] == [0, 0, 0]
+    assert offsets[1] % 4096 == 0
+    assert path.stat().st_size < (1 << 20) + 3 * 4096
+    check_stock(path, state)
+
+
+def test_fake_tensors_know_where_their_bytes_are(tmp_path: Path) -> None:
+    """Torch computes these places for files that say how all storages are aligned, and looks for others."""
+    state = {f"layer{i}": torch.full((i * 100_000,), i) for i in range(5)}
+    path = tmp_path / "state.pt"
+    save(state, path)
+    reader = torch._C.PyTorchFileReader(str(path))
+    loaded = torch.load(path, map_location="meta", weights_only=True)
+    for index, tensor in enumerate(loaded.values()):
+        offset = tensor.untyped_storage()._checkpoint_offset
+        assert offset == reader.get_record_offset(f"data/{index}")
 
 
 def test_many_small_storages(tmp_path: Path) -> None:
@@ -513,35 +543,6 @@ def test_settings_of_torch_are_kept(tmp_path: Path) -> None:
     assert b"128" in stock.getvalue()
     for path in paths:
         check_stock(path, torch.arange(2000))
-
-
-def test_an_interrupt_leaves_no_setting_of_torch_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With skip_data left on, whatever torch.save wrote later would be zeros."""
-    skip_data = torch.serialization.skip_data
-    restore = skip_data.__exit__
-
-    def interrupted(self: Any, *about: Any) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.05)  # the handler runs in the main thread, and raises here if that is this one
-        restore(self, *about)
-
-    def on_signal(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(skip_data, "__exit__", interrupted)
-    before = signal.signal(signal.SIGUSR1, on_signal)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            _pt.lay_out(torch.arange(3), str(tmp_path / "x.pt"))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    stock = io.BytesIO()
-    torch.save(torch.arange(1, 4), stock)
-    stock.seek(0)
-    assert torch.load(stock).tolist() == [1, 2, 3]
-    assert config.save.storage_alignment == 64
 
 
 class SavesAnother:

@@ -3,6 +3,7 @@
 import sys
 import zlib
 from bisect import bisect_right
+from functools import cached_property
 from typing import Literal
 
 from trunkline import _core
@@ -66,7 +67,6 @@ class Archive:
         self.path = source.path
         self._source = source
         self._verify = verify
-        self.scan: _pt_pickle.Scan | None = None  # until the pickle is known to be sound
         _check_start(source)
         directory = _pt_zip.read_directory(source.read, source.size, source.path)
         headers = _read_headers(source, directory)
@@ -91,8 +91,6 @@ class Archive:
         for name in ("data.pkl", "byteorder", ".format_version", ".storage_alignment", "version"):
             self._keep(name)
         self._keep(".data/serialization_id")
-        self.scan = _pt_pickle.scan(source.read(self.pickle.offset, self.pickle.nbytes))
-        self._check_storages()
 
     def _keep(self, name: str) -> None:
         record = self.by_name.get(name)
@@ -101,21 +99,33 @@ class Archive:
             self.check(record, zlib.crc32(data))
             self._source.kept[record.offset] = data
 
-    def _check_storages(self) -> None:
+    @cached_property
+    def scan(self) -> _pt_pickle.Scan | None:
+        """What the pickle would do."""
+        return _pt_pickle.scan(self.pickled())
+
+    def pickled(self) -> bytes:
+        """Return the pickle."""
+        return self._source.read(self.pickle.offset, self.pickle.nbytes)
+
+    def check_storages(self) -> None:
         """Check that each storage has a record of its size: some versions of torch trust the pickle."""
         for storage in self.scan.storages if self.scan else ():
-            record = self.by_name.get(f"data/{storage.key}")
-            if record is None:
-                raise Format(
-                    None, f"{self.path} has no record data/{storage.key} for a tensor in it", self.path
-                )
-            if record.nbytes != storage.nbytes:
-                raise Format(
-                    None,
-                    f"{self.path}: record {record.name} holds {record.nbytes} bytes, the tensors on it need "
-                    f"{storage.nbytes}",
-                    self.path,
-                )
+            self.storage_record(storage.key, storage.nbytes)
+
+    def storage_record(self, key: str, nbytes: int) -> Record:
+        """Return the record of a storage of `nbytes`. Raises Format where it has none of that size."""
+        record = self.by_name.get(f"data/{key}")
+        if record is None:
+            raise Format(None, f"{self.path} has no record data/{key} for a tensor in it", self.path)
+        if record.nbytes != nbytes:
+            raise Format(
+                None,
+                f"{self.path}: record {record.name} holds {record.nbytes} bytes, the tensors on it need "
+                f"{nbytes}",
+                self.path,
+            )
+        return record
 
     @property
     def foreign_byte_order(self) -> bool:

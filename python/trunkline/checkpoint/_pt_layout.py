@@ -1,186 +1,120 @@
 """Lays a `.pt` file out: what torch.save would write, with a hole for each storage's bytes.
 
-1. torch.save runs under torch.serialization.skip_data and writes into a Capture: all but the bytes of
-   storages, for which it leaves room.
-2. The pickler that torch.save subclasses notes which storage has which key.
-3. The central directory of what was captured says where the payload of each key goes, and where its CRC-32.
+1. The object is pickled as torch.save pickles it; each storage becomes a key, in order of first use.
+2. ArchiveLayout says where the records of the zip archive go: small storages at multiples of 64 bytes, as in
+   files of torch.save, large ones at multiples of 4096, so that they move without a copy.
+3. The image refers to the memory of the storages, and to the places of their CRC-32s.
 """
 
-import copyreg
 import io
 import pickle
-import threading
-from bisect import bisect_right
-from collections import ChainMap
-from types import SimpleNamespace
+import sys
+import zlib
 from typing import Any
 
 import torch
-from torch.utils.serialization import config
 
 from trunkline import _core
-from trunkline._errors import Error, Unsupported
-from trunkline.checkpoint import _pt_zip
+from trunkline._errors import Unsupported
 from trunkline.checkpoint._memory import is_in_reach
-from trunkline.checkpoint._own_thread import run_in_own_thread
 
-# Blocks of direct I/O: with payloads at multiples of it, every storage moves without a copy on either way.
-STORAGE_ALIGNMENT = 4096
-
-# Held while torch's settings are other than the user's: in older versions of torch they are the process's.
-_settings = threading.RLock()
-_this_thread = threading.local()
+# As torch.save calls the folder of its records when it writes to a file object.
+_PREFIX = "archive"
+_PROTOCOL = 2
+# Of the format, as torch writes it: kProducedFileFormatVersion of caffe2/serialize/versions.h.
+_VERSION = b"3\n"
 
 
-class Capture:
-    """A write-only file that keeps what is written in pieces, and nothing for what is only sought over."""
+class _Pickler(pickle.Pickler):
+    """Pickles as torch.save does, and collects the storages: `storages` by their keys, 0, 1 and so on."""
 
-    def __init__(self) -> None:
-        """Make it empty."""
-        self._starts: list[int] = []
-        self._pieces: list[bytearray] = []
-        self._position = 0
+    def __init__(self, file: io.BytesIO, path: str) -> None:
+        super().__init__(file, protocol=_PROTOCOL)
+        self.storages: list[torch.UntypedStorage] = []
+        self._path = path
+        self._keys: dict[int, str] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
 
-    def write(self, data: "bytes | memoryview") -> int:
-        """Append to the piece that ends here, or begin one; torch lends the memory for this call only."""
-        view = memoryview(data).cast("B")
-        if self._pieces and self._starts[-1] + len(self._pieces[-1]) == self._position:
-            self._pieces[-1] += view
-        else:
-            self._starts.append(self._position)
-            self._pieces.append(bytearray(view))
-        self._position += len(view)
-        return len(view)
+    def persistent_id(self, obj: Any) -> Any:
+        """Return what stands for a storage; None for any other object, which is then pickled."""
+        if isinstance(obj, torch.storage.TypedStorage):
+            name = obj._pickle_storage_type()  # type: ignore[no-untyped-call]
+            return self._identity(
+                obj._untyped_storage,
+                getattr(torch, name),
+                obj.dtype,
+                obj._size(),  # type: ignore[no-untyped-call]
+            )
+        if isinstance(obj, torch.UntypedStorage):
+            return self._identity(obj, torch.UntypedStorage, torch.uint8, obj.nbytes())
+        return None
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Advance over `offset` bytes, the one way in which torch seeks while it saves."""
-        if whence != io.SEEK_CUR or offset < 0:
-            raise io.UnsupportedOperation("only forward, from the current position")
-        self._position += offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position of the next write."""
-        return self._position
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def pieces(self) -> list[tuple[int, bytearray]]:
-        """What was written: (offset, bytes), ascending, no two adjacent."""
-        return list(zip(self._starts, self._pieces, strict=True))
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return what the file holds there, zeros where nothing was written."""
-        found = bytearray(nbytes)
-        for index in range(max(0, bisect_right(self._starts, offset) - 1), len(self._starts)):
-            begin = self._starts[index] - offset
-            if begin >= nbytes:
-                break
-            piece = memoryview(self._pieces[index])[max(0, -begin) : nbytes - begin]
-            found[max(0, begin) : max(0, begin) + len(piece)] = piece
-        return bytes(found)
-
-
-def _reduce(tensor: torch.Tensor) -> Any:
-    if tensor.device.type != "meta" and not tensor.is_quantized:
-        return tensor.__reduce_ex__(2)  # type: ignore[no-untyped-call]
-    # Under skip_data, which is a thread's own, torch refuses quantised tensors and warns of meta tensors,
-    # though their pickles are the same: another thread makes them without.
-    return run_in_own_thread(lambda: tensor.__reduce_ex__(2))  # type: ignore[no-untyped-call]
-
-
-# Only what has no __reduce_ex__ of its own.
-_REDUCERS: ChainMap[Any, Any] = ChainMap(
-    {torch.Tensor: _reduce, torch.nn.Parameter: _reduce}, copyreg.dispatch_table
-)
-
-
-def _noting_pickler(storages: dict[str, torch.UntypedStorage], path: str) -> SimpleNamespace:
-    """Make what torch.save takes as pickle_module: its pickler notes each storage by its key."""
-
-    class Pickler(pickle.Pickler):
-        dispatch_table = _REDUCERS
-
-        def __init_subclass__(cls, **arguments: Any) -> None:
-            super().__init_subclass__(**arguments)
-            identify = cls.persistent_id
-
-            def persistent_id(self: Pickler, obj: Any) -> Any:
-                identity = identify(self, obj)
-                if identity is not None:
-                    _note(storages, identity, obj, path)
-                return identity
-
-            cls.persistent_id = persistent_id  # type: ignore[method-assign, assignment]
-
-    return SimpleNamespace(Pickler=Pickler, __name__="pickle")
-
-
-def _note(storages: dict[str, torch.UntypedStorage], identity: tuple[Any, ...], obj: Any, path: str) -> None:
-    storage = obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj
-    if not is_in_reach(storage.device):
-        raise Unsupported(
-            None,
-            f"saving {path}: a tensor is on device {storage.device}, and only those in the memory of the CPU "
-            "and of CUDA GPUs can be laid out; move it first, for example with tensor.cpu()",
-            path,
-        )
-    # ("storage", type, key, location, number of elements)
-    storages[identity[2]] = storage
+    def _identity(self, storage: torch.UntypedStorage, kind: Any, dtype: torch.dtype, elements: int) -> Any:
+        device = storage.device
+        if not is_in_reach(device):
+            raise Unsupported(
+                None,
+                f"saving {self._path}: a tensor is on device {device}, and only those in the memory of the "
+                "CPU and of CUDA GPUs can be laid out; move it first, for example with tensor.cpu()",
+                self._path,
+            )
+        address = storage.data_ptr()
+        if address and self._dtypes.setdefault(address, dtype) != dtype:
+            raise RuntimeError(
+                "Cannot save multiple tensors or storages that view the same data as different types"
+            )
+        key = self._keys.get(storage._cdata)
+        if key is None:
+            key = self._keys[storage._cdata] = str(len(self.storages))
+            self.storages.append(storage)
+        location = "cpu" if device.type == "cpu" else torch.serialization.location_tag(storage)
+        return ("storage", kind, key, location, elements)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _capture(obj: object, path: str) -> tuple[Capture, dict[str, torch.UntypedStorage]]:
-    """What torch.save writes without the data, and the storages by their keys."""
-    capture = Capture()
-    noted: dict[str, torch.UntypedStorage] = {}
-    settings = {"save.storage_alignment": STORAGE_ALIGNMENT, "save.compute_crc32": True}
-    _this_thread.lays_out = True
-    try:
-        with _settings, config.patch(settings), torch.serialization.skip_data():  # type: ignore[attr-defined]
-            torch.save(obj, capture, pickle_module=_noting_pickler(noted, path))  # type: ignore[arg-type]
-        return capture, dict(noted)
-    finally:
-        # Torch's pickler class refers to it until the garbage collector runs: it must not hold storages.
-        noted.clear()
+def _pickled(obj: object, path: str) -> tuple[bytes, list[torch.UntypedStorage]]:
+    file = io.BytesIO()
+    pickler = _Pickler(file, path)
+    pickler.dump(obj)
+    return file.getvalue(), pickler.storages
+
+
+def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
+    """Lay out the records of torch.save for a pickle and its storages.
+
+    But for ".format_version" and ".storage_alignment", from which torch would compute where the storages are,
+    as though all were aligned alike.
+    """
+    # Torch writes a digest of names and contents. It tells two files apart; nothing else looks at it.
+    digest = f"{zlib.crc32(pickled):020d}{zlib.crc32(repr(sizes).encode()):020d}"
+    return _core.ArchiveLayout(
+        _PREFIX,
+        [("data.pkl", pickled), ("byteorder", sys.byteorder.encode())],
+        sizes,
+        [("version", _VERSION), (".data/serialization_id", digest.encode())],
+    )
 
 
 def lay_out(obj: object, path: str) -> "_core.FileImage":
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
     Nothing of the size of the storages is allocated. The image refers to the memory of obj's storages: they
-    must not change until it is written. Each non-empty storage lies at a multiple of 4096 bytes and has its
-    CRC-32 patched in once it is known, so that stock torch.load and zip tools accept the file. Raises what
-    torch.save raises for what cannot be pickled, Unsupported for a storage on another device than the CPU and
-    CUDA GPUs.
-    Thread-safe.
+    must not change until it is written. Each storage of 1 MiB or more lies at a multiple of 4096 bytes, each
+    other at one of 64; each has its CRC-32 patched in once it is known, so that stock torch.load and zip
+    tools accept the file. Raises what torch.save raises for what cannot be pickled, Unsupported for a storage
+    on another device than the CPU and CUDA GPUs. Thread-safe.
     """
-    # In a thread of its own: skip_data that stayed after an interrupt would have torch.save write no data.
-    if getattr(_this_thread, "lays_out", False):  # for an object that is pickled by saving another
-        capture, storages = _capture(obj, path)
-    else:
-        capture, storages = run_in_own_thread(lambda: _capture(obj, path))
-    size = capture.tell()
-    image = _core.FileImage(path, size)
-    for offset, piece in capture.pieces():
-        image.add(offset, piece)
-    directory = _pt_zip.read_directory(capture.read, size, path)
-    headers = (capture.read(entry.header, _pt_zip.header_bytes(entry)) for entry in directory.entries)
-    for record in _pt_zip.place_records(directory, headers, path):
-        storage = storages.get(record.name.partition("/data/")[2])
-        if storage is None or record.nbytes == 0:
-            continue
-        if storage.nbytes() != record.nbytes:
-            raise Error(
-                None, f"saving {path}: another thread resized a tensor meanwhile; save when none does", path
-            )
-        end = record.offset + record.nbytes
-        image.add(record.offset, _bytes_of(storage))
-        crc = image.add_sum("crc32", record.offset, end)
-        image.add_patch(end + _pt_zip.DESCRIPTOR_CRC_AT, crc, "le32")
-        image.add_patch(record.entry + _pt_zip.ENTRY_CRC_AT, crc, "le32")
+    pickled, storages = _pickled(obj, path)
+    sizes = [storage.nbytes() for storage in storages]
+    layout = lay_out_records(pickled, sizes)
+    image = _core.FileImage(path, layout.nbytes)
+    addresses = [storage.data_ptr() if storage.device.type == "cpu" else 0 for storage in storages]
+    image.add_archive(layout, addresses, storages)
+    if 0 in addresses:  # empty, or on a GPU
+        for storage, (offset, nbytes, _, _) in zip(storages, layout.payloads(), strict=True):
+            if nbytes > 0 and storage.device.type != "cpu":
+                image.add(offset, _bytes_of(storage))
     return image

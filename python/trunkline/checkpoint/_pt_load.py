@@ -1,9 +1,11 @@
-"""Loads `.pt` files of torch >= 1.6: torch rebuilds the objects, the engine reads the bytes.
+"""Loads `.pt` files of torch >= 1.6: the objects are rebuilt without their bytes, the engine reads these.
 
-1. Directory, local headers and data.pkl are read and checked: what torch is about to do is known before.
-2. torch.load(weights_only=True) reads the file through a Reader. When it asks for a storage's payload, the
-   Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch then passes
-   that storage to map_location, which gives it memory of its own in exchange, and knows what belongs there.
+1. Directory, local headers and data.pkl are read and checked: what is about to be done is known before.
+2. A plain object is put together by _pt_build.py, on storages that nobody has filled yet. Any other is left
+   to torch.load(weights_only=True), which reads the file through a Reader. When it asks for a storage's
+   payload, the Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch
+   then passes that storage to map_location, which gives it memory of its own in exchange, and knows what
+   belongs there.
 3. One image of all those extents is read at the speed of the device, with the CRC-32s that the file records.
 
 Step 2 leaves tensors unfilled while the pickle runs. Where the pickle does more than put tensors together
@@ -27,6 +29,7 @@ from trunkline._errors import Corrupt, Error, Format, Unsupported
 from trunkline.checkpoint import _transfer
 from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._pt_archive import Archive, Source, Verify
+from trunkline.checkpoint._pt_build import build
 from trunkline.checkpoint._pt_zip import Record
 
 ReadImages = Callable[..., None]
@@ -178,7 +181,16 @@ def load(
                 raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
             if verify is True:
                 archive.check_all()
+            archive.check_storages()
             return _mapped(archive)
+        if not archive.foreign_byte_order:
+            memory = _Memory(archive, device)
+            built, result = build(archive.pickled(), memory.make)
+            if built:
+                # While the file is open: its name may lead to another one by now.
+                _fill(archive, file, memory, source.size, engine, read_images)
+                return result
+        archive.check_storages()
         deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
         if archive.scan is None and archive.foreign_byte_order:
             raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
@@ -189,8 +201,9 @@ def load(
             lambda: torch.load(reader, weights_only=True, map_location=place, mmap=False),  # type: ignore[arg-type]
             reader,
         )
-        # While the file is open: its name may lead to another one by now.
-        _fill(archive, file, place.targets, source.size, engine, read_images)
+        memory = _Memory(archive, device)
+        memory.large = place.targets
+        _fill(archive, file, memory, source.size, engine, read_images)
     return result
 
 
@@ -211,22 +224,49 @@ def _stay(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
     return storage
 
 
+class _Memory:
+    """The storages that records are read into: large ones as tensors of their bytes, small ones in lists."""
+
+    def __init__(self, archive: Archive, device: torch.device) -> None:
+        self._archive = archive
+        self._device = device
+        self.large: dict[Record, torch.Tensor] = {}
+        self.small: dict[Record, torch.UntypedStorage] = {}
+
+    def make(self, key: str, nbytes: int) -> torch.UntypedStorage:
+        """Return an unfilled storage for a key. Raises Format where it has no record of that size."""
+        record = self._archive.storage_record(key, nbytes)
+        if is_fresh(nbytes) or self._device.type != "cpu":
+            self.large[record] = target = empty_bytes(nbytes, self._device)
+            return target.untyped_storage()
+        self.small[record] = storage = torch.UntypedStorage(nbytes, device="cpu")  # type: ignore[no-untyped-call]
+        return storage
+
+
 def _fill(
     archive: Archive,
     file: "_core.File",
-    targets: dict[Record, torch.Tensor],
+    memory: _Memory,
     size: int,
     engine: "_core.Engine | None",
     read_images: ReadImages,
 ) -> None:
-    """Read the targets' bytes from the file, and check them."""
-    if not targets:
+    """Read the records' bytes from the file, and check them."""
+    if not memory.large and not memory.small:
         return
     image = _core.FileImage(archive.path, size)
     image.read_from(file)
+    for record, target in memory.large.items():
+        image.add_target(record.offset, target, fresh=is_fresh(record.nbytes))
+    small = list(memory.small.values())
+    image.add_targets(
+        [record.offset for record in memory.small],
+        [record.nbytes for record in memory.small],
+        [storage.data_ptr() for storage in small],
+        small,
+    )
     summed: list[Record] = []
-    for record in sorted(targets, key=lambda record: record.offset):
-        image.add_target(record.offset, targets[record], fresh=is_fresh(record.nbytes))
+    for record in sorted([*memory.large, *memory.small], key=lambda record: record.offset):
         expected = archive.expected(record)
         if expected is not None:
             image.add_sum("crc32", record.offset, record.offset + record.nbytes, expected)

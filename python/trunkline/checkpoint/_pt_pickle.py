@@ -121,19 +121,24 @@ class Scan(NamedTuple):
         return found
 
 
-class _UnknownError(Exception):
+def item_bytes(kind: str) -> int:
+    """Return how many bytes an element has in a storage that torch pickles as of type `kind`; or KeyError."""
+    return _ITEM_BYTES[kind]
+
+
+class UnknownError(Exception):
     """The pickle does what torch.save never writes; torch decides about it."""
 
 
 def scan(data: bytes) -> Scan | None:
     """Scan a pickle; None where it uses what the machine does not know, or breaks off. Runs nothing of it."""
     try:
-        return _Machine(data).run()
-    except (_UnknownError, IndexError, KeyError, struct.error, UnicodeDecodeError):
+        return Machine(data).run()
+    except (UnknownError, IndexError, KeyError, struct.error, UnicodeDecodeError):
         return None
 
 
-class _Machine:
+class Machine:
     """The opcodes that torch's weights_only unpickler knows; pickle.py explains them."""
 
     def __init__(self, data: bytes) -> None:
@@ -146,23 +151,27 @@ class _Machine:
         self._plain = True
 
     def run(self) -> Scan:
+        self.run_opcodes()
+        return Scan(list(self._storages.values()), self._plain, self._stack.pop())
+
+    def run_opcodes(self) -> None:
         data = self._data
         steps = _STEPS
         while True:
             opcode = data[self._at]
             self._at += 1
             if opcode == _STOP:
-                return Scan(list(self._storages.values()), self._plain, self._stack.pop())
+                return
             step = steps.get(opcode)
             if step is None:
-                raise _UnknownError
+                raise UnknownError
             step(self)
 
     def take(self, nbytes: int) -> bytes:
         begin = self._at
         self._at += nbytes
         if self._at > len(self._data):
-            raise _UnknownError
+            raise UnknownError
         return self._data[begin : self._at]
 
     def number(self, form: struct.Struct) -> Any:
@@ -173,13 +182,22 @@ class _Machine:
     def line(self) -> str:
         end = self._data.find(b"\n", self._at)
         if end < 0:
-            raise _UnknownError
+            raise UnknownError
         text = self._data[self._at : end].decode()
         self._at = end + 1
         return text
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
+
+    def push_dict(self) -> None:
+        self.push(Mapping())
+
+    def push_opaque(self) -> None:
+        self.push(Opaque())
+
+    def push_bytes(self, value: bytes) -> None:
+        self.push(value)
 
     def pop_mark(self) -> list[Any]:
         items = self._stack
@@ -198,7 +216,7 @@ class _Machine:
 
     def pop_tuple(self, count: int) -> None:
         if len(self._stack) < count:
-            raise _UnknownError
+            raise UnknownError
         self._stack[-count:] = [tuple(self._stack[-count:])]
 
     def find(self) -> None:
@@ -212,10 +230,10 @@ class _Machine:
             case ("storage" | b"storage", Global(name), str(key), str() | bytes(), int(numel)) if numel >= 0:
                 item_bytes = _ITEM_BYTES[name.rpartition(".")[2]]
             case _:
-                raise _UnknownError
+                raise UnknownError
         self.push(self._storages.setdefault(key, StorageRef(key, numel * item_bytes)))
         if self._storages[key].nbytes != numel * item_bytes:
-            raise _UnknownError
+            raise UnknownError
 
     def append(self, items: list[Any]) -> None:
         target = self._stack[-1]
@@ -289,20 +307,20 @@ def _is_constant(value: Any, depth: int = 3) -> bool:
 _STOP = ord(".")
 _U8, _U16, _U32, _I32 = (struct.Struct(form) for form in ("<B", "<H", "<I", "<i"))
 _F64 = struct.Struct(">d")
-_Step = Callable[[_Machine], None]
+_Step = Callable[[Machine], None]
 _STEPS: dict[int, _Step] = {
     ord(opcode): step
     for opcode, step in {
         "\x80": lambda m: m.number(_U8),
-        "(": _Machine.mark,
+        "(": Machine.mark,
         "t": lambda m: m.push(tuple(m.pop_mark())),
         "\x85": lambda m: m.pop_tuple(1),
         "\x86": lambda m: m.pop_tuple(2),
         "\x87": lambda m: m.pop_tuple(3),
         ")": lambda m: m.push(()),
         "]": lambda m: m.push([]),
-        "}": lambda m: m.push(Mapping()),
-        "\x8f": lambda m: m.push(Opaque()),
+        "}": lambda m: m.push_dict(),
+        "\x8f": lambda m: m.push_opaque(),
         "N": lambda m: m.push(None),
         "\x88": lambda m: m.push(True),
         "\x89": lambda m: m.push(False),
@@ -312,19 +330,19 @@ _STEPS: dict[int, _Step] = {
         "G": lambda m: m.push(m.number(_F64)),
         "\x8a": lambda m: m.push(int.from_bytes(m.take(m.number(_U8)), "little", signed=True)),
         "X": lambda m: m.push(str(m.take(m.number(_U32)), "utf-8", "surrogatepass")),
-        "U": lambda m: m.push(m.take(m.number(_U8))),
+        "U": lambda m: m.push_bytes(m.take(m.number(_U8))),
         "q": lambda m: m.put(m.number(_U8)),
         "r": lambda m: m.put(m.number(_U32)),
         "h": lambda m: m.get(m.number(_U8)),
         "j": lambda m: m.get(m.number(_U32)),
         "a": lambda m: m.append([m._stack.pop()]),
         "e": lambda m: m.append(m.pop_mark()),
-        "s": _Machine.set_item,
+        "s": lambda m: m.set_item(),
         "u": lambda m: m.set_items(m.pop_mark()),
-        "b": _Machine.build,
-        "\x81": _Machine.new_object,
-        "R": _Machine.reduce,
-        "c": _Machine.find,
-        "Q": _Machine.find_storage,
+        "b": lambda m: m.build(),
+        "\x81": lambda m: m.new_object(),
+        "R": lambda m: m.reduce(),
+        "c": Machine.find,
+        "Q": lambda m: m.find_storage(),
     }.items()
 }
