@@ -17,6 +17,7 @@ void register_volume(nb::module_& module);
 void register_batch(nb::module_& module);
 void register_safetensors(nb::module_& module);
 void register_images(nb::module_& module);
+void register_manifest(nb::module_& module);
 void register_checkpoint_store(nb::module_& module);
 void register_stream(nb::module_& module);
 void register_shutdown(nb::module_& module);  // what happens at the interpreter's exit

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffer_view.h"
@@ -20,6 +22,7 @@ namespace trunkline::python {
 class FileImageObject {
  public:
   FileImageObject(nanobind::handle path, nanobind::handle bytes);
+  FileImageObject(std::string path, std::uint64_t bytes);
   FileImageObject(const FileImageObject&) = delete;
   FileImageObject& operator=(const FileImageObject&) = delete;
   ~FileImageObject() = default;
@@ -37,6 +40,11 @@ class FileImageObject {
   // Main memory to read into, which `owner` keeps alive.
   void add_targets(const std::vector<std::uint64_t>& offsets, const std::vector<std::uint64_t>& sizes,
                    const std::vector<std::uint64_t>& addresses, nanobind::handle owner);
+
+  // A part of memory to read into, `fresh` as above, and checksums to compare with.
+  void add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
+                       std::pair<std::uint64_t, std::uint64_t> part, bool fresh);
+  void expect_sums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
 
   // The open file to read, in place of what `path` leads to when the reading begins.
   void set_source(const FileObject& file) { source_ = file.file(); }
@@ -61,7 +69,7 @@ class FileImageObject {
   checkpoint::Image image_;
   bool only_targets_ = true;
   std::optional<File> source_;
-  std::vector<std::unique_ptr<BufferView>> views_;
+  std::vector<std::shared_ptr<BufferView>> views_;
   std::vector<std::shared_ptr<const format::ArchiveLayout>> layouts_;
   std::vector<nanobind::object> owners_;
 };

@@ -21,6 +21,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_batch(module);
   tlp::register_safetensors(module);
   tlp::register_images(module);
+  tlp::register_manifest(module);
   tlp::register_checkpoint_store(module);
   tlp::register_stream(module);
   tlp::register_shutdown(module);

@@ -15,6 +15,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "interruptible.h"
+#include "manifest_object.h"
 
 namespace trunkline::python {
 
@@ -147,15 +148,52 @@ nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards
   return dict;
 }
 
+std::uint64_t number_of(nb::handle value) {
+  const std::uint64_t number = PyLong_AsUnsignedLongLong(value.ptr());
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return number;
+}
+
+std::string text_of(nb::handle value) {
+  Py_ssize_t length = 0;
+  const char* const data = PyUnicode_AsUTF8AndSize(value.ptr(), &length);
+  if (data == nullptr) throw nb::python_error();
+  return {data, static_cast<std::size_t>(length)};
+}
+
+// Beside the rest of the manifest, as tuples: JSON of a million tensors would take most of the time of a
+// save.
+std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
+  std::vector<checkpoint::Tensor> tensors;
+  tensors.reserve(values.size());
+  for (const nb::handle value : values) {
+    const auto fields = nb::cast<nb::tuple>(value);
+    if (fields.size() != 4) raise_value_error("tensors: must hold tuples of name, dtype, shape and pieces");
+    checkpoint::Tensor& tensor = tensors.emplace_back(checkpoint::Tensor{
+        .name = text_of(fields[0]), .dtype = text_of(fields[1]), .shape = {}, .pieces = {}});
+    for (const nb::handle extent : nb::cast<nb::tuple>(fields[2])) tensor.shape.push_back(number_of(extent));
+    for (const nb::handle piece : nb::cast<nb::list>(fields[3])) {
+      const auto parts = nb::cast<nb::tuple>(piece);
+      if (parts.size() != 3) raise_value_error("tensors: a piece must be a tuple of shard, offset and bytes");
+      tensor.pieces.push_back(
+          {.shard = number_of(parts[0]), .offset = number_of(parts[1]), .bytes = number_of(parts[2])});
+    }
+  }
+  return tensors;
+}
+
 // What the store gives a manifest stands there before, so that it can be read as one.
-std::uint64_t commit(const StoreObject& self, nb::handle manifest_value) {
+std::uint64_t commit(const StoreObject& self, nb::handle manifest_value,
+                     const std::optional<nb::list>& tensors) {
   if (!PyDict_Check(manifest_value.ptr()))
     raise_type_error("manifest: must be a dict, not " + shown_type(manifest_value));
   const nb::object whole = nb::steal(PyDict_Copy(manifest_value.ptr()));
   if (!whole.is_valid()) throw nb::python_error();
   whole["commit"] = 1;
   whole["time"] = "1970-01-01T00:00:00Z";
+  if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
+  if (tensors) manifest.tensors = tensors_argument(*tensors);
   auto committed = without_gil([&] { return self.store->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
 }
@@ -200,6 +238,13 @@ nb::object read_manifest(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   return dict_of(
       unwrap(call_interruptibly([store = self.store, step] { return store->read_manifest(step); })));
+}
+
+ManifestObject open_manifest(const StoreObject& self, nb::handle step_value) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  return {.manifest = std::make_shared<const Manifest>(
+              unwrap(without_gil([&] { return self.store->read_manifest(step); }))),
+          .directory = self.store->directory()};
 }
 
 nb::list shard_paths(const StoreObject& self, nb::handle manifest_value) {
@@ -279,6 +324,9 @@ void register_checkpoint_store(nb::module_& module) {
       .def("read_manifest", &read_manifest, "step"_a.none(),
            nb::sig("def read_manifest(self, step: int) -> dict[str, typing.Any]"),
            "The manifest of a step. Raises FileNotFoundError, Corrupt or Format.")
+      .def("open_manifest", &open_manifest, "step"_a.none(),
+           nb::sig("def open_manifest(self, step: int) -> CheckpointManifest"),
+           "The same, not as Python objects.")
       .def("shard_paths", &shard_paths, "manifest"_a.none(),
            nb::sig("def shard_paths(self, manifest: dict[str, typing.Any]) -> list[str]"),
            "Paths of the manifest's shards, in their order.")
@@ -294,9 +342,11 @@ void register_checkpoint_store(nb::module_& module) {
            "EAGAIN\n"
            "when the number of volumes has changed: call it again; FileExistsError as check_continues().")
       .def(
-          "commit", &commit, "manifest"_a.none(),
-          nb::sig("def commit(self, manifest: dict[str, typing.Any]) -> int"),
+          "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
+          nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "
+                  "tuple[int, ...], list[tuple[int, int, int]]]] | None = None) -> int"),
           "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
+          "tensors: in place of those of the manifest, as tuples of name, dtype, shape and pieces.\n"
           "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
           "that "
           "readers\n"

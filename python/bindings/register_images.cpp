@@ -48,6 +48,31 @@ FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
   image_.bytes = count_argument(bytes, "nbytes");
 }
 
+FileImageObject::FileImageObject(std::string path, std::uint64_t bytes) {
+  image_.path = std::move(path);
+  image_.bytes = bytes;
+}
+
+void FileImageObject::add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
+                                      std::pair<std::uint64_t, std::uint64_t> part, bool fresh) {
+  MemoryView memory = view->memory();
+  memory.data += part.first;
+  memory.bytes = part.second;
+  if (memory.bytes == 0) return;
+  Fence after;
+  if (memory.device != nullptr) after = unwrap(memory.device->fence(memory.stream));
+  image_.extents.push_back({.offset = offset, .memory = memory, .fresh = fresh, .after = std::move(after)});
+  if (views_.empty() || views_.back() != view) views_.push_back(view);
+}
+
+void FileImageObject::expect_sums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes) {
+  for (std::size_t i = 0; i < crc32c.size(); ++i) {
+    const std::uint64_t begin = i * chunk_bytes;
+    image_.sums.push_back(
+        {.begin = begin, .end = std::min(begin + chunk_bytes, image_.bytes), .expected = crc32c[i]});
+  }
+}
+
 void FileImageObject::add_view(nb::handle offset, const Added& added) {
   const std::uint64_t at = count_argument(offset, "offset");
   auto view =

@@ -40,6 +40,10 @@ std::size_t behind_value(std::string_view json, std::size_t at) {
   return at;
 }
 
+std::string_view without_space_behind(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(kSpace) + 1);
+}
+
 // Looks at the text before it becomes a value. (The parser's own callback would take time quadratic in the
 // number of members: after each, it looks through all before it for one that the callback discarded.)
 class Inspector : public nlohmann::json_sax<Json> {
@@ -94,11 +98,44 @@ class Inspector : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
+std::optional<std::string> objection_to_json_object(std::string_view text, int max_depth) {
+  if (text.find('\0') != std::string_view::npos) return "it contains a zero byte";
+  Inspector inspector(max_depth);
+  if (!Json::sax_parse(text.begin(), text.end(), &inspector)) return inspector.why();
+  const std::size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos || text[first] != '{') return "it is not a JSON object";
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string_view, std::string_view>> members_of(std::string_view object) {
+  std::vector<std::pair<std::string_view, std::string_view>> members;
+  std::size_t at = object.find('{') + 1;
+  while (true) {
+    const std::size_t begin = object.find_first_of("\"}", at);
+    if (begin >= object.size() || object[begin] == '}') return members;
+    const std::size_t end = behind_string(object, begin);
+    const std::size_t value = object.find_first_not_of(kSpace, object.find(':', end) + 1);
+    at = behind_value(object, value);
+    members.emplace_back(object.substr(begin + 1, end - begin - 2),
+                         without_space_behind(object.substr(value, at - value)));
+  }
+}
+
+std::vector<std::string_view> items_of(std::string_view array) {
+  std::vector<std::string_view> items;
+  std::size_t at = array.find('[') + 1;
+  while (true) {
+    at = array.find_first_not_of(kSpace, at);
+    if (at >= array.size() || array[at] == ']') return items;
+    const std::size_t end = behind_value(array, at);
+    items.push_back(without_space_behind(array.substr(at, end - at)));
+    at = end < array.size() && array[end] == ',' ? end + 1 : end;
+  }
+}
+
 // The sorted json: the ordered one looks for each new key through all.
 std::expected<Json, std::string> parse_json_object(std::string_view text, int max_depth) {
-  if (text.find('\0') != std::string_view::npos) return std::unexpected("it contains a zero byte");
-  Inspector inspector(max_depth);
-  if (!Json::sax_parse(text.begin(), text.end(), &inspector)) return std::unexpected(inspector.why());
+  if (auto why = objection_to_json_object(text, max_depth)) return std::unexpected(std::move(*why));
   Json parsed = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return std::unexpected("it is not a JSON object");
   return parsed;

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace trunkline {
 namespace {
@@ -14,6 +16,19 @@ TEST(ParseJsonObject, GivesTheObject) {
   const auto object = parse_json_object(R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})", 4);
   ASSERT_TRUE(object) << object.error();
   EXPECT_EQ(object->dump(), R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})");
+}
+
+TEST(PartsOfJson, AreTexts) {
+  using Members = std::vector<std::pair<std::string_view, std::string_view>>;
+  using Items = std::vector<std::string_view>;
+  EXPECT_EQ(members_of(R"( { "a" : [1, "}"] ,"b\"":{"c":null} , "" : -1.5e3 } )"),
+            (Members{{"a", R"([1, "}"])"}, {R"(b\")", R"({"c":null})"}, {"", "-1.5e3"}}));
+  EXPECT_EQ(members_of("{}"), Members{});
+  EXPECT_EQ(members_of(" { } "), Members{});
+  EXPECT_EQ(items_of(R"([ 1 , "],\\" ,{"a":[2]},[[]] , true ])"),
+            (Items{"1", R"("],\\")", R"({"a":[2]})", "[[]]", "true"}));
+  EXPECT_EQ(items_of("[]"), Items{});
+  EXPECT_EQ(items_of("[ ]"), Items{});
 }
 
 TEST(ParseJsonObject, RefusesWhatALenientParserLetsPass) {

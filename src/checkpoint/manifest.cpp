@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/strict_json.h"
 #include "checkpoint/manifest_check.h"
@@ -19,11 +20,9 @@ namespace trunkline::checkpoint {
 namespace {
 
 using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kMagic = "trunkline checkpoint ";
-constexpr std::size_t kMaxLineBytes = 128;  // of a line of any version
-constexpr int kMaxDepth = 500;              // of the whole text, to which users' state adds
+constexpr int kMaxDepth = 500;  // of the whole text, to which users' state adds
 constexpr std::size_t kCrcDigits = 8;
 
 constexpr std::array<std::string_view, 10> kKeys{"step",    "commit", "time",    "chunk_bytes", "world_size",
@@ -50,41 +49,63 @@ struct Refusal {
   std::string why;
 };
 
-const Json& member(const Json& object, std::string_view key) {
-  const auto found = object.find(key);
-  if (found == object.end()) throw Refusal{fmt::format("\"{}\" is missing", key)};
-  return *found;
-}
+// A value of JSON as its text: of a manifest with a million tensors a tree of values would take seconds and
+// gigabytes.
+using Text = std::string_view;
 
-std::uint64_t number(const Json& value, std::string_view what) {
-  if (!value.is_number_unsigned()) throw Refusal{fmt::format("\"{}\" is not an integer from 0", what)};
-  return value.get<std::uint64_t>();
-}
-
-std::uint64_t number_of(const Json& object, std::string_view key) { return number(member(object, key), key); }
-
-const std::string& text(const Json& value, std::string_view what) {
-  if (!value.is_string()) throw Refusal{fmt::format("\"{}\" is no string", what)};
-  return value.get_ref<const std::string&>();
-}
-
-const std::string& text_of(const Json& object, std::string_view key) {
-  return text(member(object, key), key);
-}
-
-const Json& array_of(const Json& object, std::string_view key) {
-  const Json& value = member(object, key);
-  if (!value.is_array()) throw Refusal{fmt::format("\"{}\" is no array", key)};
-  return value;
-}
-
-void check_keys(const Json& object, std::span<const std::string_view> known, std::string_view what) {
-  if (!object.is_object()) throw Refusal{fmt::format("{} is no object", what)};
-  for (const auto& item : object.items()) {
-    if (std::ranges::find(known, item.key()) == known.end())
-      throw Refusal{fmt::format("unknown key \"{}\" of {}", item.key(), what)};
+// The members of an object.
+class Object {
+ public:
+  Object(Text text, std::string_view what) : what_(what) {
+    if (!text.starts_with('{')) throw Refusal{fmt::format("{} is no object", what)};
+    members_ = members_of(text);
   }
+  void check_keys(std::span<const std::string_view> known) const {
+    for (const auto& [key, value] : members_) {
+      if (std::ranges::find(known, key) == known.end())
+        throw Refusal{fmt::format("unknown key \"{}\" of {}", key, what_)};
+    }
+  }
+  std::optional<Text> find(std::string_view key) const {
+    for (const auto& [name, value] : members_) {
+      if (name == key) return value;
+    }
+    return std::nullopt;
+  }
+  Text at(std::string_view key) const {
+    if (const auto value = find(key)) return *value;
+    throw Refusal{fmt::format("\"{}\" is missing", key)};
+  }
+
+ private:
+  std::string_view what_;
+  std::vector<std::pair<std::string_view, Text>> members_;
+};
+
+std::uint64_t number(Text value, std::string_view what) {
+  std::uint64_t result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size())
+    throw Refusal{fmt::format("\"{}\" is not an integer from 0", what)};
+  return result;
 }
+
+std::uint64_t number_of(const Object& object, std::string_view key) { return number(object.at(key), key); }
+
+std::string text(Text value, std::string_view what) {
+  if (!value.starts_with('"')) throw Refusal{fmt::format("\"{}\" is no string", what)};
+  if (value.find('\\') == Text::npos) return std::string(value.substr(1, value.size() - 2));
+  return Json::parse(value.begin(), value.end()).get<std::string>();
+}
+
+std::string text_of(const Object& object, std::string_view key) { return text(object.at(key), key); }
+
+std::vector<Text> array(Text value, std::string_view what) {
+  if (!value.starts_with('[')) throw Refusal{fmt::format("\"{}\" is no array", what)};
+  return items_of(value);
+}
+
+std::vector<Text> array_of(const Object& object, std::string_view key) { return array(object.at(key), key); }
 
 std::optional<std::uint32_t> crc_of(std::string_view digits) {
   if (digits.size() != kCrcDigits || digits.find_first_not_of("0123456789abcdef") != std::string_view::npos)
@@ -105,97 +126,140 @@ std::vector<std::uint32_t> crcs_of(const std::string& digits) {
   return values;
 }
 
-Shard shard_of(const Json& json) {
-  check_keys(json, kShardKeys, "a shard");
-  return {.volume = number_of(json, "volume"),
-          .file = text_of(json, "file"),
-          .bytes = number_of(json, "bytes"),
-          .crc32c = crcs_of(text_of(json, "crc32c"))};
+Shard shard_of(Text json) {
+  const Object shard(json, "a shard");
+  shard.check_keys(kShardKeys);
+  return {.volume = number_of(shard, "volume"),
+          .file = text_of(shard, "file"),
+          .bytes = number_of(shard, "bytes"),
+          .crc32c = crcs_of(text_of(shard, "crc32c"))};
 }
 
-Piece piece_of(const Json& json) {
-  if (!json.is_array() || json.size() != 3) throw Refusal{"a piece is not [shard, offset, bytes]"};
-  return {.shard = number(json[0], "pieces"),
-          .offset = number(json[1], "pieces"),
-          .bytes = number(json[2], "pieces")};
+Piece piece_of(Text json) {
+  const std::vector<Text> parts = json.starts_with('[') ? items_of(json) : std::vector<Text>();
+  if (parts.size() != 3) throw Refusal{"a piece is not [shard, offset, bytes]"};
+  return {.shard = number(parts[0], "pieces"),
+          .offset = number(parts[1], "pieces"),
+          .bytes = number(parts[2], "pieces")};
 }
 
-Tensor tensor_of(const Json& json) {
-  check_keys(json, kTensorKeys, "a tensor");
-  Tensor tensor{.name = text_of(json, "name"), .dtype = text_of(json, "dtype"), .shape = {}, .pieces = {}};
-  for (const Json& extent : array_of(json, "shape")) tensor.shape.push_back(number(extent, "shape"));
-  for (const Json& piece : array_of(json, "pieces")) tensor.pieces.push_back(piece_of(piece));
+Tensor tensor_of(Text json) {
+  const Object object(json, "a tensor");
+  object.check_keys(kTensorKeys);
+  Tensor tensor{
+      .name = text_of(object, "name"), .dtype = text_of(object, "dtype"), .shape = {}, .pieces = {}};
+  for (const Text extent : array_of(object, "shape")) tensor.shape.push_back(number(extent, "shape"));
+  for (const Text piece : array_of(object, "pieces")) tensor.pieces.push_back(piece_of(piece));
   return tensor;
 }
 
 // First of all: what comes with features that are not known here need not look as expected.
-std::vector<std::string> features_of(const Json& json) {
+std::vector<std::string> features_of(const Object& object) {
   std::vector<std::string> features;
-  if (!json.contains("features")) return features;
-  for (const Json& feature : array_of(json, "features")) {
-    const std::string& name = text(feature, "features");
+  const auto value = object.find("features");
+  if (!value) return features;
+  for (const Text feature : array(*value, "features")) {
+    std::string name = text(feature, "features");
     if (name != kViewsFeature) {
       throw Refusal{fmt::format(
           "it needs the feature \"{}\", which this build does not have; upgrade trunkline to load it", name)};
     }
-    features.push_back(name);
+    features.push_back(std::move(name));
   }
   if (features.empty()) throw Refusal{"\"features\" is empty"};
   return features;
 }
 
-Manifest manifest_of(const Json& json, std::string_view source) {
-  std::vector<std::string> features = features_of(json);
-  check_keys(json, kKeys, "the manifest");
-  Manifest manifest{.step = number_of(json, "step"),
-                    .commit = number_of(json, "commit"),
-                    .time = text_of(json, "time"),
-                    .chunk_bytes = number_of(json, "chunk_bytes"),
-                    .world_size = number_of(json, "world_size")};
-  for (const Json& volume : array_of(json, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
-  for (const Json& shard : array_of(json, "shards")) manifest.shards.push_back(shard_of(shard));
-  for (const Json& tensor : array_of(json, "tensors")) manifest.tensors.push_back(tensor_of(tensor));
+Manifest manifest_of(Text json) {
+  const Object object(json.substr(json.find('{')), "the manifest");
+  std::vector<std::string> features = features_of(object);
+  object.check_keys(kKeys);
+  Manifest manifest{.step = number_of(object, "step"),
+                    .commit = number_of(object, "commit"),
+                    .time = text_of(object, "time"),
+                    .chunk_bytes = number_of(object, "chunk_bytes"),
+                    .world_size = number_of(object, "world_size")};
+  for (const Text volume : array_of(object, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
+  for (const Text shard : array_of(object, "shards")) manifest.shards.push_back(shard_of(shard));
+  for (const Text tensor : array_of(object, "tensors")) manifest.tensors.push_back(tensor_of(tensor));
   manifest.features = std::move(features);
-  manifest.state = member_text(source, "state");
-  if (manifest.state.empty()) throw Refusal{"\"state\" is missing"};
+  manifest.state = object.at("state");
   return manifest;
 }
 
-OrderedJson json_of(const Shard& shard) {
-  std::string digits;
-  digits.reserve(shard.crc32c.size() * kCrcDigits);
-  for (const std::uint32_t crc : shard.crc32c) fmt::format_to(std::back_inserter(digits), "{:08x}", crc);
-  return {
-      {"volume", shard.volume}, {"file", shard.file}, {"bytes", shard.bytes}, {"crc32c", std::move(digits)}};
+using Output = fmt::memory_buffer;
+
+void append(Output& out, std::string_view characters) {
+  out.append(characters.data(), characters.data() + characters.size());
 }
 
-OrderedJson json_of(const Tensor& tensor) {
-  OrderedJson pieces = OrderedJson::array();
-  for (const Piece& piece : tensor.pieces)
-    pieces.push_back(OrderedJson::array({piece.shard, piece.offset, piece.bytes}));
-  return {
-      {"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"pieces", std::move(pieces)}};
+// Throws Json::type_error for what is not UTF-8.
+void append_string(Output& out, std::string_view value) {
+  const bool plain =
+      std::ranges::all_of(value, [](char c) { return c >= ' ' && c < '\x7f' && c != '"' && c != '\\'; });
+  if (!plain) return append(out, Json(value).dump());
+  out.push_back('"');
+  append(out, value);
+  out.push_back('"');
 }
 
-template <class T>
-OrderedJson json_of(const std::vector<T>& values) {
-  OrderedJson array = OrderedJson::array();
-  for (const T& value : values) array.push_back(json_of(value));
-  return array;
+// `each` appends one value.
+template <class T, class Each>
+void append_array(Output& out, const std::vector<T>& values, const Each& each) {
+  out.push_back('[');
+  bool first = true;
+  for (const T& value : values) {
+    if (!std::exchange(first, false)) out.push_back(',');
+    each(out, value);
+  }
+  out.push_back(']');
 }
 
-// All but the state; its closing brace is the last character.
-std::string dump_without_state(const Manifest& manifest) {
-  OrderedJson json = {{"step", manifest.step},
-                      {"commit", manifest.commit},
-                      {"time", manifest.time},
-                      {"chunk_bytes", manifest.chunk_bytes},
-                      {"world_size", manifest.world_size},
-                      {"volumes", manifest.volumes},
-                      {"shards", json_of(manifest.shards)},
-                      {"tensors", json_of(manifest.tensors)}};
-  if (!manifest.features.empty()) json["features"] = manifest.features;
-  return json.dump();
+void append_number(Output& out, std::uint64_t value) { append(out, fmt::format_int(value).c_str()); }
+
+void append_shard(Output& out, const Shard& shard) {
+  fmt::format_to(std::back_inserter(out), R"({{"volume":{},"file":)", shard.volume);
+  append_string(out, shard.file);
+  fmt::format_to(std::back_inserter(out), R"(,"bytes":{},"crc32c":")", shard.bytes);
+  for (const std::uint32_t crc : shard.crc32c) fmt::format_to(std::back_inserter(out), "{:08x}", crc);
+  append(out, "\"}");
+}
+
+void append_tensor(Output& out, const Tensor& tensor) {
+  append(out, R"({"name":)");
+  append_string(out, tensor.name);
+  append(out, R"(,"dtype":)");
+  append_string(out, tensor.dtype);
+  append(out, R"(,"shape":)");
+  append_array(out, tensor.shape, append_number);
+  append(out, R"(,"pieces":)");
+  append_array(out, tensor.pieces, [](Output& to, const Piece& piece) {
+    fmt::format_to(std::back_inserter(to), "[{},{},{}]", piece.shard, piece.offset, piece.bytes);
+  });
+  out.push_back('}');
+}
+
+// The order of the keys is that of version 1, the state last.
+std::string json_of(const Manifest& manifest) {
+  Output out;
+  fmt::format_to(std::back_inserter(out), R"({{"step":{},"commit":{},"time":)", manifest.step,
+                 manifest.commit);
+  append_string(out, manifest.time);
+  fmt::format_to(std::back_inserter(out), R"(,"chunk_bytes":{},"world_size":{},"volumes":)",
+                 manifest.chunk_bytes, manifest.world_size);
+  append_array(out, manifest.volumes, append_string);
+  append(out, R"(,"shards":)");
+  append_array(out, manifest.shards, append_shard);
+  append(out, R"(,"tensors":)");
+  append_array(out, manifest.tensors, append_tensor);
+  if (!manifest.features.empty()) {
+    append(out, R"(,"features":)");
+    append_array(out, manifest.features, append_string);
+  }
+  append(out, R"(,"state":)");
+  append(out, manifest.state);
+  out.push_back('}');
+  return fmt::to_string(out);
 }
 
 std::unexpected<Error> invalid(std::string_view why) {
@@ -225,7 +289,16 @@ std::string frame_manifest(std::string_view json, std::uint64_t version) {
                      crc32c(std::as_bytes(std::span(json))), json.size(), json);
 }
 
-Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path) {
+namespace {
+
+struct FirstLine {
+  std::uint64_t version = 0;
+  std::uint32_t crc = 0;
+  std::uint64_t end = 0;  // where the JSON begins
+};
+
+// Of a manifest of `file_bytes`, which begins with `text`.
+Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes, const std::string& path) {
   const std::string_view head = text.substr(0, kMaxLineBytes);
   std::size_t at = 0;
   if (head.empty()) return damaged(path, "it is empty");
@@ -248,39 +321,50 @@ Result<FramedManifest> unframe_manifest(std::string_view text, const std::string
   if (!crc || !take(head, at, " bytes=")) return refuse(path, "its first line names no checksum or no size");
   const auto bytes = take_number(head, at);
   if (!bytes || !take(head, at, "\n")) return refuse(path, "its first line names no size");
-  const std::string_view json = text.substr(at);
-  if (json.size() != *bytes) {
+  if (file_bytes - at != *bytes) {
     return damaged(path, fmt::format("{} bytes follow its first line, which says {}: it was cut or grew",
-                                     json.size(), *bytes));
+                                     file_bytes - at, *bytes));
   }
+  return FirstLine{.version = *version, .crc = *crc, .end = at};
+}
+
+}  // namespace
+
+Status check_first_line(std::string_view beginning, std::uint64_t file_bytes, const std::string& path) {
+  const auto line = first_line_of(beginning, file_bytes, path);
+  return line ? Status() : std::unexpected(line.error());
+}
+
+Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path) {
+  const auto line = first_line_of(text, text.size(), path);
+  if (!line) return std::unexpected(line.error());
+  const std::string_view json = text.substr(line->end);
   const std::uint32_t found = crc32c(std::as_bytes(std::span(json)));
-  if (found != *crc) {
+  if (found != line->crc) {
     return damaged(path, fmt::format("its CRC-32C is {:08x}, and its first line says {:08x}: bytes of it "
                                      "have changed since it was written",
-                                     found, *crc));
+                                     found, line->crc));
   }
-  return FramedManifest{.version = *version, .json = json};
+  return FramedManifest{.version = line->version, .json = json};
 }
 
 Result<std::string> manifest_to_json(const Manifest& manifest) {
   if (const auto why = objection_to(manifest)) return invalid(*why);
-  const auto state = parse_json_object(fmt::format(R"({{"state":{}}})", manifest.state), kMaxDepth);
-  if (!state) return invalid(fmt::format("\"state\": {}", state.error()));
-  if (state->size() != 1) return invalid("\"state\": it is not one JSON value");
+  const std::string state = fmt::format(R"({{"state":{}}})", manifest.state);
+  if (const auto why = objection_to_json_object(state, kMaxDepth))
+    return invalid(fmt::format("\"state\": {}", *why));
+  if (members_of(state).size() != 1) return invalid("\"state\": it is not one JSON value");
   try {
-    std::string json = dump_without_state(manifest);
-    json.pop_back();
-    return json + R"(,"state":)" + manifest.state + "}";
+    return json_of(manifest);
   } catch (const Json::type_error&) {
     return invalid("a name or path in it is not valid UTF-8");
   }
 }
 
 std::expected<Manifest, std::string> manifest_from_text(std::string_view json) {
-  const auto parsed = parse_json_object(json, kMaxDepth);
-  if (!parsed) return std::unexpected(parsed.error());
+  if (auto why = objection_to_json_object(json, kMaxDepth)) return std::unexpected(std::move(*why));
   try {
-    Manifest manifest = manifest_of(*parsed, json);
+    Manifest manifest = manifest_of(json);
     if (auto why = objection_to(manifest)) return std::unexpected(std::move(*why));
     return manifest;
   } catch (const Refusal& refusal) {

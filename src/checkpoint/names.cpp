@@ -27,12 +27,15 @@ std::optional<std::uint64_t> number_behind(std::string_view prefix, std::string_
 }
 
 // Takes 5 digits or more from the front of `rest`, then `behind`.
-bool take_index(std::string_view& rest, std::string_view behind) {
+std::optional<std::uint64_t> take_index(std::string_view& rest, std::string_view behind) {
   constexpr std::size_t kMinDigits = 5;
   const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  if (digits < kMinDigits || !rest.substr(digits).starts_with(behind)) return false;
+  if (digits < kMinDigits || !rest.substr(digits).starts_with(behind)) return std::nullopt;
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + digits, value);
+  if (error != std::errc()) return std::nullopt;
   rest.remove_prefix(digits + behind.size());
-  return true;
+  return value;
 }
 
 bool is_hex(std::string_view text) { return text.find_first_not_of(kHexDigits) == std::string_view::npos; }
@@ -58,13 +61,20 @@ std::optional<std::uint64_t> commit_of(std::string_view name) {
   return commit && *commit > 0 && manifest_file(*commit) == name ? commit : std::nullopt;
 }
 
-bool is_shard_file(std::string_view name) {
+std::optional<ShardName> shard_of(std::string_view name) {
   constexpr std::string_view kPrefix = "shard-";
-  if (!name.starts_with(kPrefix)) return false;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
   name.remove_prefix(kPrefix.size());
-  return take_index(name, "-of-") && take_index(name, "-") && name.size() > kNonceDigits &&
-         is_hex(name.substr(0, kNonceDigits)) && name.substr(kNonceDigits) == ".safetensors";
+  const auto index = take_index(name, "-of-");
+  const auto count = index ? take_index(name, "-") : std::nullopt;
+  if (!count || name.size() <= kNonceDigits || name.substr(kNonceDigits) != ".safetensors")
+    return std::nullopt;
+  const std::string_view nonce = name.substr(0, kNonceDigits);
+  if (!is_hex(nonce)) return std::nullopt;
+  return ShardName{.index = *index, .count = *count, .nonce = nonce};
 }
+
+bool is_shard_file(std::string_view name) { return shard_of(name).has_value(); }
 
 bool is_temporary_file(std::string_view name) {
   return name.starts_with(".trunkline-") && name.ends_with(".tmp");

@@ -24,6 +24,13 @@ std::optional<std::uint64_t> commit_of(std::string_view name);
 // Whether the name is one that shard_file() gives, or one under which files are written before they are
 // renamed (src/os/temporary_file.h): what may be removed when nothing refers to it.
 bool is_shard_file(std::string_view name);
+// The parts of such a name; index and count as they stand there.
+struct ShardName {
+  std::uint64_t index = 0;
+  std::uint64_t count = 0;
+  std::string_view nonce;
+};
+std::optional<ShardName> shard_of(std::string_view name);
 bool is_temporary_file(std::string_view name);
 
 // A folder in the directory that holds an earlier run: "aside-20260131T235959Z", or with "-2" behind it.

@@ -173,6 +173,43 @@ TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
   EXPECT_EQ(store->steps(), (Steps{2, 3, 4}));
 }
 
+// A manifest of a million tensors takes seconds to parse, and a training opens its directory with several.
+TEST_F(StoreTest, CollectionReadsALargeManifestOnlyWhereFilesMayGo) {
+  const auto store = open({.volumes = volumes()});
+  Manifest manifest = write_shards(1, begin(*store, 1));
+  manifest.state = '"' + std::string(100'000, 'x') + '"';
+  ASSERT_TRUE(store->commit(manifest));
+  store->release();
+  const std::string path = manifest_path(directory(), 1, 1);
+  const std::string good = *os::read_text(path);
+  std::string flipped = good;
+  flipped.back() ^= 1;
+  const auto problems = [&](const std::string& text) {
+    EXPECT_TRUE(os::write_file_durably(path, text));
+    const auto before = everything();
+    const auto collected = store->collect();
+    EXPECT_EQ(everything(), before);
+    return collected->problems.size();
+  };
+  EXPECT_EQ(problems(good), 0U);
+  EXPECT_EQ(problems(flipped), 0U);  // was not read
+  EXPECT_EQ(problems(good.substr(0, good.size() - 1)), 1U);
+  EXPECT_EQ(problems("trunkline checkpoint 9 x\n" + good), 1U);
+  // Whatever does not look like one save alone.
+  const std::string volume = store->descriptor().volumes[1] + "/step-00000001/";
+  const std::string nonce(16, '0');
+  for (const std::string& debris : {directory() + "/step-00000001/.trunkline-0022.tmp",
+                                    volume + shard_file(0, 1, nonce), volume + shard_file(0, 4, nonce)}) {
+    std::ofstream(debris) << "1";
+    EXPECT_EQ(problems(flipped), 1U) << debris;
+    ASSERT_TRUE(os::write_file_durably(path, good));
+    EXPECT_EQ(store->collect()->bytes(), 1U);
+    EXPECT_FALSE(std::filesystem::exists(debris));
+  }
+  std::filesystem::remove(shard_path(directory(), *store->read_manifest(1), 3));
+  EXPECT_EQ(problems(flipped), 1U);
+}
+
 TEST_F(StoreTest, AManifestUnderAnotherNameIsCorrupt) {
   const auto store = open();
   save(*store, 1);

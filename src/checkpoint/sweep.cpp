@@ -11,9 +11,18 @@
 
 #include "checkpoint/home.h"
 #include "checkpoint/names.h"
+#include "os/read_text.h"
 
 namespace trunkline::checkpoint {
 namespace {
+
+// Larger manifests are read only where there is something to remove.
+constexpr off_t kReadBytes = 64 << 10;
+
+bool is_there(const std::string& path) {
+  struct stat status{};
+  return ::lstat(path.c_str(), &status) == 0;
+}
 
 bool is_debris(const std::string& name) { return is_shard_file(name) || is_temporary_file(name); }
 
@@ -139,8 +148,41 @@ void Sweep::remove(const StepEntry& entry) {
   note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
 }
 
+// Whether the files of a step are a manifest and all shards of one save: then they belong together, or the
+// manifest lost its own shards, and those that are there are left for a time when there are others.
+bool Sweep::is_one_save(const StepEntry& entry) const {
+  if (entry.commits.size() != 1) return false;
+  std::string nonce;
+  std::uint64_t count = 0;
+  std::set<std::uint64_t> indices;
+  for (const Place& place : places_of(entry.step, nullptr)) {
+    const auto names = names_in(place.path);
+    if (!names) return false;
+    if (!place.volume.empty() && names->empty() && is_there(place.path)) return false;  // to be removed
+    for (const std::string& name : *names) {
+      if (is_temporary_file(name)) return false;
+      const auto shard = shard_of(name);
+      if (!shard) continue;
+      if (indices.empty()) {
+        nonce = shard->nonce;
+        count = shard->count;
+      }
+      const bool same = shard->nonce == nonce && shard->count == count;
+      if (!same || shard->index >= count || !indices.insert(shard->index).second) return false;
+    }
+  }
+  return indices.size() == count;
+}
+
 void Sweep::clean(const StepEntry& entry) {
   if (entry.commits.empty()) return remove(entry);
+  const std::string path = manifest_path(directory_, entry.step, entry.commits.back());
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0 && status.st_size > kReadBytes && is_one_save(entry)) {
+    const auto beginning = os::read_text(path, kMaxLineBytes);
+    if (!beginning) return note(std::unexpected(beginning.error()));
+    return note(check_first_line(*beginning, static_cast<std::uint64_t>(status.st_size), path));
+  }
   const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
   if (!manifest) return note(std::unexpected(manifest.error()));
   note(sweep(entry, &*manifest, nullptr));

@@ -37,7 +37,9 @@ class Sweep {
   void remove(const StepEntry& entry);
 
   // Leaves of a step what its last manifest refers to, and of one without manifests nothing. A step whose
-  // last manifest cannot be read is left alone and is a problem. Files that no save makes are never touched.
+  // last manifest cannot be read is left alone and is a problem. A large manifest is not read, but for its
+  // first line, where the names of the files show that none of them can go. Files that no save makes are
+  // never touched.
   void clean(const StepEntry& entry);
 
   // All steps, those that only volumes have a directory of, and files that were not given their names.
@@ -54,6 +56,7 @@ class Sweep {
     std::vector<std::string> known;  // those that the manifest in question names, sorted
   };
 
+  bool is_one_save(const StepEntry& entry) const;
   std::vector<Place> places_of(std::uint64_t step, const Manifest* manifest) const;
   Status check_homes(const std::vector<Place>& places);
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);

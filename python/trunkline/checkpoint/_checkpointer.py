@@ -1,6 +1,7 @@
 """A directory of checkpoints, one a step: trunkline.Checkpointer."""
 
 import errno
+import json
 import os
 import warnings
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from trunkline import _core
-from trunkline._core import Engine
+from trunkline._core import CheckpointManifest, Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._memory import Device, device_argument
@@ -179,7 +180,7 @@ class Checkpointer:
             manifest = None
             try:
                 position = store.position()  # what another process saves from now on is not loaded
-                manifest = store.read_manifest(chosen)
+                manifest = store.open_manifest(chosen)
                 state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
                 self._continues = True
@@ -189,7 +190,7 @@ class Checkpointer:
                 chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
 
     def _instead_of(
-        self, step: int, manifest: dict[str, Any] | None, path: str, why: str, any_step: bool
+        self, step: int, manifest: CheckpointManifest | None, path: str, why: str, any_step: bool
     ) -> int | None:
         """Return the step to read once something of `step` was not found; None: there is none any more.
 
@@ -197,7 +198,7 @@ class Checkpointer:
         the step is gone, as a whole, and it alone was asked for.
         """
         try:
-            now = self._place.store.read_manifest(step)
+            now = self._place.store.open_manifest(step)
         except FileNotFoundError:
             if not any_step:
                 raise
@@ -210,11 +211,11 @@ class Checkpointer:
                 "process saves into it meanwhile",
                 os.fspath(self.directory),
             ) from None
-        if manifest is None or now["commit"] != manifest["commit"]:
+        if manifest is None or now.commit != manifest.commit:
             return step  # another process replaced it
         raise self._lacks_shard(step, manifest, path, why)
 
-    def _lacks_shard(self, step: int, manifest: dict[str, Any], path: str, why: str) -> Corrupt:
+    def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
         """Make the error for a shard of a committed step that is not there."""
         others = [str(each) for each in self.steps() if each != step]
         if len(others) > 6:
@@ -225,23 +226,22 @@ class Checkpointer:
             + (f"or load another step: {', '.join(others)}" if others else "there is no other step"),
             path,
         )
-        paths = self._place.store.shard_paths(manifest)
+        paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error
 
     def _load(
-        self, step: int, manifest: dict[str, Any], into: Any, device: torch.device, verify: Verify
+        self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
     ) -> Any:
-        paths = self._place.store.shard_paths(manifest)
         where = f"{self.directory}, step {step}"
         if into is None:
             state = None
-            tensors = {each["name"]: _shards.empty_like(each, where, device) for each in manifest["tensors"]}
+            tensors = _shards.empty_tensors(manifest, where, device)
         else:
-            state, tensors, finish = restore_into(manifest["state"], into)
+            state, tensors, finish = restore_into(json.loads(manifest.state), into)
             if verify == "first":
                 self.verify(step)
-        images = _shards.targets(manifest, paths, tensors, verify=bool(verify), fresh=into is None)
+        images = _shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
         with nullcontext() if into is None else filling:
             try:
@@ -250,10 +250,10 @@ class Checkpointer:
                 shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
                 if shard is None or chunk is None:
                     raise
-                raise _shards.corrupt_chunk(manifest, paths, shard, chunk) from error
+                raise _shards.corrupt_chunk(manifest, manifest.shard_paths(), shard, chunk) from error
             if into is not None:
                 finish()
-        return restore(manifest["state"], tensors) if into is None else state
+        return restore(json.loads(manifest.state), tensors) if into is None else state
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None when there is none."""
@@ -276,7 +276,7 @@ class Checkpointer:
             manifest = None
             missing: dict[str, Any] | None = None
             try:
-                manifest = self._place.store.read_manifest(chosen)
+                manifest = self._place.store.open_manifest(chosen)
                 found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
                 missing = next((each for each in found if each["kind"] == "missing"), None)
             except FileNotFoundError as gone:

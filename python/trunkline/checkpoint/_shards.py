@@ -1,25 +1,24 @@
 """Shards of a checkpoint: stock safetensors files of whole tensors and of pieces of large ones."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from trunkline import _core
-from trunkline._core import FileImage
+from trunkline._core import CheckpointManifest, FileImage
 from trunkline._errors import Corrupt, Format
 from trunkline._modes import makes_ordinary_tensors
-from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
+from trunkline._types import WritableBuffer
+from trunkline.checkpoint._memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh
 from trunkline.checkpoint._shares import Piece
-from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtype_named
+from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtype_named, in_safetensors
 
 ALIGNMENT = 4096
 CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(NamedTuple):
     """A tensor as the manifest has it: dtype by its name in safetensors files, shape in their elements."""
 
     name: str
@@ -36,8 +35,7 @@ class Described:
         return cls(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Where a piece of a tensor lies in its shard."""
 
     piece: Piece
@@ -73,16 +71,15 @@ def lay_out(
     image = FileImage(path, file_bytes)
     image.add(0, head)
     for piece, (begin, _) in zip(pieces, places, strict=True):
-        whole = bytes_of(contiguous(tensors[piece.tensor]))
-        image.add(begin, whole[piece.begin : piece.end], stream=streams.get(whole.device))
+        tensor = tensors[piece.tensor]
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = contiguous(tensor)
+        if piece.end - piece.begin != tensor.nbytes:
+            tensor = bytes_of(tensor)[piece.begin : piece.end]
+        image.add(begin, tensor, stream=streams.get(tensor.device) if streams else None)
     for begin in range(0, file_bytes, CHUNK_BYTES):
         image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
     return image, [Placed(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
-
-
-def parse_crc32c(text: str) -> list[int]:
-    """Return the checksums of a shard's chunks."""
-    return [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
 
 
 def format_crc32c(sums: Sequence[int]) -> str:
@@ -91,64 +88,52 @@ def format_crc32c(sums: Sequence[int]) -> str:
 
 
 @makes_ordinary_tensors
-def empty_like(about: dict[str, Any], path: str, device: torch.device = CPU) -> torch.Tensor:
-    """Make memory for a tensor of a manifest; each large one has pages of its own, which go with it."""
-    dtype = dtype_named(about["dtype"])
-    shape = tuple(about["shape"])
-    if dtype is torch.float4_e2m1fn_x2:
-        shape = (*shape[:-1], shape[-1] // 2)
-    nbytes = sum(piece[2] for piece in about["pieces"])
-    try:
-        return empty_bytes(nbytes, device).view(dtype).reshape(shape)
-    except RuntimeError as error:
-        raise Format(None, f"{path}: the tensor {about['name']!r}: {error}", path) from None
+def empty_tensors(
+    manifest: CheckpointManifest, path: str, device: torch.device = CPU
+) -> dict[str, torch.Tensor]:
+    """Make memory for the tensors of a manifest; each large one has pages of its own, which go with it."""
+    made: dict[str, torch.Tensor] = {}
+    for name, dtype_in_file, extents, nbytes in manifest.tensors():
+        dtype = dtype_named(dtype_in_file)
+        shape = extents
+        if dtype is torch.float4_e2m1fn_x2:
+            shape = (*shape[:-1], shape[-1] // 2)
+        try:
+            if is_fresh(nbytes) or not in_safetensors(dtype):
+                made[name] = empty_bytes(nbytes, device).view(dtype).reshape(shape)
+            else:
+                made[name] = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise Format(None, f"{path}: the tensor {name!r}: {error}", path) from None
+    return made
 
 
 def targets(
-    manifest: dict[str, Any],
-    paths: Sequence[str],
-    tensors: dict[str, torch.Tensor],
+    manifest: CheckpointManifest,
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
     *,
     verify: bool,
     fresh: bool,
 ) -> list[FileImage]:
-    """Make the images that read all shards into `tensors`, contiguous ones; `fresh`: of empty_like()."""
-    images = [FileImage(path, shard["bytes"]) for path, shard in zip(paths, manifest["shards"], strict=True)]
-    for about in manifest["tensors"]:
-        flat = bytes_of(tensors[about["name"]])
-        at = 0
-        for shard, offset, nbytes in about["pieces"]:
-            images[shard].add_target(offset, flat[at : at + nbytes], fresh=fresh and is_fresh(flat.numel()))
-            at += nbytes
-    if verify:
-        chunk_bytes = manifest["chunk_bytes"]
-        for image, shard in zip(images, manifest["shards"], strict=True):
-            for index, value in enumerate(parse_crc32c(shard["crc32c"])):
-                begin = index * chunk_bytes
-                image.add_sum("crc32c", begin, min(begin + chunk_bytes, shard["bytes"]), value)
-    return images
+    """Make the images that read all shards into `tensors`, contiguous ones; `fresh`: of empty_tensors()."""
+    try:
+        memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
+        return manifest.images(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
+    except (KeyError, ValueError) as error:
+        raise Format(None, f"{path}: the state does not go with the tensors: {error}", path) from None
 
 
-def first_tensor(manifest: dict[str, Any], shard: int) -> str | None:
+def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
     """Return the name of the first tensor that has bytes in a shard."""
-    for about in manifest["tensors"]:
-        if any(piece[0] == shard for piece in about["pieces"]):
-            return str(about["name"])
-    return None
+    return next(iter(manifest.tensors_in(shard, 0, 2**63 - 1)), None)
 
 
-def corrupt_chunk(manifest: dict[str, Any], paths: Sequence[str], shard: int, chunk: int) -> Corrupt:
+def corrupt_chunk(manifest: CheckpointManifest, paths: Sequence[str], shard: int, chunk: int) -> Corrupt:
     """Make the error for a chunk that is not as it was written: names the first tensor concerned."""
-    begin = chunk * manifest["chunk_bytes"]
-    end = begin + manifest["chunk_bytes"]
-    names = [
-        about["name"]
-        for about in manifest["tensors"]
-        if any(
-            index == shard and offset < end and offset + nbytes > begin
-            for index, offset, nbytes in about["pieces"]
-        )
-    ]
+    begin = chunk * manifest.chunk_bytes
+    end = begin + manifest.chunk_bytes
+    names = manifest.tensors_in(shard, begin, end)
     what = f"of the tensor {names[0]!r}" if names else "of its header"
     if len(names) > 1:
         what += f" and {len(names) - 1} more"

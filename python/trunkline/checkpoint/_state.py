@@ -143,12 +143,13 @@ class _Flattener:
         nodes: list[Json] = []
         for key, item in value.items():
             shown = shown_key(key)
-            with self._at(f"[{shown}]", key if type(key) is str else shown):
-                try:
-                    nodes.append(encode_key(key))
-                except NoLeaf as why:
-                    raise Unsupported(None, f"{self.place()}: the key {why}{_HINT}") from None
-                nodes.append(self.node(item))
+            self._path.append((f"[{shown}]", key if type(key) is str else shown))
+            try:
+                nodes.append(encode_key(key))
+            except NoLeaf as why:
+                raise Unsupported(None, f"{self.place()}: the key {why}{_HINT}") from None
+            nodes.append(self.node(item))
+            self._path.pop()  # not after an exception: it says where it was raised
         return nodes
 
     def items(self, value: list[Any] | tuple[Any, ...]) -> list[Json]:
@@ -158,8 +159,9 @@ class _Flattener:
             if type(item) in _SIMPLE:
                 nodes.append(encode(item))
                 continue
-            with self._at(f"[{index}]", str(index)):
-                nodes.append(self.node(item))
+            self._path.append((f"[{index}]", str(index)))
+            nodes.append(self.node(item))
+            self._path.pop()
         return nodes
 
     def ordered(self, value: "collections.OrderedDict[Any, Any]") -> Json:
@@ -231,16 +233,19 @@ class _Flattener:
 
     def _keep(self, tag: str, node: dict[str, Json], tensor: torch.Tensor) -> None:
         """Remember a tensor, which stays alive, so that no other can have its address."""
-        # Of an extent of 1 the stride says nothing.
-        strides = tuple(
-            0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        strides = None
+        if not tensor.is_contiguous():
+            # Of an extent of 1 the stride says nothing.
+            strides = tuple(
+                0 if extent == 1 else stride
+                for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
         memory = (tensor.data_ptr(), tensor.shape, strides, tensor.dtype, tag)
         if tensor.numel() == 0:
             memory = (len(self._found),)  # type: ignore[assignment]
         found = self._found.get(memory)
         if found is None:
-            name = _readable(".".join(name for _, name in self._path)) or "tensor"
+            name = _readable(".".join([name for _, name in self._path])) or "tensor"
             self._found[memory] = _Found(tensor, name, [node], tag)
         else:
             found.nodes.append(node)
@@ -308,4 +313,6 @@ _CONTAINERS: dict[type, Callable[[_Flattener, Any], Json]] = {
 
 def _readable(name: str) -> str:
     """Return a name of bounded length that UTF-8 can encode, with nothing in it that terminals obey."""
+    if name.isprintable():
+        return name[:_MAX_NAME]
     return "".join(c if c.isprintable() else "_" for c in name[:_MAX_NAME])

@@ -231,10 +231,7 @@ class StepSave:
         return sorted(shards, key=lambda shard: int(shard["index"]))
 
     def _commit(self, written: list[dict[str, Any]]) -> None:
-        tensors: list[dict[str, Any]] = [
-            {"name": about.name, "dtype": about.dtype, "shape": list(about.shape), "pieces": []}
-            for about in self._described
-        ]
+        pieces: list[list[tuple[int, int, int]]] = [[] for _ in self._described]
         shards = []
         for shard in written:  # in order, and so the pieces of each tensor
             index = shard["index"]
@@ -242,7 +239,7 @@ class StepSave:
                 {**self._placement["shards"][index], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
             )
             for tensor, begin, end, offset in shard["pieces"]:
-                tensors[tensor]["pieces"].append([index, offset, end - begin])
+                pieces[tensor].append((index, offset, end - begin))
         self._place.store.commit(
             {
                 "step": self._step,
@@ -250,8 +247,11 @@ class StepSave:
                 "world_size": self._place.ranks.size,
                 "volumes": self._placement["volumes"],
                 "shards": shards,
-                "tensors": tensors,
                 "state": self._skeleton,
                 **({"features": self._features} if self._features else {}),
-            }
+            },
+            [
+                (about.name, about.dtype, about.shape, where)
+                for about, where in zip(self._described, pieces, strict=True)
+            ],
         )

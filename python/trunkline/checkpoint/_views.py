@@ -3,7 +3,7 @@
 Everything here is about elements, not about storages: two tensors share memory if they have a byte in common.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -97,7 +97,9 @@ def groups(begins: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def sharing(views: Sequence[Strided], among: Sequence[int]) -> list[tuple[list[int], Runs]]:
+def sharing(
+    views: Sequence[Strided] | Mapping[int, Strided], among: Sequence[int]
+) -> list[tuple[list[int], Runs]]:
     """Divide the views of `among` (indices) into groups of those that have bytes in common.
 
     Returns each group with the runs of all of it; those that share nothing are groups of one. A view of more
@@ -154,15 +156,17 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> list[Shared]:
     Left out are tensors whose elements, or whose bytes in memory of a GPU, cannot be got at as a whole: they
     are stored apart.
     """
-    views = [strided(tensor) for tensor in tensors]
-    ends = [view.end() for view in views]
-    begins = [view.offset for view in views]
+    begins = [tensor.data_ptr() for tensor in tensors]
+    others = {index for index, tensor in enumerate(tensors) if not tensor.is_contiguous()}
+    ends = [
+        strided(tensor).end() if index in others else begins[index] + tensor.nbytes
+        for index, tensor in enumerate(tensors)
+    ]
     found: list[Shared] = []
     grouped = groups(begins, ends)
     in_groups = {index for group in grouped for index in group}
-    for index, tensor in enumerate(tensors):
-        if not tensor.is_contiguous() and index not in in_groups and not views[index].is_dense():
-            grouped.append([index])
+    views = {index: strided(tensors[index]) for index in others | in_groups}
+    grouped += [[index] for index in sorted(others - in_groups) if not views[index].is_dense()]
     for group in grouped:
         for members, runs in sharing(views, group):
             if not len(runs) or (len(members) == 1 and not _repeats(views[members[0]], runs)):
@@ -182,7 +186,7 @@ def _repeats(view: Strided, runs: Runs) -> bool:
 
 
 def _shared(
-    tensors: Sequence[torch.Tensor], views: Sequence[Strided], members: list[int], runs: Runs
+    tensors: Sequence[torch.Tensor], views: Mapping[int, Strided], members: list[int], runs: Runs
 ) -> Shared | None:
     begin, end = int(runs[0, 0]), int(runs[-1, 1])
     # Every offset is a multiple of the elements' size, as torch has it, wherever the memory is.

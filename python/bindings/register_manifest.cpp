@@ -1,0 +1,116 @@
+// The Python class CheckpointManifest: a manifest that stays in C++, since one of a million tensors takes
+// seconds and gigabytes as Python objects.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "buffer_view.h"
+#include "checkpoint/tensor_places.h"
+#include "errors.h"
+#include "file_image_object.h"
+#include "manifest_object.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+using checkpoint::Manifest;
+using checkpoint::Piece;
+using checkpoint::Shard;
+using checkpoint::Tensor;
+
+namespace {
+
+nb::str str_of(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+std::uint64_t bytes_of(const Tensor& tensor) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : tensor.pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+// Names and dtypes are few in comparison: one string for each dtype.
+nb::list tensors(const ManifestObject& self) {
+  nb::dict dtypes;
+  nb::list list;
+  for (const Tensor& tensor : self.manifest->tensors) {
+    nb::object dtype = str_of(tensor.dtype);
+    dtype = dtypes.attr("setdefault")(dtype, dtype);
+    const nb::object shape = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(tensor.shape.size())));
+    if (!shape.is_valid()) throw nb::python_error();
+    for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+      PyTuple_SET_ITEM(shape.ptr(), static_cast<Py_ssize_t>(i), nb::int_(tensor.shape[i]).release().ptr());
+    }
+    list.append(nb::make_tuple(str_of(tensor.name), dtype, shape, bytes_of(tensor)));
+  }
+  return list;
+}
+
+std::vector<std::string> tensors_in(const ManifestObject& self, std::uint64_t shard, std::uint64_t begin,
+                                    std::uint64_t end) {
+  if (shard >= self.manifest->shards.size()) raise_value_error("shard: there is no such one");
+  return checkpoint::TensorPlaces(*self.manifest).in(shard, begin, end);
+}
+
+nb::list images(const ManifestObject& self, const nb::list& targets, bool verify,
+                std::uint64_t fresh_from_bytes) {
+  const Manifest& manifest = *self.manifest;
+  if (targets.size() != manifest.tensors.size()) raise_value_error("targets: must be one for each tensor");
+  std::vector<std::unique_ptr<FileImageObject>> made;
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i)
+    made.push_back(std::make_unique<FileImageObject>(self.shard_path(i), manifest.shards[i].bytes));
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const Tensor& tensor = manifest.tensors[i];
+    const auto view =
+        std::make_shared<BufferView>(targets[i], Access::writable, "targets", Reach::devices, nb::none());
+    if (view->memory().bytes != bytes_of(tensor))
+      raise_value_error("targets: the tensor \"" + tensor.name + "\" has another size");
+    view->keep_storage();
+    const bool fresh = view->memory().bytes >= fresh_from_bytes;
+    std::uint64_t at = 0;
+    for (const Piece& piece : tensor.pieces) {
+      made[piece.shard]->add_target_part(piece.offset, view, {at, piece.bytes}, fresh);
+      at += piece.bytes;
+    }
+  }
+  nb::list list;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (verify) made[i]->expect_sums(manifest.shards[i].crc32c, manifest.chunk_bytes);
+    list.append(nb::cast(made[i].release(), nb::rv_policy::take_ownership));
+  }
+  return list;
+}
+
+}  // namespace
+
+void register_manifest(nb::module_& module) {
+  nb::class_<ManifestObject>(module, "CheckpointManifest",
+                             "A manifest that CheckpointStore.open_manifest read. Thread-safe.")
+      .def_prop_ro(
+          "commit", [](const ManifestObject& self) { return self.manifest->commit; },
+          nb::for_getter(nb::sig("def commit(self) -> int")), "The number of the commit (int).")
+      .def_prop_ro(
+          "chunk_bytes", [](const ManifestObject& self) { return self.manifest->chunk_bytes; },
+          nb::for_getter(nb::sig("def chunk_bytes(self) -> int")), "Bytes of a chunk (int).")
+      .def_prop_ro(
+          "state", [](const ManifestObject& self) { return str_of(self.manifest->state); },
+          nb::for_getter(nb::sig("def state(self) -> str")), "What was saved beside the tensors: JSON (str).")
+      .def("shard_paths", &ManifestObject::shard_paths, nb::sig("def shard_paths(self) -> list[str]"),
+           "Paths of the shards.")
+      .def("tensors", &tensors, nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]"),
+           "Name, dtype, shape and bytes of each tensor.")
+      .def("tensors_in", &tensors_in, "shard"_a, "begin"_a, "end"_a,
+           nb::sig("def tensors_in(self, shard: int, begin: int, end: int) -> list[str]"),
+           "Names of the tensors with bytes in a range of a shard, in the order of their bytes.")
+      .def("images", &images, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
+           nb::sig("def images(self, targets: list[trunkline._types.WritableBuffer], *, verify: bool, "
+                   "fresh_from_bytes: int) -> list[FileImage]"),
+           "The shards, to be read into a buffer for each tensor: those of `fresh_from_bytes` or more are "
+           "new memory.");
+}
+
+}  // namespace trunkline::python
