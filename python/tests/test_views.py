@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_any_views_share_memory_as_those_that_torch_loads(state: Any) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=states(), apart=st.booleans())
 def test_any_views_come_back_from_a_directory(tmp_path: Path, state: Any, apart: bool) -> None:
-    checkpointer = tl.Checkpointer(tmp_path, keep=1)
+    checkpointer = tl.Checkpointer(tempfile.mkdtemp(dir=tmp_path))
     checkpointer.save(1, state, block=True)
     written = {int(at) for leaf in leaves(state) for at in bytes_of_elements(leaf)}
     manifest = checkpointer._place.store.read_manifest(1)
@@ -214,11 +215,12 @@ def test_a_state_without_views_is_of_version_1(tmp_path: Path) -> None:
     shared = torch.ones(3)
     flat = torch.arange(10.0)  # parts of one storage with no byte in common
     state = {"a": shared, "tied": shared, "b": flat[:4], "c": flat[4:], "gaps": flat[::3].clone()[::2]}
-    tl.Checkpointer(tmp_path).save(1, state, block=True)
+    checkpointer = tl.Checkpointer(tmp_path)
+    checkpointer.save(1, state, block=True)
     [manifest] = tmp_path.rglob("manifest-*")
     assert manifest.read_bytes().startswith(b"trunkline checkpoint 1 ")
     state["view"] = flat[2:6]
-    tl.Checkpointer(tmp_path).save(2, state, block=True)
+    checkpointer.save(2, state, block=True)
     assert (
         next(tmp_path.rglob("step-00000002/manifest-*")).read_bytes().startswith(b"trunkline checkpoint 2 ")
     )
