@@ -31,8 +31,9 @@ std::optional<std::uint64_t> take_index(std::string_view& rest, std::string_view
   constexpr std::size_t kMinDigits = 5;
   const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
   if (digits < kMinDigits || !rest.substr(digits).starts_with(behind)) return std::nullopt;
+  const std::string_view number = rest.substr(0, digits);
   std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + digits, value);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
   if (error != std::errc()) return std::nullopt;
   rest.remove_prefix(digits + behind.size());
   return value;

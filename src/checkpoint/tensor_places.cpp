@@ -1,6 +1,7 @@
 #include "checkpoint/tensor_places.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace trunkline::checkpoint {
 
@@ -17,10 +18,10 @@ TensorPlaces::TensorPlaces(const Manifest& manifest) : shards_(manifest.shards.s
 // Through all that begin before the end, since pieces may overlap; this is asked only of what is damaged.
 std::vector<std::string> TensorPlaces::in(std::uint64_t shard, std::uint64_t begin, std::uint64_t end) const {
   std::vector<std::string> names;
+  std::unordered_set<const std::string*> seen;  // a file of another size may concern a million tensors
   for (const Place& place : shards_[shard]) {
     if (place.begin >= end) break;
-    if (place.end > begin && std::ranges::find(names, *place.name) == names.end())
-      names.push_back(*place.name);
+    if (place.end > begin && seen.insert(place.name).second) names.push_back(*place.name);
   }
   return names;
 }
