@@ -251,3 +251,11 @@ def test_many_threads_share_a_file(engine: tl.Engine, tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert mismatches == []
+
+
+@pytest.mark.parametrize("offset", [900, 1000, 5000])
+def test_the_end_of_the_file_is_named_wherever_a_read_begins(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(1000))
+    with tl.open(path) as file, pytest.raises(tl.EndOfFile, match="the file ends at 1000;"):
+        file.pread(bytearray(200), offset)

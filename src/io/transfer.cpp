@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "io/file_core.h"
+#include "os/file_pair.h"
 
 namespace trunkline::io {
 namespace {
@@ -40,10 +42,13 @@ Verdict after_nothing(const Transfer& transfer) {
         system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
                      transfer.member->path));
   }
+  // The read may have begun behind the end.
+  const std::uint64_t reached = transfer.piece.span_offset + transfer.moved;
+  const auto bytes = os::file_bytes(transfer.member->pair.buffered.get(), transfer.member->path);
   return failed(
       make_error(ErrorKind::end_of_file,
                  fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
-                             describe(transfer), transfer.piece.span_offset + transfer.moved),
+                             describe(transfer), bytes ? std::min(*bytes, reached) : reached),
                  transfer.member->path));
 }
 

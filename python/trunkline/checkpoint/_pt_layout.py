@@ -17,6 +17,7 @@ import torch
 from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._memory import is_in_reach
+from trunkline.checkpoint._tensors import objection_in_any_file
 
 # As torch.save calls the folder of its records when it writes to a file object.
 _PREFIX = "archive"
@@ -28,12 +29,26 @@ _VERSION = b"3\n"
 class _Pickler(pickle.Pickler):
     """Pickles as torch.save does, and collects the storages: `storages` by their keys, 0, 1 and so on."""
 
-    def __init__(self, file: io.BytesIO, path: str) -> None:
+    def __init__(self, file: io.BytesIO, root: object, path: str) -> None:
         super().__init__(file, protocol=_PROTOCOL)
+        self._root = root
         self.storages: list[torch.UntypedStorage] = []
         self._path = path
         self._keys: dict[int, str] = {}
         self._dtypes: dict[int, torch.dtype] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return what pickle asks an object that is none of its own types for."""
+        if not isinstance(obj, torch.Tensor):
+            return NotImplemented
+        why = objection_in_any_file(obj)
+        if why is None:
+            try:
+                return obj.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
+            except (RuntimeError, NotImplementedError) as error:  # of torch, for what has no storage
+                why = f"cannot be saved, nor could torch.save: {str(error).partition(chr(10))[0]}"
+        where = place_of(self._root, obj) or f"a {type(obj).__name__}"
+        raise Unsupported(None, f"saving {self._path}: {where} {why}", self._path)
 
     def persistent_id(self, obj: Any) -> Any:
         """Return what stands for a storage; None for any other object, which is then pickled."""
@@ -71,13 +86,28 @@ class _Pickler(pickle.Pickler):
         return ("storage", kind, key, location, elements)
 
 
+def place_of(root: object, wanted: object) -> str | None:
+    """Return where in `root` an object is, as Python code from `obj` on; None where no container has it."""
+    seen: set[int] = set()
+    pending: list[tuple[str, Any]] = [("obj", root)]
+    while pending:
+        place, value = pending.pop()
+        if value is wanted:
+            return place
+        if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            children = value.items() if isinstance(value, dict) else enumerate(value)
+            pending.extend((f"{place}[{key!r}]", child) for key, child in children)
+    return None
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _pickled(obj: object, path: str) -> tuple[bytes, list[torch.UntypedStorage]]:
     file = io.BytesIO()
-    pickler = _Pickler(file, path)
+    pickler = _Pickler(file, obj, path)
     pickler.dump(obj)
     return file.getvalue(), pickler.storages
 

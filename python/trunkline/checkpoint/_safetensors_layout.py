@@ -10,7 +10,14 @@ from trunkline._core import FileImage
 from trunkline._errors import Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums
-from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, in_safetensors, objection
+from trunkline.checkpoint._tensors import (
+    bytes_of,
+    contiguous,
+    dtype_name,
+    in_safetensors,
+    objection,
+    objection_in_any_file,
+)
 
 ALIGNMENT = 4096
 _MAX_JSON_BYTES = 100_000_000  # kMaxHeaderBytes of src/format/safetensors.h
@@ -84,7 +91,7 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if why is None and tensor.dtype is torch.float4_e2m1fn_x2 and tensor.dim() == 0:
         why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not have"
     if why is not None:
-        raise Unsupported(None, f"the tensor {name!r} {why}{_HINT}")
+        raise Unsupported(None, f"the tensor {name!r} {why}{'' if objection_in_any_file(tensor) else _HINT}")
     return contiguous(tensor)
 
 

@@ -58,8 +58,25 @@ def in_safetensors(dtype: torch.dtype) -> bool:
     return dtype in _SAFETENSORS_NAMES
 
 
+def objection_in_any_file(tensor: torch.Tensor) -> str | None:
+    """Why no file can hold the tensor; None if one of some format can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return (
+            "is a tensor of torch.func (inside of vmap, grad or the like), which has no memory of its own; "
+            "save outside of the function that is transformed"
+        )
+    if type(tensor).__name__ == "FakeTensor":
+        return "is a FakeTensor, which has no elements; save outside of FakeTensorMode"
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return "is a tensor of MKL-DNN, in a layout of its own; convert it with .to_dense()"
+    return None
+
+
 def objection(tensor: torch.Tensor) -> str | None:
     """Why the tensor is not a dense one of plain elements, of the CPU or a CUDA GPU; None if it is."""
+    why = objection_in_any_file(tensor)
+    if why is not None:
+        return why
     if type(tensor) not in _PLAIN_TYPES:
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         if type(tensor).__name__ == "DTensor":
@@ -73,6 +90,8 @@ def objection(tensor: torch.Tensor) -> str | None:
         return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
     if tensor.dtype in _QUANTISED:
         return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
+    if tensor.numel() and not torch._is_zerotensor(tensor) and not tensor.untyped_storage().nbytes():
+        return "has no memory any more (its storage was resized to 0, as FSDP does between uses)"
     return None
 
 
