@@ -75,6 +75,10 @@ collect_missing() {
     # Filesystems that are cut off: python/tests/crash_rounds.py.
     need_command mkfs.ext4 e2fsprogs
     need_command mkfs.xfs xfsprogs
+    # And others that behave differently: python/tests/filesystem_checks.py.
+    need_command mkfs.btrfs btrfs-progs
+    need_command mkfs.vfat dosfstools
+    need_command fuse2fs fuse2fs
     need_command mount mount
     need_command unshare util-linux
   fi

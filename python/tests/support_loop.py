@@ -16,9 +16,19 @@ _FS_IOC_SHUTDOWN = 0x8004587D
 # What the filesystem does before it stops for good: everything, only the log, nothing.
 FLUSH_ALL, FLUSH_LOG, FLUSH_NOTHING = 0, 1, 2
 
-# Images are sparse. The second is the least that mkfs.xfs accepts.
-_IMAGE_BYTES = {"ext4": 96 << 20, "xfs": 300 << 20}
+# Images are sparse. That of xfs is the least that mkfs.xfs accepts.
+_IMAGE_BYTES = {
+    "ext4": 96 << 20,
+    "xfs": 300 << 20,
+    "btrfs": 128 << 20,
+    "vfat": 96 << 20,
+    "fuse2fs": 96 << 20,
+}
 _MKFS = {
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+    "vfat": ["mkfs.vfat", "-F", "32"],
+    # ext4 again, served to FUSE by a program.
+    "fuse2fs": ["mkfs.ext4", "-q", "-F", "-O", "^has_journal"],
     "ext4": ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-f", "-K"],
 }
@@ -32,7 +42,7 @@ class LoopFilesystem:
     """
 
     def __init__(self, kind: str, nbytes: int = 0) -> None:
-        """kind: "ext4" or "xfs"; nbytes: size of the device (0: small)."""
+        """kind: a key of _MKFS; nbytes: size of the device (0: small)."""
         scratch = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         self.kind = kind
         self._home = Path(tempfile.mkdtemp(prefix="trunkline-loop-", dir=scratch))
@@ -50,6 +60,9 @@ class LoopFilesystem:
 
     def mount(self) -> None:
         """Mount it, which recovers what a cut has left."""
+        if self.kind == "fuse2fs":
+            _run("fuse2fs", "-o", "rw", str(self._image), str(self.path))
+            return
         _run("mount", "-t", self.kind, "-o", "loop,noatime", str(self._image), str(self.path))
 
     def unmount(self) -> None:
@@ -97,7 +110,9 @@ def why_not(kind: str) -> str:
     """Why such filesystems cannot be used here; empty where they can."""
     if os.geteuid() != 0:
         return "mounting needs root"
-    missing = [tool for tool in (f"mkfs.{kind}", "mount", "umount", "unshare") if shutil.which(tool) is None]
+    server = ["fuse2fs"] if kind == "fuse2fs" else []
+    tools = (_MKFS[kind][0], *server, "mount", "umount", "unshare")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not installed (scripts/setup.sh test)"
     try:

@@ -14,6 +14,7 @@ import pytest
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
+import torch
 import trunkline as tl
 
 merged = Path(sys.argv[1])
@@ -34,6 +35,10 @@ with tl.open(merged / "below") as file:
     file.pread(back)
     assert back == expected
 assert (merged / "below").read_bytes() == expected
+# One that is replaced keeps its mode, and is not copied up before.
+tl.save({"weight": torch.ones(9)}, merged / "below.pt")
+assert (merged / "below.pt").stat().st_mode & 0o777 == 0o600
+assert torch.equal(tl.load(merged / "below.pt")["weight"], torch.ones(9))
 print(json.dumps(tl.default_engine().explain(merged / "new")))
 """
 
@@ -45,6 +50,8 @@ def test_files_on_overlayfs(tmp_path: Path, upper: str) -> None:
     for name in ("lower", "merged", "top"):
         (tmp_path / name).mkdir()
     (tmp_path / "lower/below").write_bytes(b"b" * 2_000_000)
+    (tmp_path / "lower/below.pt").write_bytes(b"b" * 1000)
+    (tmp_path / "lower/below.pt").chmod(0o600)
     (tmp_path / "script.py").write_text(SCRIPT)
     mount_top = "mount -t tmpfs none top && " if upper == "memory" else ""
     layers = "lowerdir=lower,upperdir=top/upper,workdir=top/work"
