@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import trunkline as tl
 
@@ -43,3 +44,28 @@ def test_more_than_4_gib_in_one_call(tmp_path: Path) -> None:
             assert target[offset : offset + len(mark)].tobytes() == mark[: SIZE - offset]
             target[offset : offset + len(mark)] = 0
     assert not target.any()
+
+
+@pytest.mark.large
+@pytest.mark.skipif(available_memory_bytes() < 12e9, reason="less than 12 GB of memory available")
+def test_a_pt_file_with_a_storage_of_more_than_4_gib(tmp_path: Path) -> None:
+    """Its size, and the place of what follows it, need the zip64 form."""
+    if shutil.disk_usage(tmp_path).free < 6e9:
+        pytest.skip("less than 6 GB of disk free")
+    path = tmp_path / "large.pt"
+    large = torch.zeros(SIZE, dtype=torch.uint8)
+    for place in (0, (4 << 30) - 1, SIZE - 1):
+        large[place] = 7
+    tl.save({"large": large, "after": torch.arange(5)}, path, durable=False)
+    del large
+    try:
+        for loaded in (
+            torch.load(path, weights_only=True, mmap=True),
+            tl.load(path, mmap=True, verify=True),  # reads all, and compares it with its CRC-32
+        ):
+            found = loaded["large"]
+            assert found.numel() == SIZE
+            assert [int(found[place]) for place in (0, 1, (4 << 30) - 1, SIZE - 1)] == [7, 0, 7, 7]
+            assert loaded["after"].tolist() == [0, 1, 2, 3, 4]
+    finally:
+        path.unlink()
