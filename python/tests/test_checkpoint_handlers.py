@@ -96,7 +96,7 @@ def test_in_the_midst_of_a_save_a_handler_is_told_so_at_once(run_script: RunScri
         PRELUDE
         + """
 from trunkline.checkpoint import _step_save
-flatten = _step_save.flatten
+flatten = _step_save.flatten_with_features
 calls = {
     "save": lambda: checkpointer.save(7, state),
     "wait": checkpointer.wait,
@@ -114,9 +114,9 @@ def interrupted(state):  # as a handler that runs just now
     tl.save(state, "file.pt")
     return flatten(state)
 
-_step_save.flatten = interrupted
+_step_save.flatten_with_features = interrupted
 checkpointer.save(2, state, block=True)
-_step_save.flatten = flatten
+_step_save.flatten_with_features = flatten
 checkpointer.save(3, state, block=True)
 assert torch.equal(tl.load("file.pt")["x"], state["x"])
 print(checkpointer.steps())
