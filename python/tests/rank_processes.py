@@ -67,6 +67,9 @@ class Rank:
     def set_environment(self, **variables: str) -> None:
         os.environ.update(variables)
 
+    def change_directory(self, directory: str) -> None:
+        os.chdir(directory)
+
     def make_group(self, ranks: list[int]) -> None:
         self.groups.setdefault(tuple(ranks), dist.new_group(ranks))
 

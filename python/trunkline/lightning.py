@@ -27,6 +27,7 @@ from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._placed import placed, savable
 from trunkline.checkpoint._save import SaveHandle, save, save_async
+from trunkline.checkpoint._transfer import absolute_path
 
 __all__ = ["CheckpointIO"]
 
@@ -119,7 +120,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
         """Remove the file, or folder, if it is there: once the save that is under way is durable."""
-        self._to_remove.append(_local(path))
+        self._to_remove.append(absolute_path(_local(path)))  # removed later: maybe from another directory
         if self._saving is None or self._saving.done():
             self._settle()
 

@@ -157,6 +157,15 @@ Result<Volume> Volume::create(std::vector<std::string> directories, const Volume
                                     options.stripe_bytes, volume::kMinStripeBytes, volume::kMaxStripeBytes));
   }
   if (auto valid = check_directories(directories); !valid) return std::unexpected(valid.error());
+  // Files are opened later: maybe after a change of the working directory.
+  for (std::string& directory : directories) {
+    std::error_code failed;
+    auto absolute = std::filesystem::absolute(directory, failed);
+    if (failed) {
+      return std::unexpected(system_error(failed.value(), "finding the working directory", directory));
+    }
+    directory = std::move(absolute).string();
+  }
   return Volume(std::move(directories), options);
 }
 

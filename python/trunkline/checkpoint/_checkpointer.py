@@ -23,7 +23,7 @@ from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import Place, StepSave, warn_of
-from trunkline.checkpoint._transfer import read_images
+from trunkline.checkpoint._transfer import absolute_path, read_images
 from trunkline.checkpoint._turn import Turn
 
 # What says that checkpoints can be read here, and nothing else.
@@ -93,7 +93,7 @@ class Checkpointer:
         _checkpointers.add(self)
         self._fresh = fresh
         self._continues = False  # it has loaded or saved: what save() finds was looked at before
-        store = self._open(os.fspath(directory), names, chosen)
+        store = self._open(absolute_path(directory, "directory"), names, chosen)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
@@ -366,15 +366,17 @@ class Checkpointer:
         exchange = self._ranks.exchange("opening")
         if exchange is None:
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
-        options = {
-            "fresh": self._fresh,
-            "writers": writers,
-            "volumes": volumes and [str(Path(os.fsdecode(volume)).absolute()) for volume in volumes],
-        }
+        options = {"directory": directory, "fresh": self._fresh, "writers": writers, "volumes": volumes}
 
         def opened() -> Any:
             for rank in range(1, exchange.size):
                 theirs = exchange.read("options", rank)
+                if theirs["directory"] != directory:
+                    raise rank_error(
+                        rank,
+                        f"rank {rank} opens {theirs['directory']} and rank 0 opens {directory}; pass the "
+                        "same absolute path on all ranks (a relative one depends on the working directory)",
+                    )
                 for option, ours in options.items():
                     if theirs[option] != ours:
                         raise rank_error(
@@ -422,7 +424,7 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
         raise TypeError(
             f"volumes: must be a list of directories, not {type(volumes).__name__}; put it into a list"
         )
-    return None if volumes is None else [os.fspath(volume) for volume in volumes]
+    return None if volumes is None else [absolute_path(volume, "volumes") for volume in volumes]
 
 
 def _ranks_of(process_group: Any, timeout: float) -> Ranks:

@@ -11,7 +11,7 @@ from trunkline._types import Path
 from trunkline.checkpoint._at_exit import ExitWatch, say
 from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
-from trunkline.checkpoint._transfer import path_name, write_images
+from trunkline.checkpoint._transfer import absolute_path, path_name, write_images
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -38,7 +38,8 @@ def save(
     returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
     megabyte, which load() checks; a .pt file always has the CRC-32 of each storage.
 
-    Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem.
+    Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem,
+    which names the file by its absolute path: the working directory may change while it is written.
     An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
     """
     raise_unobserved()
@@ -80,7 +81,7 @@ def save_async(
 
 def lay_out(obj: Any, path: Path, checksum: bool) -> FileImage:
     """Describe the file that `path` asks for by its suffix."""
-    name = path_name(path)
+    name = absolute_path(path)
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."
     if suffix in PT_SUFFIXES:
         from trunkline.checkpoint import _pt
@@ -91,7 +92,7 @@ def lay_out(obj: Any, path: Path, checksum: bool) -> FileImage:
 
         return _safetensors.lay_out(obj, name, checksum=checksum)
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
-    raise ValueError(f"path: {name} does not say the format by its suffix; there are {known}")
+    raise ValueError(f"path: {path_name(path)} does not say the format by its suffix; there are {known}")
 
 
 class Job(Protocol):

@@ -1,11 +1,13 @@
 """Writing and reading FileImages: in a thread of its own, so that Ctrl-C ends it and cleans up."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline._core import Engine, FileImage, FileSet, ImageRead
+from trunkline._errors import exception_of
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
 
@@ -92,3 +94,16 @@ def path_name(path: Any, argument: str = "path") -> str:
         return os.fsdecode(path)
     except TypeError:
         raise TypeError(f"{argument}: must be str, bytes or os.PathLike, not {type(path).__name__}") from None
+
+
+def absolute_path(path: Any, argument: str = "path") -> str:
+    """Return a path that means the same after a change of the working directory.
+
+    For what is used after the call that it was given to: a save in the background of a relative path would
+    end wherever the process is by then. Symbolic links and ".." stay as they are.
+    """
+    name = path_name(path, argument)
+    if not name:
+        raise exception_of("system", errno.ENOENT, f"{argument}: must not be empty", name)
+    # Not a Path, which would drop a trailing slash.
+    return name if name.startswith("/") else f"{os.getcwd()}/{name}"  # noqa: PTH109

@@ -15,22 +15,26 @@ class Endpoint:
     def __init__(self, path: "str | os.PathLike[str]", engine: Engine | None) -> None:
         """Raise TypeError or ValueError for what names no directory; touches nothing."""
         super().__init__()
-        self._directory = Path(directory_argument(path, "path"))
+        self._move_to(path, "path")
         self._engine = engine
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory."""
-        return str(self._directory)
+        """The directory, as it was given."""
+        return self._given
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
         """Whether it is the path of a directory that is there or could be made, not a URL."""
         return is_possible_checkpoint_id(checkpoint_id)
 
-    def _move_to(self, checkpoint_id: "str | os.PathLike[str] | None") -> None:
+    def _move_to(
+        self, checkpoint_id: "str | os.PathLike[str] | None", argument: str = "checkpoint_id"
+    ) -> None:
         if checkpoint_id is not None:
-            self._directory = Path(directory_argument(checkpoint_id, "checkpoint_id"))
+            self._given = str(Path(directory_argument(checkpoint_id, argument)))
+            # Used later, and maybe in another process: after a change of the working directory.
+            self._directory = Path(self._given).absolute()
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process."""

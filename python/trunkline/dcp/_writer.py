@@ -328,7 +328,7 @@ def _volume_directories(volumes: "Sequence[str | os.PathLike[str]] | Volume | No
         volumes = volumes.directories
     if isinstance(volumes, str | bytes | os.PathLike):
         raise TypeError(f"volumes: must be a sequence of directories, not {type(volumes).__name__}")
-    made = [Path(directory_argument(volume, f"volumes[{i}]")) for i, volume in enumerate(volumes)]
+    made = [Path(directory_argument(volume, f"volumes[{i}]")).absolute() for i, volume in enumerate(volumes)]
     if not made:
         raise ValueError("volumes: must name at least one directory; None keeps all files in `path`")
     return made

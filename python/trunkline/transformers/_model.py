@@ -65,6 +65,8 @@ def from_pretrained(
     that were changed. One thread at a time may use the model, and nobody train it.
     """
     folder = FilePath(path_name(model_dir, "model_dir"))
+    if folder.is_dir():  # else it may be the name of a model on the hub
+        folder = folder.absolute()  # read again while the model is used
     memory = memory_arguments(device, memory_budget, host_memory, folder)
     place = place_argument(folder, pack_dir, volumes)
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")

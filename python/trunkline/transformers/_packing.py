@@ -48,7 +48,7 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     name = path_name(path, argument)
     if not name:
         raise ValueError(f'{argument}: must not be empty; "." is the current directory')
-    directory = FilePath(name)
+    directory = FilePath(name).absolute()
     if directory.exists() and folder.exists() and directory.samefile(folder):
         raise ValueError(
             f"{argument}: {name} is the model's own folder, where a pack would be taken for a file of the "

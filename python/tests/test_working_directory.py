@@ -1,0 +1,145 @@
+"""Relative paths mean what they meant when they were given, wherever the process goes meanwhile."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankProcesses
+
+import trunkline as tl
+
+STATE = {"x": torch.arange(300_000)}
+ALL = 1 << 40  # commands
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The process is in tmp_path / "here" and will go to the directory that this returns."""
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "elsewhere"
+
+
+def same(found: dict[str, Any]) -> bool:
+    return torch.equal(found["x"], STATE["x"])
+
+
+@pytest.mark.parametrize(
+    "path", ["file.pt", "file.safetensors", b"\xff.pt", Path("file.pt"), "./a//../file.pt", "link/../file.pt"]
+)
+def test_a_file_that_is_saved_in_the_background(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, path: Any
+) -> None:
+    Path("a").mkdir()
+    (tmp_path / "target" / "of").mkdir(parents=True)
+    Path("link").symlink_to(tmp_path / "target" / "of")
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, ALL)
+        handle = tl.save_async(STATE, path, engine=engine)
+        monkeypatch.chdir(elsewhere)
+        faults.release()
+        handle.wait()
+    assert list(elsewhere.iterdir()) == []
+    monkeypatch.chdir(tmp_path / "here")
+    assert same(tl.load(path))
+    assert os.fsdecode(path) in repr(handle)
+    in_target = os.fsdecode(path).startswith("link")
+    assert (tmp_path / "target" / "file.pt").exists() == in_target  # as the kernel resolves ".."
+    assert not list(tmp_path.rglob(".trunkline-*"))
+
+
+@pytest.mark.parametrize("volumes", [None, ["disk0", "disk1"]])
+def test_checkpoints(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, volumes: list[str] | None
+) -> None:
+    for volume in volumes or []:
+        Path(volume).mkdir()
+    checkpointer = tl.Checkpointer("run", volumes=volumes, process_group=False)
+    checkpointer.save(1, STATE)
+    monkeypatch.chdir(elsewhere)
+    checkpointer.save(2, STATE, block=True)
+    assert same(checkpointer.load(1))
+    assert same(checkpointer.load(2))
+    checkpointer.verify()
+    assert list(elsewhere.iterdir()) == []
+    assert tl.Checkpointer(tmp_path / "here" / "run", process_group=False).steps() == [1, 2]
+    assert str(checkpointer.directory) == "run"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_dcp(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    Path("disk").mkdir()
+    writer = tl.dcp.StorageWriter("run", volumes=["disk"])
+    reader = tl.dcp.StorageReader("run")
+    monkeypatch.chdir(elsewhere)
+    dcp.save(STATE, storage_writer=writer)
+    found = {"x": torch.zeros_like(STATE["x"])}
+    dcp.load(found, storage_reader=reader)
+    assert same(found)
+    assert list(elsewhere.iterdir()) == []
+    assert len(list((tmp_path / "here" / "disk").glob("*.shard"))) == 1
+
+
+def test_a_volume(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("disk0", "disk1"):
+        Path(name).mkdir()
+    volume = tl.Volume(["disk0", "disk1"])
+    monkeypatch.chdir(elsewhere)
+    with volume.open("file", "w") as file:
+        file.pwrite(b"x" * 10_000)
+    assert volume.list() == ["file"]
+    assert volume.directories == [str(tmp_path / "here" / name) for name in ("disk0", "disk1")]
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_what_lightning_removes_later(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning")
+    plugin = tl.lightning.CheckpointIO(background=True)
+    plugin.save_checkpoint(STATE, "old.ckpt")
+    plugin.save_checkpoint(STATE, "new.ckpt")
+    (elsewhere / "old.ckpt").write_bytes(b"of another run")
+    plugin._to_remove.clear()
+    monkeypatch.setattr(plugin, "_settle", lambda: None)  # as while the save is under way
+    plugin.remove_checkpoint("old.ckpt")
+    monkeypatch.undo()
+    os.chdir(elsewhere)
+    try:
+        plugin.teardown()
+    finally:
+        os.chdir(tmp_path)
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["new.ckpt"]
+    assert (elsewhere / "old.ckpt").exists()
+
+
+def test_an_empty_path() -> None:
+    with pytest.raises(FileNotFoundError, match="path: must not be empty"):
+        tl.save(STATE, "")
+    with pytest.raises(FileNotFoundError, match="directory: must not be empty"):
+        tl.Checkpointer("", process_group=False)
+    with pytest.raises(FileNotFoundError, match="volumes: must not be empty"):
+        tl.Checkpointer("run", volumes=[""], process_group=False)
+
+
+def test_ranks_in_different_directories(tmp_path: Path) -> None:
+    with RankProcesses(2) as ranks:
+        for rank in range(2):
+            (tmp_path / str(rank)).mkdir()
+            ranks.one(rank, "change_directory", str(tmp_path / str(rank)))
+        failed = ranks.failures("open", "run", timeout=60)
+        assert len(failed) == 2
+        for error in failed.values():
+            assert error.is_ours
+            assert f"rank 1 opens {tmp_path}/1/run and rank 0 opens {tmp_path}/0/run" in error.message
+        for rank in range(2):
+            ranks.one(rank, "change_directory", str(tmp_path))
+        ranks.all("open", "run")
+        ranks.one(1, "change_directory", "/")
+        ranks.all("save", 1, {"seed": 1}, block=True)
+    assert tl.Checkpointer(tmp_path / "run", process_group=False).steps() == [1]
