@@ -273,3 +273,13 @@ def test_bad_arguments(tmp_path: Path) -> None:
     (tmp_path / "d.pt").mkdir()
     with pytest.raises(IsADirectoryError):
         tl.save({}, tmp_path / "d.pt")
+
+
+@pytest.mark.parametrize("name", ["a.SafeTensors", "A.SAFETENSORS", "a.PT", "a.Ckpt", "a.BIN", "a.pTh"])
+def test_suffixes_in_any_case(tmp_path: Path, name: str) -> None:
+    """What is saved under a name is loaded by it, alone and as the file of a folder."""
+    state = {"x": torch.arange(5)}
+    tl.save(state, tmp_path / name)
+    assert torch.equal(tl.load(tmp_path / name)["x"], state["x"])
+    if name.lower().endswith("safetensors"):
+        assert torch.equal(tl.load(tmp_path)["x"], state["x"])

@@ -47,10 +47,11 @@ def load(
 
     target = device_argument(device, name)
     is_folder = os.path.isdir(name)  # noqa: PTH112
-    if name.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
+    lower = name.lower()  # as save() reads suffixes
+    if lower.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
         from trunkline.checkpoint import _safetensors
 
-        if name.endswith(".safetensors") and not is_folder:
+        if lower.endswith(".safetensors") and not is_folder:
             return _safetensors.load(name, device=target, engine=engine, verify=verify, mmap=mmap)
         return _safetensors.load_folder(name, device=target, engine=engine, verify=verify, mmap=mmap)
     from trunkline.checkpoint import _pt

@@ -50,7 +50,7 @@ def load_folder(
 def folder_headers(path: Path, *, engine: Engine | None = None) -> list[Header]:
     """Return the headers of the files that load_folder() loads; errors as its."""
     found = _find(os.fsdecode(path))
-    if not found.endswith(".json"):
+    if not found.lower().endswith(".json"):
         return [read_header(found, engine=engine)]
     weight_map = _read_index(found, engine)
     folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
@@ -69,7 +69,7 @@ def _find(path: str) -> str:
     if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
         return os.path.join(path, "model.safetensors")  # noqa: PTH118
     for kind, suffix in (("indices", _INDEX_SUFFIX), ("files", ".safetensors")):
-        candidates = [name for name in names if name.endswith(suffix)]
+        candidates = [name for name in names if name.lower().endswith(suffix)]
         if len(candidates) > 1 and "model" + suffix in candidates:
             candidates = ["model" + suffix]
         if len(candidates) > 1:

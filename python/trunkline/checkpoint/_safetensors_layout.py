@@ -15,6 +15,7 @@ from trunkline.checkpoint._tensors import (
     contiguous,
     dtype_name,
     in_safetensors,
+    is_distributed,
     objection,
     objection_in_any_file,
 )
@@ -91,7 +92,9 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if why is None and tensor.dtype is torch.float4_e2m1fn_x2 and tensor.dim() == 0:
         why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not have"
     if why is not None:
-        raise Unsupported(None, f"the tensor {name!r} {why}{'' if objection_in_any_file(tensor) else _HINT}")
+        # A .pt file would hold one rank's part of a distributed tensor.
+        hint = "" if objection_in_any_file(tensor) or is_distributed(tensor) else _HINT
+        raise Unsupported(None, f"the tensor {name!r} {why}{hint}")
     return contiguous(tensor)
 
 

@@ -45,7 +45,14 @@ from trunkline.checkpoint._leaves import (
     shown_key,
 )
 from trunkline.checkpoint._restore import restore, restore_into
-from trunkline.checkpoint._tensors import dtype_name, dtype_named, objection, plain, to_stored
+from trunkline.checkpoint._tensors import (
+    dtype_name,
+    dtype_named,
+    is_distributed,
+    objection,
+    plain,
+    to_stored,
+)
 from trunkline.checkpoint._views import Shared, find_shared, strided
 
 __all__ = [
@@ -200,7 +207,8 @@ class _Flattener:
     def _tensor(self, tensor: torch.Tensor) -> Json:
         why = objection(tensor)
         if why is not None:
-            raise Unsupported(None, f"{self.place()} {why}{_HINT}")
+            hint = "" if is_distributed(tensor) else _HINT  # a .pt file would hold one rank's part alone
+            raise Unsupported(None, f"{self.place()} {why}{hint}")
         node: dict[str, Json] = {
             "tensor": "",
             "dtype": dtype_name(tensor.dtype),

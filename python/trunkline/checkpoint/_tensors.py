@@ -79,8 +79,8 @@ def objection(tensor: torch.Tensor) -> str | None:
         return why
     if type(tensor) not in _PLAIN_TYPES:
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        if type(tensor).__name__ == "DTensor":
-            return f"is a {name}, a part of a tensor of many ranks; save it with torch.distributed.checkpoint"
+        if is_distributed(tensor):
+            return _about_distributed(tensor, name)
         return f"is a {name}, a subclass of torch.Tensor that may hold more than its elements"
     if tensor.is_nested:
         return "is a nested tensor"
@@ -93,6 +93,25 @@ def objection(tensor: torch.Tensor) -> str | None:
     if tensor.numel() and not torch._is_zerotensor(tensor) and not tensor.untyped_storage().nbytes():
         return "has no memory any more (its storage was resized to 0, as FSDP does between uses)"
     return None
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor; what objection() says of it needs no other advice."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def _about_distributed(tensor: torch.Tensor, name: str) -> str:
+    placements = getattr(tensor, "placements", ())
+    shown = f" ({', '.join(map(str, placements))})" if placements else ""
+    if placements and all(placement.is_replicate() for placement in placements):
+        return (
+            f"is a {name}, of which each rank holds a copy{shown}; use its to_local(), or "
+            "torch.distributed.checkpoint with trunkline.dcp"
+        )
+    return (
+        f"is a {name}, of which each rank holds a part{shown}; use torch.distributed.checkpoint with "
+        "trunkline.dcp, or its full_tensor(), which all ranks call"
+    )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
