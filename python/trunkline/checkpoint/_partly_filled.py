@@ -25,6 +25,7 @@ def partly_filled(target: str, remedy: str) -> Iterator[None]:
         )
         if isinstance(error, Error):
             error.strerror = f"{error.strerror}; {says}"
+            error.args = (*error.args[:1], error.strerror, *error.args[2:])  # what other ranks get of it
         elif hasattr(error, "add_note"):  # from Python 3.11 on
             error.add_note(says)
         raise
