@@ -26,7 +26,7 @@ RELEASE = ROOT / "build/release"
 VENV = ROOT / ".venv/bin"
 CPP_FOLDERS = ("include", "src", "tests", "examples", "python/bindings")
 PYTHON_FOLDERS = [
-    folder for folder in ("python", "scripts", "examples", "benchmarks") if (ROOT / folder).is_dir()
+    folder for folder in ("python", "scripts", "examples", "benchmarks", "tests") if (ROOT / folder).is_dir()
 ]
 
 

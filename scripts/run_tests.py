@@ -22,14 +22,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fuzz as fuzzing
 from junit import read_junit
 from results import Outcome, report, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 RESULTS = BUILD / "results"
-FUZZ_SECONDS = 15
-CLANG = "clang++-19"
+FUZZ_SECONDS = 6
 
 
 class StageError(Exception):
@@ -121,53 +121,25 @@ def example(build_only: bool) -> Outcome:
 
 
 def fuzz(build_only: bool) -> Outcome:
-    targets = sorted((ROOT / "tests/fuzz").glob("*.cpp"))
     outcome = Outcome()
-    if not shutil.which(CLANG):
-        for target in targets:
-            outcome.skip(f"fuzz {target.stem}", f"{CLANG} is not installed")
+    names = fuzzing.targets()
+    if not shutil.which(fuzzing.CLANG):
+        for name in names:
+            outcome.skip(f"fuzz {name}", f"{fuzzing.CLANG} is not installed")
         return outcome
-    build = BUILD / "fuzz"
-    run(
-        *(
-            "cmake",
-            "-S",
-            str(ROOT),
-            "-B",
-            str(build),
-            "-G",
-            "Ninja",
-            f"-DCMAKE_CXX_COMPILER={CLANG}",
-            *launcher(),
-        ),
-        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTRUNKLINE_SANITIZE=fuzzer-no-link,address"),
-        *("-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
-    )
-    run("cmake", "--build", build)
-    for target in targets:
-        binary = build / f"fuzz_{target.stem}"
-        sources: list[str | Path] = [
-            "-I",
-            ROOT / "include",
-            "-I",
-            ROOT / "src",
-            target,
-            build / "libtrunkline.a",
-        ]
-        run(
-            *(CLANG, "-std=c++23", "-O1", "-g", "-fsanitize=fuzzer,address"),
-            *sources,
-            *("-luring", "-laio", "-lisal", "-lfmt", "-lpthread", "-o", str(binary)),
-        )
-        if build_only:
-            continue
+    try:
+        fuzzing.build(names)
+    except subprocess.CalledProcessError as error:
+        raise StageError(f"exit {error.returncode}: {' '.join(map(str, error.cmd))}") from None
+    for name in [] if build_only else names:
         with tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as scratch:
-            command = (binary, f"-max_total_time={FUZZ_SECONDS}", "-verbosity=0", "-print_final_stats=1")
-            code = run_code(*command, f"-artifact_prefix={RESULTS}/{target.stem}-", cwd=Path(scratch))
-        if code == 0:
+            done = fuzzing.run(name, Path(scratch), f"-max_total_time={FUZZ_SECONDS}")
+        print(f"{name}: {done.executions} executions, {done.coverage} edges", flush=True)
+        if done.code == 0:
             outcome.passed += 1
         else:
-            outcome.fail(f"fuzz {target.stem}: exit {code}; the input is beside build/results/tests.json")
+            print(done.failure, flush=True)
+            outcome.fail(f"fuzz {name}: exit {done.code}; the input is beside build/results/tests.json")
     return outcome
 
 

@@ -151,7 +151,9 @@ std::string_view member_text(std::string_view object, std::string_view key) {
     const std::size_t value = object.find_first_not_of(kSpace, colon + 1);
     if (colon == std::string_view::npos || value == std::string_view::npos) break;
     at = behind_value(object, value);
-    if (object.substr(begin + 1, end - begin - 2) != key) continue;
+    const std::string_view written = object.substr(begin + 1, end - begin - 2);
+    // With an escape it is another key than its text says: the key "a\n" ends with a line feed.
+    if (written != key || written.contains('\\')) continue;
     const std::string_view found = object.substr(value, at - value);
     return found.substr(0, found.find_last_not_of(kSpace) + 1);
   }

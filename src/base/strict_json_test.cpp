@@ -83,5 +83,12 @@ TEST(MemberText, IsTheTextOfTheValueAsItStands) {
   }
 }
 
+TEST(StrictJson, AKeyWithEscapesIsNotTheKeyThatItsTextSpells) {
+  constexpr std::string_view object = R"({"a\n": 1, "a\\n": 2})";  // "a", line feed; "a", backslash, "n"
+  ASSERT_TRUE(parse_json_object(object, 1));
+  EXPECT_EQ(member_text(object, R"(a\n)"), "");
+  EXPECT_EQ(member_text(object, R"(a\\n)"), "");
+}
+
 }  // namespace
 }  // namespace trunkline

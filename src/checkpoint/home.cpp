@@ -5,84 +5,25 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 
+#include "checkpoint/home_record.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 #include "os/read_text.h"
-#include "trunkline/checksum.h"
 
 namespace trunkline::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kMagic = "trunkline home ";
-constexpr std::string_view kVersion = "1";
-
-// Path for people and for finding it; device and inode because one directory has many paths.
-struct Home {
-  std::string path;
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-
-  bool operator==(const Home&) const = default;
-  bool is_same_directory(const Home& other) const { return device == other.device && inode == other.inode; }
-};
-
 std::string record_path(const std::string& volume) { return fmt::format("{}/{}", volume, kHomeFile); }
-
-std::string checksum_of(std::string_view text) {
-  return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
-}
-
-// Paths are any bytes, so that the record is no JSON.
-std::string format_home(const Home& home) {
-  const std::string body = fmt::format("{} {} {}\n", home.device, home.inode, home.path);
-  return fmt::format("{}{} crc32c={}\n{}", kMagic, kVersion, checksum_of(body), body);
-}
-
-std::unexpected<Error> fail(ErrorKind kind, const std::string& record, std::string_view why) {
-  return std::unexpected(
-      make_error(kind,
-                 fmt::format("{} should say which directory of checkpoints its shards belong to: {}; if only "
-                             "one directory uses them, remove that file, otherwise restore it",
-                             record, why),
-                 record));
-}
-
-bool take_number(std::string_view& text, std::uint64_t& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end == text.data() + text.size() || *end != ' ') return false;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
-  return true;
-}
-
-Result<Home> parse_home(std::string_view text, const std::string& record) {
-  if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is no such record");
-  std::string_view rest = text.substr(kMagic.size());
-  const std::string_view version = rest.substr(0, rest.find(' '));
-  if (version != kVersion)
-    return fail(ErrorKind::format, record, fmt::format("it is of version {}, not {}", version, kVersion));
-  Home home;
-  const std::size_t line = rest.find('\n');
-  if (line == std::string_view::npos) return fail(ErrorKind::corrupt, record, "it is cut off");
-  rest.remove_prefix(line + 1);
-  if (take_number(rest, home.device) && take_number(rest, home.inode) && rest.ends_with('\n'))
-    home.path = rest.substr(0, rest.size() - 1);
-  // Covers the checksum, and whatever else is not as it was written.
-  if (!home.path.starts_with('/') || format_home(home) != text)
-    return fail(ErrorKind::corrupt, record, "bytes of it have changed");
-  return home;
-}
 
 // nullopt: this directory has no record, or is not there.
 Result<std::optional<Home>> read_home(const std::string& volume) {

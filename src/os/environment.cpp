@@ -68,8 +68,7 @@ void append_upwards(std::vector<std::string>& files, std::string_view mount, std
   for (;;) {
     files.push_back(std::string(mount).append(path).append("/").append(file));
     if (path.empty()) return;
-    path = path.substr(0, std::min(path.rfind('/'), path.size()));
-    if (!path.starts_with('/')) path = {};
+    path = path.substr(0, path.rfind('/'));  // it begins with one
   }
 }
 
@@ -133,6 +132,7 @@ std::vector<std::string> memory_limit_files(std::string_view proc_self_cgroup) {
     if (second == std::string_view::npos) continue;
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const std::string_view path = line.substr(second + 1);
+    if (!path.starts_with('/')) continue;  // else it would lead out of the directory that it is put behind
     if (controllers.empty()) append_upwards(files, "/sys/fs/cgroup", path, "memory.max");
     if (names_memory(controllers))
       append_upwards(files, "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes");

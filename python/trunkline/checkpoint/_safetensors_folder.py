@@ -104,6 +104,11 @@ def _read_index(path: str, engine: Engine | None) -> dict[str, str]:
             raise _bad_index(path, f"it has {file.size} bytes, more than {_MAX_INDEX_BYTES}")
         data = bytearray(file.size)
         file.pread(data)
+    return parse_index(bytes(data), path)
+
+
+def parse_index(data: bytes, path: str) -> dict[str, str]:
+    """Return the file of each tensor by the contents of an index. Raises Format."""
     try:
         index = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

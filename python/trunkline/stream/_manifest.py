@@ -94,6 +94,11 @@ def read(directory: Path) -> Manifest | None:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return parse(text, path)
+
+
+def parse(text: bytes, path: Path) -> Manifest:
+    """Return the manifest that the text of the file at `path` is. Raises Format."""
     try:
         document = json.loads(text)
         if document["format"] != _FORMAT:

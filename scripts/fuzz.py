@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Fuzzes the parsers of untrusted bytes: tests/fuzz has one file for each C++ target, built with libFuzzer.
+
+    scripts/fuzz.py                                    every target for a few seconds, as `make test` does
+    scripts/fuzz.py --executions 100000000             the long run: every target as often as that in total
+    scripts/fuzz.py --seconds 600 strict_json units    these two, for ten minutes each
+    scripts/fuzz.py --python --executions 1000000      the parsers in Python (python/tests/fuzz_targets.py);
+                                                       needs `.venv/bin/pip install --no-deps atheris`
+
+Inputs that reach something new stay in build/fuzz-corpus/TARGET, merged to the smallest set with the same
+coverage, and so does the count of executions: a run that was interrupted goes on from there.
+tests/fuzz/corpus holds the few seeds that every run starts from. An input that fails is written to
+build/results; make it a test beside the parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build/fuzz"
+CORPUS = ROOT / "build/fuzz-corpus"
+RESULTS = ROOT / "build/results"
+SEEDS = ROOT / "tests/fuzz/corpus"
+CLANG = "clang++-19"
+SLICE_SECONDS = 300  # a long run is merged and counted that often
+_LINKS = "// Links: "  # in a target: sources that are not in the library
+_LIBRARIES = ("-luring", "-laio", "-lisal", "-lfmt", "-lpthread")
+
+
+@dataclass
+class Run:
+    """What one run of a target came to."""
+
+    code: int
+    executions: int
+    coverage: int  # edges
+    failure: str = ""
+
+
+def targets() -> list[str]:
+    return sorted(path.stem.removesuffix("_fuzz") for path in (ROOT / "tests/fuzz").glob("*_fuzz.cpp"))
+
+
+def command_of(name: str) -> list[str | Path]:
+    """Return what runs a target, with the options of libFuzzer behind it."""
+    if name in targets():
+        return [BUILD / f"fuzz_{name}"]
+    return [ROOT / ".venv/bin/python", ROOT / "python/tests/fuzz_python.py", name]
+
+
+def python_targets() -> list[str]:
+    """Return the targets in Python, and write their seeds into their corpora."""
+    program: list[str | Path] = [ROOT / ".venv/bin/python", ROOT / "python/tests/fuzz_python.py"]
+    done = subprocess.run([*program, "--seeds", CORPUS], check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def build(names: list[str]) -> None:
+    """Build the library and the targets; raises CalledProcessError."""
+    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    configure: list[str | Path] = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        BUILD,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_CXX_COMPILER={CLANG}",
+        *launcher,
+    ]
+    options = (
+        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTRUNKLINE_SANITIZE=fuzzer-no-link,address"),
+        *("-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
+    )
+    subprocess.run([*configure, *options], check=True)
+    subprocess.run(["cmake", "--build", BUILD], check=True)
+    for name in names:
+        source = ROOT / f"tests/fuzz/{name}_fuzz.cpp"
+        linked = [
+            ROOT / path
+            for line in source.read_text().splitlines()
+            if line.startswith(_LINKS)
+            for path in line.removeprefix(_LINKS).split()
+        ]
+        flags = ("-std=c++23", "-O1", "-g", "-fsanitize=fuzzer,address")
+        includes = ("-I", ROOT / "include", "-I", ROOT / "src")
+        binary = ("-o", BUILD / f"fuzz_{name}")
+        subprocess.run(
+            [CLANG, *flags, *includes, source, *linked, BUILD / "libtrunkline.a", *_LIBRARIES, *binary],
+            check=True,
+        )
+
+
+def run(name: str, corpus: Path, *limits: str) -> Run:
+    """Run a target from its seeds and `corpus`, into which new inputs go."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    seeds = [SEEDS / name] if (SEEDS / name).is_dir() else []
+    command = (*command_of(name), *limits, "-print_final_stats=1", f"-artifact_prefix={RESULTS}/{name}-")
+    done = subprocess.run([*command, corpus, *seeds], capture_output=True, text=True, errors="replace")
+    executions = re.findall(r"stat::number_of_executed_units:\s*(\d+)", done.stderr)
+    coverage = re.findall(r"\bcov: (\d+)", done.stderr)
+    return Run(
+        done.returncode,
+        int(executions[-1]) if executions else 0,
+        int(coverage[-1]) if coverage else 0,
+        done.stderr[-4000:] if done.returncode else "",
+    )
+
+
+def merge(name: str, corpus: Path) -> None:
+    """Leave the inputs in the corpus that are needed for its coverage."""
+    merged = corpus.with_suffix(".merged")
+    shutil.rmtree(merged, ignore_errors=True)
+    merged.mkdir(parents=True)
+    command = [*command_of(name), "-merge=1", merged, corpus]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == 0:
+        shutil.rmtree(corpus)
+        merged.rename(corpus)
+    else:
+        shutil.rmtree(merged)
+
+
+def fuzz(name: str, executions: int | None, seconds: int) -> bool:
+    """Run a target up to that many executions in all, or for some seconds, and print the result."""
+    corpus, record = CORPUS / name, CORPUS / f"{name}.json"
+    before = json.loads(record.read_text())["executions"] if record.exists() else 0
+    total, left = before, seconds
+    while True:
+        limits = [f"-max_total_time={SLICE_SECONDS if executions else left}"]
+        if executions:
+            if total >= executions:
+                print(f"{name}: {total} executions, which is what was wanted", flush=True)
+                return True
+            limits.append(f"-runs={executions - total}")
+        done = run(name, corpus, *limits)
+        total += done.executions
+        record.write_text(json.dumps({"executions": total, "coverage": done.coverage}) + "\n")
+        if done.code != 0:
+            print(done.failure)
+            print(f"{name}: failed after {total} executions; the input is in {RESULTS}", flush=True)
+            return False
+        if name in targets():  # atheris keeps nothing when it merges
+            merge(name, corpus)
+        kept = len(list(corpus.iterdir()))
+        print(f"{name}: {total} executions, coverage {done.coverage}, {kept} inputs kept", flush=True)
+        if not executions:
+            return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz the parsers of untrusted bytes.")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="(all)")
+    parser.add_argument("--python", action="store_true", help="the targets in Python, not those in C++")
+    parser.add_argument("--executions", type=int, help="of each target in all runs together")
+    parser.add_argument("--seconds", type=int, default=5, help="for each target, without --executions (5)")
+    options = parser.parse_args()
+    try:
+        known = python_targets() if options.python else targets()
+        names = options.targets or known
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"unknown target {unknown[0]!r}; there are {', '.join(known)}")
+        if not options.python:
+            build(names)
+    except subprocess.CalledProcessError as error:
+        print(f"fuzz: exit {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        return 1
+    os.nice(19)
+    passed = [fuzz(name, options.executions, options.seconds) for name in names]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

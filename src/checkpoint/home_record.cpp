@@ -1,0 +1,66 @@
+#include "checkpoint/home_record.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstddef>
+#include <span>
+
+#include "trunkline/checksum.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+constexpr std::string_view kMagic = "trunkline home ";
+constexpr std::string_view kVersion = "1";
+
+std::string checksum_of(std::string_view text) {
+  return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
+}
+
+std::unexpected<Error> fail(ErrorKind kind, const std::string& record, std::string_view why) {
+  return std::unexpected(
+      make_error(kind,
+                 fmt::format("{} should say which directory of checkpoints its shards belong to: {}; if only "
+                             "one directory uses them, remove that file, otherwise restore it",
+                             record, why),
+                 record));
+}
+
+bool take_number(std::string_view& text, std::uint64_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end == text.data() + text.size() || *end != ' ') return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+  return true;
+}
+
+}  // namespace
+
+// Paths are any bytes, so that the record is no JSON.
+std::string format_home(const Home& home) {
+  const std::string body = fmt::format("{} {} {}\n", home.device, home.inode, home.path);
+  return fmt::format("{}{} crc32c={}\n{}", kMagic, kVersion, checksum_of(body), body);
+}
+
+Result<Home> parse_home(std::string_view text, const std::string& record) {
+  if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is no such record");
+  std::string_view rest = text.substr(kMagic.size());
+  const std::string_view version = rest.substr(0, rest.find(' '));
+  if (version != kVersion) {
+    constexpr std::size_t kShown = 16;  // without a space all that follows is the version
+    return fail(ErrorKind::format, record,
+                fmt::format("it is of version {}, not {}", version.substr(0, kShown), kVersion));
+  }
+  Home home;
+  const std::size_t line = rest.find('\n');
+  if (line == std::string_view::npos) return fail(ErrorKind::corrupt, record, "it is cut off");
+  rest.remove_prefix(line + 1);
+  if (take_number(rest, home.device) && take_number(rest, home.inode) && rest.ends_with('\n'))
+    home.path = rest.substr(0, rest.size() - 1);
+  // Covers the checksum, and whatever else is not as it was written.
+  if (!home.path.starts_with('/') || format_home(home) != text)
+    return fail(ErrorKind::corrupt, record, "bytes of it have changed");
+  return home;
+}
+
+}  // namespace trunkline::checkpoint
