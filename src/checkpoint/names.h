@@ -22,7 +22,8 @@ std::optional<std::uint64_t> step_of(std::string_view name);
 std::optional<std::uint64_t> commit_of(std::string_view name);
 
 // Whether the name is one that shard_file() gives, or one under which files are written before they are
-// renamed (src/os/temporary_file.h): what may be removed when nothing refers to it.
+// renamed (src/os/temporary_file.h): what may be removed when nothing refers to it, the latter only once
+// their writers are dead.
 bool is_shard_file(std::string_view name);
 // The parts of such a name; index and count as they stand there.
 struct ShardName {

@@ -77,6 +77,9 @@ Status check_not_foreign(const std::string& directory) {
   if (*ours) return {};
   auto names = names_in(directory);
   if (!names) return std::unexpected(names.error());
+  // Another process may have made it ours since.
+  if (std::ranges::any_of(*names, [](const auto& name) { return name == kDescriptorFile || step_of(name); }))
+    return {};
   std::erase_if(*names, [](const std::string& name) { return !counts_as_foreign(name); });
   if (names->empty()) return {};
   const std::size_t more = names->size() - std::min(names->size(), kShown);

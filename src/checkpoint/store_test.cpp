@@ -1,5 +1,6 @@
 #include "checkpoint/store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,8 @@
 #include "checkpoint/names.h"
 #include "checkpoint/store_fixture.h"
 #include "os/durable.h"
+#include "os/temporary_file.h"
+#include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -252,6 +255,96 @@ TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
     EXPECT_EQ(dry->removed[i].path, collected->removed[i].path);
   EXPECT_TRUE(store->collect()->removed.empty());
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+}
+
+// tl.save() writes into any directory without the lock of this one.
+TEST_F(StoreTest, WhatAnotherWritesIsNotDebris) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const std::vector<std::string> paths{os::temporary_name(directory()),
+                                       os::temporary_name(directory() + "/step-00000001"),
+                                       os::temporary_name(store->descriptor().volumes[0]),
+                                       os::temporary_name(store->descriptor().volumes[0] + "/step-00000001")};
+  {
+    std::vector<os::UniqueFd> files;
+    std::vector<std::unique_ptr<os::WriterClaim>> claims;
+    for (const std::string& path : paths) {
+      files.emplace_back(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+      ASSERT_TRUE(files.back().valid());
+      claims.push_back(std::make_unique<os::WriterClaim>(files.back().get()));
+    }
+    for (const auto dry_run : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+      const auto collected = store->collect(dry_run);
+      ASSERT_TRUE(collected) << collected.error().message;
+      EXPECT_TRUE(collected->removed.empty());
+    }
+    save(*store, 2, 1);
+    for (const std::string& path : paths) EXPECT_TRUE(std::filesystem::exists(path)) << path;
+    claims.clear();
+  }
+  EXPECT_EQ(store->collect()->removed.size(), paths.size() + 2)
+      << "and the directories of the step that went";
+  for (const std::string& path : paths) EXPECT_FALSE(std::filesystem::exists(path)) << path;
+}
+
+// Real processes: some write files into the directory, others open it and collect.
+TEST_F(StoreTest, ProcessesThatWriteAndCollectDoNotMeet) {
+  constexpr int kRounds = 100;
+  save(*open(), 1);
+  std::vector<pid_t> children;
+  for (int number = 0; number < 4; ++number) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int failures = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        if (number < 2) {
+          failures += os::write_file_durably(fmt::format("{}/note{}", directory(), number), "x") ? 0 : 1;
+        } else {
+          failures += open()->collect() ? 0 : 1;
+        }
+      }
+      ::_exit(failures);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+
+// One new directory, opened and saved into by two processes at once: each saves, or hears of the other.
+TEST_F(StoreTest, ProcessesThatMakeOneDirectoryAtOnce) {
+  for (int round = 0; round < 20; ++round) {
+    const std::string path = root_.file(fmt::format("new{}", round));
+    std::vector<pid_t> children;
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const auto store = Store::open(path, {.volumes = volumes()});
+        if (!store) ::_exit(1);
+        for (;;) {
+          const auto placement = (*store)->begin(step, Steps{1, 1});
+          if (!placement && placement.error().code == EBUSY) continue;
+          if (!placement) ::_exit(placement.error().code == EEXIST ? 0 : 2);
+          ::_exit((*store)->commit(write_shards(step, *placement)) ? 0 : 3);
+        }
+      }
+      children.push_back(child);
+    }
+    for (const pid_t child : children) {
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    }
+    const auto store = Store::open(path);
+    ASSERT_TRUE(store) << store.error().message;
+    EXPECT_TRUE((*store)->collect());
+    const auto steps = (*store)->steps();
+    ASSERT_TRUE(steps && !steps->empty());
+    for (const std::uint64_t step : *steps) EXPECT_TRUE(is_whole(**store, *(*store)->read_manifest(step)));
+  }
 }
 
 TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {

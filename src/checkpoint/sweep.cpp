@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "os/read_text.h"
+#include "os/temporary_file.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -79,6 +81,19 @@ Status Sweep::remove_file(const std::string& path) {
   return {};
 }
 
+// Whether it is gone. A temporary file that somebody writes stays: tl.save() may write into any directory,
+// without the lock of this one.
+Result<bool> Sweep::remove_debris(const std::string& directory, const std::string& name) {
+  const std::string path = fmt::format("{}/{}", directory, name);
+  std::unique_ptr<os::DeadWriter> dead;  // held until the file is removed
+  if (is_temporary_file(name)) {
+    dead = os::DeadWriter::find(path);
+    if (!dead) return false;
+  }
+  if (auto removed = remove_file(path); !removed) return std::unexpected(removed.error());
+  return true;
+}
+
 Status Sweep::sweep_place(const Place& place, bool keep_known) {
   const auto names = names_in(place.path);
   if (!names) return std::unexpected(names.error());
@@ -90,8 +105,9 @@ Status Sweep::sweep_place(const Place& place, bool keep_known) {
     const bool manifest_gone = dry_run_ == DryRun::yes && !keep_known && commit_of(name).has_value();
     if (manifest_gone) --left;
     if (!ours || (known && keep_known)) continue;
-    if (auto removed = remove_file(fmt::format("{}/{}", place.path, name)); !removed) return removed;
-    --left;
+    const auto removed = remove_debris(place.path, name);
+    if (!removed) return std::unexpected(removed.error());
+    if (*removed) --left;
   }
   struct stat status{};
   if (left > 0 || ::lstat(place.path.c_str(), &status) != 0) return {};
@@ -193,7 +209,8 @@ Status Sweep::remove_temporary_files(const std::string& directory) {
   if (!names) return std::unexpected(names.error());
   for (const std::string& name : *names) {
     if (!is_temporary_file(name)) continue;
-    if (auto removed = remove_file(fmt::format("{}/{}", directory, name)); !removed) return removed;
+    if (const auto removed = remove_debris(directory, name); !removed)
+      return std::unexpected(removed.error());
   }
   return {};
 }

@@ -62,6 +62,7 @@ class Sweep {
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
   Status sweep_place(const Place& place, bool keep_known);
   Status remove_file(const std::string& path);
+  Result<bool> remove_debris(const std::string& directory, const std::string& name);
   Status remove_temporary_files(const std::string& directory);
   void note(Status status);
 

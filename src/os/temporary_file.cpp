@@ -10,8 +10,7 @@
 #include <filesystem>
 #include <random>
 #include <system_error>
-
-#include "os/unique_fd.h"
+#include <utility>
 
 namespace trunkline::os {
 namespace {
@@ -48,22 +47,6 @@ bool is_same_file(const struct stat& one, const struct stat& other) {
   return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
-void remove_if_dead(int directory, const char* name) {
-  struct stat named{};
-  // Looked at first: to open something else than a file may do something.
-  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return;
-  const UniqueFd fd(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  if (!fd.valid()) return;
-  const FileLock lock(fd.get(), FileLock::Kind::exclusive, FileLock::Wait::never);
-  if (!lock.held()) return;
-  // While the lock is held nobody writes the file, and nobody gives its name to another. Before, its writer
-  // may have renamed it: then the name is gone, or it is another file's.
-  struct stat opened{};
-  if (::fstat(fd.get(), &opened) != 0 || !S_ISREG(opened.st_mode)) return;
-  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(named, opened)) return;
-  ::unlinkat(directory, name, 0);
-}
-
 bool has_no_name(int fd) {
   struct stat status{};
   return ::fstat(fd, &status) == 0 && status.st_nlink == 0;
@@ -86,15 +69,38 @@ WriterClaim::WriterClaim(int fd)
     : lock_(fd, FileLock::Kind::exclusive, FileLock::Wait::never),
       lost_(lock_.busy() || (lock_.held() && has_no_name(fd))) {}
 
+DeadWriter::DeadWriter(UniqueFd fd)
+    : fd_(std::move(fd)), lock_(fd_.get(), FileLock::Kind::exclusive, FileLock::Wait::never) {}
+
+std::unique_ptr<DeadWriter> DeadWriter::find(const std::string& path) { return find(AT_FDCWD, path.c_str()); }
+
+std::unique_ptr<DeadWriter> DeadWriter::find(int directory, const char* name) {
+  struct stat named{};
+  // Looked at first: to open something else than a file may do something.
+  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return nullptr;
+  UniqueFd fd(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!fd.valid() || !locks_exclude_every_writer(fd.get())) return nullptr;
+  std::unique_ptr<DeadWriter> dead(new DeadWriter(std::move(fd)));
+  if (!dead->lock_.held()) return nullptr;
+  // Before the lock was held its writer may have renamed it: then the name is gone, or it is another file's.
+  struct stat opened{};
+  if (::fstat(dead->fd_.get(), &opened) != 0 || !S_ISREG(opened.st_mode)) return nullptr;
+  if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(named, opened))
+    return nullptr;
+  return dead;
+}
+
 void remove_dead_temporary_files(const std::string& directory) {
   const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!opened.valid() || !locks_exclude_every_writer(opened.get())) return;
+  if (!opened.valid()) return;
   std::error_code code;
   // Names are looked up in the directory that was opened, whatever its path leads to by now.
   std::filesystem::directory_iterator entry(directory, code);
   for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
     const std::string name = entry->path().filename().string();
-    if (is_temporary_name(name)) remove_if_dead(opened.get(), name.c_str());
+    if (!is_temporary_name(name)) continue;
+    if (const auto dead = DeadWriter::find(opened.get(), name.c_str()))
+      ::unlinkat(opened.get(), name.c_str(), 0);
   }
 }
 

@@ -2,10 +2,12 @@
 // more.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "os/file_lock.h"
+#include "os/unique_fd.h"
 
 namespace trunkline::os {
 
@@ -30,6 +32,23 @@ class WriterClaim {
  private:
   FileLock lock_;
   bool lost_;
+};
+
+// The claim of a writer that died, taken over by who removes its file. Everything that removes temporary
+// files asks for it first: whatever lock it holds otherwise, the writer may be another process that has none.
+class DeadWriter {
+ public:
+  // Nothing where `path` is not a file, its writer lives, or nobody can tell: on filesystems that other
+  // machines may have mounted, a lock that can be taken excludes no one.
+  static std::unique_ptr<DeadWriter> find(const std::string& path);
+  // The same of a name in an open directory.
+  static std::unique_ptr<DeadWriter> find(int directory, const char* name);
+
+ private:
+  explicit DeadWriter(UniqueFd fd);
+
+  UniqueFd fd_;
+  FileLock lock_;  // while it is held nobody writes the file, and nobody gives its name to another
 };
 
 // Removes the temporary files in `directory` whose writers died. Nothing is said of what cannot be removed,

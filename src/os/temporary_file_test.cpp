@@ -69,6 +69,21 @@ TEST_F(TemporaryFileTest, WhatIsClaimedStaysUntilTheClaimEnds) {
   EXPECT_TRUE(WriterClaim(fd.get()).lost()) << "it was removed between creation and claim";
 }
 
+TEST_F(TemporaryFileTest, OneAtATimeHasTheClaim) {
+  const std::string path = make_dead();
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  {
+    const WriterClaim claim(fd.get());
+    EXPECT_EQ(DeadWriter::find(path), nullptr);
+  }
+  const auto dead = DeadWriter::find(path);
+  ASSERT_NE(dead, nullptr);
+  EXPECT_TRUE(WriterClaim(fd.get()).lost()) << "who removes it has it until it is gone";
+  EXPECT_EQ(DeadWriter::find(path), nullptr) << "and nobody else";
+  EXPECT_EQ(DeadWriter::find(directory_.file("none")), nullptr);
+  EXPECT_EQ(DeadWriter::find(directory_.path()), nullptr);
+}
+
 TEST_F(TemporaryFileTest, AClaimIsLostToWhoRemoves) {
   const std::string path = make_dead();
   const UniqueFd mine(::open(path.c_str(), O_WRONLY | O_CLOEXEC));

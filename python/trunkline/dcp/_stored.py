@@ -17,7 +17,6 @@ MANIFEST = "dcp.manifest"
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
-_DEBRIS = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")  # of manifests whose writer died
 
 DTYPES = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype
@@ -82,11 +81,7 @@ def list_torch_metadata(directory: Path) -> list[str]:
 
 def leftovers(names: Iterable[str]) -> list[str]:
     """Pick what is left of other saves, if no manifest refers to it."""
-    return [
-        name
-        for name in names
-        if is_data_file_name(name) or is_rank_manifest_name(name) or _DEBRIS.fullmatch(name) is not None
-    ]
+    return [name for name in names if is_data_file_name(name) or is_rank_manifest_name(name)]
 
 
 def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
