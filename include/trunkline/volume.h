@@ -35,6 +35,7 @@ class Volume {
   // Names of striped files, sorted: those that have a descriptor in any of the directories.
   Result<std::vector<std::string>> list() const;
 
+  // Absolute paths: relative ones were completed by the working directory when the volume was made.
   const std::vector<std::string>& directories() const { return directories_; }
   std::uint64_t stripe_bytes() const { return options_.stripe_bytes; }
 

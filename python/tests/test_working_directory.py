@@ -68,6 +68,12 @@ def test_checkpoints(
     assert list(elsewhere.iterdir()) == []
     assert tl.Checkpointer(tmp_path / "here" / "run", process_group=False).steps() == [1, 2]
     assert str(checkpointer.directory) == "run"
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "empty").mkdir()
+    empty = tl.Checkpointer("empty", process_group=False)
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(FileNotFoundError, match="empty has no checkpoint yet$"):
+        empty.load()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")

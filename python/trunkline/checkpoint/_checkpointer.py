@@ -93,7 +93,8 @@ class Checkpointer:
         _checkpointers.add(self)
         self._fresh = fresh
         self._continues = False  # it has loaded or saved: what save() finds was looked at before
-        store = self._open(absolute_path(directory, "directory"), names, chosen)
+        self._absolute = absolute_path(directory, "directory")
+        store = self._open(self._absolute, names, chosen)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
@@ -138,7 +139,10 @@ class Checkpointer:
         return handle
 
     def wait(self) -> None:
-        """Wait for the save that is under way, if there is one, and raise its error."""
+        """Wait for the save that is under way, if there is one, and raise its error.
+
+        Raises Error at once in a signal handler that interrupted a save() of this thread.
+        """
         self._turn.check("wait", self.directory, during="save")
         last = self._under_way()
         if last is not None:
@@ -344,7 +348,7 @@ class Checkpointer:
 
     def _nothing_yet(self) -> Exception:
         why = f"{self.directory} has no checkpoint yet"
-        if not self.directory.exists():
+        if not Path(self._absolute).exists():
             why += ": the directory does not exist (is the path mistyped?)"
         return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
 
