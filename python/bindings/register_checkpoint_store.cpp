@@ -217,6 +217,11 @@ nb::dict collect(const StoreObject& self, bool dry_run) {
   return dict_of(unwrap(std::move(result)));
 }
 
+void remove(const StoreObject& self, nb::handle step_value) {
+  const std::uint64_t step = count_argument(step_value, "step");
+  unwrap(without_gil([&] { return self.store->remove(step); }));
+}
+
 nb::dict collect_if_used(const StoreObject& self) {
   return dict_of(unwrap(without_gil([&] { return self.store->collect_if_used(); })));
 }
@@ -365,6 +370,9 @@ void register_checkpoint_store(nb::module_& module) {
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
            "Removes what saves that were cut off have left. \"busy\": somebody saves, nothing was done.")
+      .def(
+          "remove", &remove, "step"_a.none(), nb::sig("def remove(self, step: int) -> None"),
+          "Removes the checkpoint of a step. Raises FileNotFoundError; Error with EBUSY while another saves.")
       .def("collect_if_used", &collect_if_used, nb::sig("def collect_if_used(self) -> dict[str, typing.Any]"),
            "The same where a save was begun before; otherwise nothing, and no lock is made.")
       .def("verify", &verify, "step"_a.none(), nb::kw_only(), "engine"_a = nb::none(),

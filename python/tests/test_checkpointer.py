@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -258,3 +259,55 @@ def test_bad_arguments(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(tl.Error):
         tl.Checkpointer(tmp_path / "file")
+
+
+class Whole:
+    """A number that is no int."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, torch.tensor, Whole])
+def test_whole_numbers_of_any_type_are_steps(tmp_path: Path, number: Any) -> None:
+    checkpointer = tl.Checkpointer(tmp_path / "run", keep=number(2))
+    for step in (1, 2, 3):
+        checkpointer.save(number(step), make_state(step), block=True)
+    assert checkpointer.steps() == [2, 3]
+    assert_is(checkpointer.load(number(2)), 2)
+    checkpointer.verify(number(2))
+    checkpointer.delete(number(2))
+    assert checkpointer.steps() == [3]
+
+
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 1.0, np.float64(1), "1", -1, 1 << 63])
+def test_what_is_no_step_is_refused_everywhere(checkpointer: tl.Checkpointer, value: Any) -> None:
+    for call in (
+        lambda: checkpointer.save(value, {}),
+        lambda: checkpointer.load(value),
+        lambda: checkpointer.verify(value),
+        lambda: checkpointer.delete(value),
+    ):
+        with pytest.raises(ValueError, match="^step: "):
+            call()
+    if type(value) is not int or value < 1:
+        with pytest.raises(ValueError, match="^keep: "):
+            tl.Checkpointer(checkpointer.directory, keep=value)
+    assert not checkpointer.directory.exists()
+
+
+def test_a_step_is_deleted(checkpointer: tl.Checkpointer) -> None:
+    for step in (1, 2):
+        checkpointer.save(step, make_state(step), block=True)
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 5; it has the steps 1, 2"):
+        checkpointer.delete(5)
+    checkpointer.save(3, make_state(3))
+    checkpointer.delete(3)  # waits for it
+    assert checkpointer.steps() == [2]
+    next(checkpointer.directory.glob("step-00000002/manifest-*")).write_text("{")
+    checkpointer.delete(2)
+    assert checkpointer.latest() is None
+    assert not list(checkpointer.directory.glob("step-*"))

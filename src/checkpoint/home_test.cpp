@@ -40,9 +40,10 @@ class HomeTest : public test::StoreTest {
     ASSERT_TRUE(opened) << opened.error().message;
     Store& store = **opened;
     EXPECT_TRUE(is_whole(store, *store.read_manifest(2)));
-    for (const Error& error : {store.begin(3, Steps{1, 1}).error(), store.begin(3, Steps{0, 0}).error(),
-                               store.collect().error(), store.collect(Sweep::DryRun::yes).error(),
-                               Store::open(directory, {.volumes = {{root_.file("v2")}}}).error()}) {
+    for (const Error& error :
+         {store.begin(3, Steps{1, 1}).error(), store.begin(3, Steps{0, 0}).error(), store.collect().error(),
+          store.remove(2).error(), store.collect(Sweep::DryRun::yes).error(),
+          Store::open(directory, {.volumes = {{root_.file("v2")}}}).error()}) {
       EXPECT_EQ(error.kind, ErrorKind::unsupported) << error.message;
       EXPECT_NE(error.message.find(directory), std::string::npos) << error.message;
       EXPECT_NE(error.message.find(why), std::string::npos) << error.message;

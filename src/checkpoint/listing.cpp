@@ -19,14 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::unexpected<Error> no_checkpoint(const std::string& directory, std::uint64_t step) {
-  return std::unexpected(Error{.kind = ErrorKind::system,
-                               .code = ENOENT,
-                               .message = fmt::format("{} has no checkpoint of step {}; {}", directory, step,
-                                                      steps_in_words(directory)),
-                               .path = directory});
-}
-
 // Whatever made it so, it was committed: this is not "no such step".
 std::unexpected<Error> lost_manifest(const std::string& path) {
   return std::unexpected(
@@ -42,6 +34,14 @@ Result<std::string> read_manifest_text(const std::string& path) {
 }
 
 }  // namespace
+
+std::unexpected<Error> no_checkpoint_of(const std::string& directory, std::uint64_t step) {
+  return std::unexpected(Error{.kind = ErrorKind::system,
+                               .code = ENOENT,
+                               .message = fmt::format("{} has no checkpoint of step {}; {}", directory, step,
+                                                      steps_in_words(directory)),
+                               .path = directory});
+}
 
 Result<std::vector<std::string>> names_in(const std::string& directory) {
   std::vector<std::string> names;
@@ -151,7 +151,7 @@ Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_
   while (true) {
     const auto commits = commits_in(directory, step);
     if (!commits) return std::unexpected(commits.error());
-    if (commits->empty()) return no_checkpoint(directory, step);
+    if (commits->empty()) return no_checkpoint_of(directory, step);
     auto manifest = read_manifest_of(directory, step, commits->back());
     // A save of the same step may have replaced it since the listing. Commits only grow, so that this ends.
     if (manifest || manifest.error().code != ENOENT) return manifest;

@@ -31,6 +31,9 @@ std::string in_words(std::span<const std::uint64_t> steps);
 // "it has the steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
 std::string steps_in_words(const std::string& directory);
 
+// system (ENOENT), naming the steps that there are.
+std::unexpected<Error> no_checkpoint_of(const std::string& directory, std::uint64_t step);
+
 std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
 // The directory of a step on a volume of its manifest; `directory` is where the manifest's directory lies.

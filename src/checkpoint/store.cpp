@@ -333,6 +333,28 @@ Result<SweepResult> Store::abandon() {
   return sweep.take_result();
 }
 
+Status Store::remove(std::uint64_t step) {
+  const auto guard = enter();
+  if (save_) return busy(directory_);
+  auto commits = commits_in(directory_, step);
+  if (!commits) return std::unexpected(commits.error());
+  if (commits->empty()) return no_checkpoint_of(directory_, step);
+  const auto locked = lock(true);
+  if (!locked) return std::unexpected(locked.error());
+  const auto recorded = read_store_descriptor(directory_);
+  if (!recorded) return std::unexpected(recorded.error());
+  const StoreDescriptor descriptor = recorded->value_or(StoreDescriptor{.id = descriptor_.id, .volumes = {}});
+  // Again, since it was not locked before.
+  commits = commits_in(directory_, step);
+  if (!commits) return std::unexpected(commits.error());
+  if (commits->empty()) return no_checkpoint_of(directory_, step);
+  Sweep sweep(directory_, descriptor, changes_, Sweep::DryRun::no);
+  sweep.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
+  SweepResult result = sweep.take_result();
+  if (!result.problems.empty()) return std::unexpected(std::move(result.problems.front()));
+  return changes_.sync_directory(directory_);
+}
+
 Result<SweepResult> Store::collect(Sweep::DryRun dry_run) {
   return sweep_all(dry_run, dry_run == Sweep::DryRun::no);
 }

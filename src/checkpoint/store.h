@@ -101,6 +101,12 @@ class Store {
   // The same, and removes what was written and not committed.
   Result<SweepResult> abandon();
 
+  // Removes the checkpoint of a step, durably, whatever its manifest is like, and with what it replaced.
+  // Fails with system: ENOENT when there is no such checkpoint, EBUSY while somebody saves; unsupported in a
+  // copy, as begin(). The first thing that cannot be removed is the error, and what follows it stays for
+  // collect().
+  Status remove(std::uint64_t step);
+
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
   // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
   // begin(). Nothing either in a directory with neither a descriptor nor steps.

@@ -257,6 +257,31 @@ TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
 }
 
+TEST_F(StoreTest, RemovingAStepRemovesAllOfItAndNothingElse) {
+  const auto store = open({.volumes = volumes()});
+  for (const std::uint64_t step : {1, 2, 3}) save(*store, step);
+  auto text = *os::read_text(manifest_path(directory(), 2, 2));
+  text.back() ^= 1;
+  ASSERT_TRUE(os::write_file_durably(manifest_path(directory(), 2, 2), text));
+  for (const std::uint64_t step : {2, 3}) {
+    const auto removed = open()->remove(step);
+    ASSERT_TRUE(removed) << removed.error().message;
+    for (const std::string& path : everything())
+      EXPECT_EQ(path.find(step_directory(step)), std::string::npos) << path;
+  }
+  EXPECT_EQ(store->steps(), Steps{1});
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+  const Error missing = store->remove(3).error();
+  EXPECT_EQ(missing.code, ENOENT);
+  EXPECT_NE(missing.message.find("it has the step 1"), std::string::npos) << missing.message;
+  begin(*store, 4);
+  EXPECT_EQ(open()->remove(1).error().code, EBUSY);
+  EXPECT_EQ(store->remove(1).error().code, EBUSY);
+  store->release();
+  ASSERT_TRUE(store->remove(1));
+  EXPECT_EQ(store->latest(), std::nullopt);
+}
+
 // tl.save() writes into any directory without the lock of this one.
 TEST_F(StoreTest, WhatAnotherWritesIsNotDebris) {
   const auto store = open({.volumes = volumes()});

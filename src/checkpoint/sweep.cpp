@@ -164,6 +164,11 @@ void Sweep::remove(const StepEntry& entry) {
   note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
 }
 
+void Sweep::remove_whatever_it_is(const StepEntry& entry) {
+  const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
+  note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
+}
+
 // Whether the files of a step are a manifest and all shards of one save: then they belong together, or the
 // manifest lost its own shards, and those that are there are left for a time when there are others.
 bool Sweep::is_one_save(const StepEntry& entry) const {

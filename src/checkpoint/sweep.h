@@ -33,8 +33,12 @@ class Sweep {
 
   Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run);
 
-  // Removes a checkpoint.
+  // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
   void remove(const StepEntry& entry);
+
+  // The same, asked for by name: without a manifest that can be read, of the shards on volumes those in the
+  // directories of the descriptor go.
+  void remove_whatever_it_is(const StepEntry& entry);
 
   // Leaves of a step what its last manifest refers to, and of one without manifests nothing. A step whose
   // last manifest cannot be read is left alone and is a problem. A large manifest is not read, but for its

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import torch
 
@@ -16,13 +16,14 @@ from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
+from trunkline.checkpoint._arguments import keep_argument, step_argument
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, mark_earlier, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
-from trunkline.checkpoint._step_save import Place, StepSave, warn_of
+from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_of
 from trunkline.checkpoint._transfer import absolute_path, read_images
 from trunkline.checkpoint._turn import Turn
 
@@ -65,7 +66,7 @@ class Checkpointer:
         self,
         directory: "str | os.PathLike[str]",
         *,
-        keep: int | None = 3,
+        keep: SupportsIndex | None = 3,
         fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
         process_group: Any = None,
@@ -79,8 +80,7 @@ class Checkpointer:
         Raises ValueError for bad arguments; NotADirectoryError for a file in its place; Error with ENOTEMPTY
         for a directory that holds other files and no checkpoints, Error where it cannot be read.
         """
-        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-            raise ValueError(f"keep: must be an int of at least 1, or None to keep all, not {keep!r}")
+        keep = keep_argument(keep)
         if not timeout > 0:
             raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
         self.directory = Path(directory)
@@ -105,7 +105,7 @@ class Checkpointer:
                 if error.errno not in _READ_ONLY and not isinstance(error, Unsupported):
                     raise
 
-    def save(self, step: int, state: Any, *, block: bool = False) -> SaveHandle:
+    def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
 
         `state` is any nesting of dicts, lists, tuples, numbers, strings, None, tensors of the CPU and of CUDA
@@ -149,7 +149,12 @@ class Checkpointer:
             last.wait()
 
     def load(
-        self, step: int | None = None, into: Any = None, *, device: Device = "cpu", verify: Verify = True
+        self,
+        step: SupportsIndex | None = None,
+        into: Any = None,
+        *,
+        device: Device = "cpu",
+        verify: Verify = True,
     ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
@@ -177,7 +182,7 @@ class Checkpointer:
         last = self._under_way()
         if last is not None:
             last._done.wait()
-        chosen = self._agree(self.latest) if step is None else step
+        chosen = self._agree(self.latest) if step is None else step_argument(step)
         while True:
             if chosen is None:
                 raise self._nothing_yet()
@@ -267,13 +272,13 @@ class Checkpointer:
         """Return the steps of all checkpoints, ascending."""
         return self._place.store.steps()
 
-    def verify(self, step: int | None = None) -> None:
+    def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
         Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
         FileNotFoundError when there is no such checkpoint.
         """
-        chosen = self.latest() if step is None else step
+        chosen = self.latest() if step is None else step_argument(step)
         while True:
             if chosen is None:
                 raise self._nothing_yet()
@@ -295,10 +300,24 @@ class Checkpointer:
         error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
         raise error
 
+    def delete(self, step: SupportsIndex) -> None:
+        """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
+
+        Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
+        saves, Unsupported in a copy whose shards belong to the original. Collective on a process group.
+        Waits for a save that is under way.
+        """
+        chosen = step_argument(step)
+        self._turn.check("delete", self.directory, during="save" if self._ranks.size == 1 else "")
+        last = self._under_way()
+        if last is not None:
+            last._done.wait()
+        self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)))
+
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._place.keep}>"
 
-    def _begin_together(self, step: int, state: Any, block: bool) -> SaveHandle:
+    def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: all count the same exchanges, and hear of it.
         exchange = self._ranks.exchange(f"save({step})")
         if exchange is not None:
@@ -310,9 +329,8 @@ class Checkpointer:
                 give_up(exchange, error)
             raise
 
-    def _begin(self, step: int, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
-            raise ValueError(f"step: must be an int from 0 to 2^63 - 1, not {step!r}")
+    def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
+        step = step_argument(step)
         try:
             self._wait_for_last(step)
             raise_unobserved()
@@ -410,7 +428,8 @@ class Checkpointer:
 
     def _agree_together(self, decide: Callable[[], Any]) -> Any:
         exchange = self._ranks.exchange("load()")
-        assert exchange is not None
+        if exchange is None:
+            return decide()
 
         def decided() -> Any:
             return {"this": decide(), "order": exchange.count_load()}

@@ -5,8 +5,9 @@ import hashlib
 import json
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trunkline import _core
 from trunkline._core import Engine, FileSet
@@ -18,6 +19,8 @@ from trunkline.checkpoint._shares import Piece, Spread, divide, spread
 from trunkline.checkpoint._side_streams import side_streams
 from trunkline.checkpoint._state import flatten_with_features
 from trunkline.checkpoint._tensors import contiguous
+
+T = TypeVar("T")
 
 # How long a save waits for another process that has the directory locked: for one that collects debris, not
 # for one that saves.
@@ -41,6 +44,19 @@ def warn_of(sweep: dict[str, Any]) -> None:
     """Warn of what could not be removed, and of checkpoints that cannot be read."""
     for problem in sweep["problems"]:
         warnings.warn(f"looking for checkpoints that can go: {problem}", RuntimeWarning, stacklevel=3)
+
+
+def patiently(change: Callable[[], T]) -> T:
+    """Change the directory. Who opens it, maybe to read, has it locked while it collects."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return change()
+        except Error as error:
+            # EAGAIN: another process has changed the number of volumes.
+            if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
 
 
 class StepSave:
@@ -178,16 +194,7 @@ class StepSave:
         }
 
     def _lock(self) -> Any:
-        """Begin in the store. Who opens the directory, maybe to read, has it locked while it collects."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                return self._place.store.begin(self._step, self._shards_per_volume())
-            except Error as error:
-                # EAGAIN: another process has changed the number of volumes.
-                if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_SECONDS)
+        return patiently(lambda: self._place.store.begin(self._step, self._shards_per_volume()))
 
     def _written(self, number: int, index: int) -> dict[str, Any]:
         assert self._files is not None
