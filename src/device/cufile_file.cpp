@@ -188,7 +188,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     by_calls = by_calls || read >= bytes;
     quiet = quiet || (read >= bytes && read < bytes + kBesides);
   }
-  const std::string why = "cuFile reads it with read() in this process (its compatibility mode)";
+  std::string why = "cuFile reads it with read() in this process (its compatibility mode)";
   if (quiet) return why;
   // Whose the queues are nobody can tell: other libraries have some, too.
   return std::unexpected(make_error(
