@@ -44,6 +44,8 @@ Result<std::optional<std::uint64_t>> device_of_directory(const std::string& dire
     return std::unexpected(
         system_error(errno, "looking for the directory of checkpoints " + directory, directory));
   if (::lstat(directory.c_str(), &status) != 0) return std::nullopt;
+  // Another process may have made it since.
+  if (S_ISDIR(status.st_mode)) return status.st_dev;
   std::error_code error;
   const fs::path target = fs::read_symlink(directory, error);
   return not_a_directory(directory,
