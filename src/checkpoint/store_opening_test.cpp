@@ -52,6 +52,16 @@ TEST_F(StoreOpeningTest, TheFirstSaveMakesWhatIsMissing) {
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
 }
 
+TEST_F(StoreOpeningTest, ParentsOfLinksAreThoseOfTheKernel) {
+  fs::create_directories(root_.file("disk/deep"));
+  fs::create_directory_symlink(root_.file("disk/deep"), root_.file("link"));
+  const auto store = Store::open(root_.file("link/../run"));
+  ASSERT_TRUE(store) << store.error().message;
+  save(**store, 1);
+  EXPECT_TRUE(fs::exists(root_.file("disk/run/step-00000001")));
+  EXPECT_FALSE(fs::exists(root_.file("run")));
+}
+
 TEST_F(StoreOpeningTest, TwoThatOpenOneNewDirectoryAgreeOnItsDescriptor) {
   const auto one = open({.volumes = volumes()});
   const auto other = open({.volumes = volumes()});
