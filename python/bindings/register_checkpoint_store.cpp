@@ -111,13 +111,22 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
-std::pair<std::string, std::uint64_t> position(const StoreObject& self) {
-  const checkpoint::Position found = unwrap(without_gil([&] { return self.store->position(); }));
-  return {found.id, found.commit};
+// The id of the descriptor, and step and commit of each checkpoint.
+using PositionTuple = std::pair<std::string, std::vector<std::pair<std::uint64_t, std::uint64_t>>>;
+
+PositionTuple position(const StoreObject& self) {
+  const checkpoint::Position found =
+      unwrap(call_interruptibly([store = self.store] { return store->position(); }));
+  PositionTuple tuple{found.id, {}};
+  for (const checkpoint::Commit& commit : found.commits)
+    tuple.second.emplace_back(commit.step, commit.number);
+  return tuple;
 }
 
-void continue_from(const StoreObject& self, const std::pair<std::string, std::uint64_t>& position) {
-  without_gil([&] { self.store->continue_from({.id = position.first, .commit = position.second}); });
+void continue_from(const StoreObject& self, const PositionTuple& tuple) {
+  checkpoint::Position position{.id = tuple.first};
+  for (const auto& [step, number] : tuple.second) position.commits.insert({.step = step, .number = number});
+  without_gil([&] { self.store->continue_from(std::move(position)); });
 }
 
 void check_continues(const StoreObject& self, nb::handle step_value) {
@@ -310,11 +319,11 @@ void register_checkpoint_store(nb::module_& module) {
            nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
                    "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
                    "fresh: bool = False) -> None"))
-      .def("position", &position, nb::sig("def position(self) -> tuple[str, int]"),
-           "The newest commit, for continue_from(); to be asked for before a checkpoint is read.")
+      .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int]]]"),
+           "What the directory holds, for continue_from(); to be asked for before a checkpoint is read.")
       .def("continue_from", &continue_from, "position"_a,
-           nb::sig("def continue_from(self, position: tuple[str, int]) -> None"),
-           "Lets saves go on from the checkpoints up to a position: those that were loaded.")
+           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int]]]) -> None"),
+           "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
       .def(
           "start_over",
           [](const StoreObject& self, bool fresh) { without_gil([&] { self.store->start_over(fresh); }); },

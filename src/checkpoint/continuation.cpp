@@ -23,24 +23,27 @@ constexpr std::string_view kNotLoaded =
 
 }  // namespace
 
-Result<Position> newest_position(const std::string& directory) {
+Result<Position> position_of(const std::string& directory) {
   const auto descriptor = read_store_descriptor(directory);
   if (!descriptor) return std::unexpected(descriptor.error());
   const auto entries = list_steps(directory);
   if (!entries) return std::unexpected(entries.error());
   Position position{.id = *descriptor ? (*descriptor)->id : std::string()};
   for (const StepEntry& entry : *entries) {
-    if (!entry.commits.empty()) position.commit = std::max(position.commit, entry.commits.back());
+    if (!entry.commits.empty()) position.commits.insert({.step = entry.step, .number = entry.commits.back()});
   }
   return position;
 }
 
-Status check_continues(const std::string& directory, std::uint64_t step, std::span<const StepEntry> entries,
-                       const Continuation& known) {
+Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
+                       std::span<const StepEntry> entries, const Continuation& known) {
+  const bool is_same = known.loaded.id == id;
+  const bool started_over = !is_same && !known.is_empty();
   std::vector<std::uint64_t> steps;
   for (const StepEntry& entry : entries) {
-    if (entry.step >= step && !entry.commits.empty() && !known.knows(entry.commits.back()))
-      steps.push_back(entry.step);
+    if (entry.commits.empty()) continue;
+    const bool is_known = is_same && known.knows({.step = entry.step, .number = entry.commits.back()});
+    if (started_over || (entry.step >= step && !is_known)) steps.push_back(entry.step);
   }
   if (steps.empty()) return {};
   return std::unexpected(

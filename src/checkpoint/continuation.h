@@ -2,6 +2,7 @@
 // Others are not its to overwrite: they may be all that is left of a good run.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <set>
 #include <span>
@@ -12,27 +13,37 @@
 
 namespace trunkline::checkpoint {
 
-// The newest commit of a directory.
+// A checkpoint. Its number alone is not enough: that of the newest one is used again once it is deleted.
+struct Commit {
+  std::uint64_t step = 0;
+  std::uint64_t number = 0;
+
+  auto operator<=>(const Commit&) const = default;
+};
+
+// What a directory holds at some time: the newest commit of each step.
 struct Position {
-  std::string id;            // of its descriptor; empty: it has none
-  std::uint64_t commit = 0;  // 0: there is none
+  std::string id;  // of its descriptor; empty: it has none
+  std::set<Commit> commits = {};
 };
 
 // Commits, not times: clocks jump. Commits begin anew with every descriptor, so that they go with its id.
 struct Continuation {
   Position loaded = {};
-  std::set<std::uint64_t> saved = {};  // commits of this store
+  std::set<Commit> saved = {};  // by this store
 
-  bool knows(std::uint64_t commit) const { return commit <= loaded.commit || saved.contains(commit); }
-  bool is_empty() const { return loaded.commit == 0 && saved.empty(); }
+  bool knows(const Commit& commit) const { return loaded.commits.contains(commit) || saved.contains(commit); }
+  bool is_empty() const { return loaded.commits.empty() && saved.empty(); }
 };
 
-Result<Position> newest_position(const std::string& directory);
+Result<Position> position_of(const std::string& directory);
 
 // Fails with system (EEXIST) when the directory has checkpoints of `step` or later steps that `known` does
-// not know: by what it replaces and retention removes, the save would be the end of them. A checkpoint counts
-// by its name alone, so that one whose manifest is damaged is safe as well.
-Status check_continues(const std::string& directory, std::uint64_t step, std::span<const StepEntry> entries,
-                       const Continuation& known);
+// not know: by what it replaces and retention removes, the save would be the end of them. Likewise when it
+// has any, and its descriptor is another than the one that `known` is about: then another run has started
+// over there. `id`: of the descriptor that is there. A checkpoint counts by its name alone, so that one whose
+// manifest is damaged is safe as well.
+Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
+                       std::span<const StepEntry> entries, const Continuation& known);
 
 }  // namespace trunkline::checkpoint

@@ -142,6 +142,28 @@ TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
   EXPECT_EQ(refusal(*fresh, 5).code, EEXIST);
 }
 
+// The number of a deleted commit is used again.
+TEST_F(ContinuationTest, WhatWasSavedAfterADeletionIsNotKnown) {
+  const auto one = open();
+  save(*one, 100);
+  const auto other = open();
+  ASSERT_TRUE(other->remove(100));
+  load(*other);
+  save(*other, 200);
+  EXPECT_EQ(other->read_manifest(200)->commit, 1U);
+  const Error error = refusal(*one, 150);
+  EXPECT_EQ(error.code, EEXIST);
+  EXPECT_NE(error.message.find("another job has saved"), std::string::npos) << error.message;
+}
+
+TEST_F(ContinuationTest, AJobDoesNotGoOnWhereAnotherHasStartedOver) {
+  const auto old = open();
+  for (const std::uint64_t step : {1, 2, 3}) save(*old, step);
+  save(*open({.fresh = true}), 1);
+  for (const std::uint64_t step : {1, 4, 50}) EXPECT_EQ(refusal(*old, step).code, EEXIST);
+  EXPECT_EQ(open()->steps(), Steps{1});
+}
+
 TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   save_old_run();
   const auto store = open({.fresh = true});

@@ -66,7 +66,8 @@ Result<File> FileSet::create_file(const Image& image) {
         return std::unexpected(claimed.error());
       }
       if (place.claim && place.claim->lost()) {
-        place.release();
+        place.claim.reset();  // what it replaces is still to be known
+        place.claimed.reset();
         continue;
       }
       places_.push_back(std::move(place));

@@ -280,10 +280,14 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
     if (auto synced = changes_.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
   const std::string path = manifest_path(directory_, manifest.step, manifest.commit);
-  if (auto written = changes_.create_file_durably(path, *text); !written)
+  // Before it is there: where making it durable fails, it may have its name, and the next save replaces it.
+  const Commit commit{.step = manifest.step, .number = manifest.commit};
+  known_.saved.insert(commit);
+  if (auto written = changes_.create_file_durably(path, *text); !written) {
+    if (written.error().code == EEXIST) known_.saved.erase(commit);  // another process has made it
     return std::unexpected(written.error());
+  }
   save_->committed = manifest.commit;
-  known_.saved.insert(manifest.commit);
   return manifest.commit;
 }
 

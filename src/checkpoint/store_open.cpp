@@ -117,13 +117,22 @@ StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& rec
 Status Store::check_device() const {
   const auto now = device_of_directory(directory_);
   if (!now) return std::unexpected(now.error());
-  if (!device_ || *now || device_under(directory_) == device_) return {};
+  if (!device_ || *now == device_) return {};
+  if (*now) {  // a mount point stays when what was mounted there has gone
+    if (!recorded_) return {};
+    const auto recorded = read_store_descriptor(directory_);
+    if (!recorded) return std::unexpected(recorded.error());
+    if (*recorded) return {};
+  } else if (device_under(directory_) == device_) {
+    return {};
+  }
   return std::unexpected(
       Error{.kind = ErrorKind::system,
             .code = ENOENT,
-            .message = fmt::format("cannot save into {}: the directory has gone, and its filesystem with it; "
-                                   "mount that again, and the next save goes on",
-                                   directory_),
+            .message =
+                fmt::format("cannot save into {}: its checkpoints have gone, and their filesystem with them; "
+                            "mount that again, and the next save goes on",
+                            directory_),
             .path = directory_});
 }
 
@@ -163,11 +172,16 @@ Status Store::record_descriptor() {
 Status Store::settle_earlier_steps(std::uint64_t step) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
-  // Commits that are known of another descriptor say nothing: those of this one began anew.
-  if (known_.loaded.id != (*recorded ? (*recorded)->id : std::string())) known_ = {};
+  const std::string id = *recorded ? (*recorded)->id : std::string();
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  if (!fresh_) return checkpoint::check_continues(directory_, step, *entries, known_);
+  if (!fresh_) {
+    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_); !goes_on)
+      return goes_on;
+    // Commits that are known of another descriptor say nothing: those of this one began anew.
+    if (known_.loaded.id != id) known_ = {};
+    return {};
+  }
   if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); })) return {};
   if (*recorded) {
     if (auto ours = check_homes(**recorded, directory_); !ours) return ours;
@@ -184,7 +198,7 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
   return {};
 }
 
-Result<Position> Store::position() const { return newest_position(directory_); }
+Result<Position> Store::position() const { return position_of(directory_); }
 
 void Store::continue_from(Position position) {
   const auto guard = enter();
@@ -205,8 +219,8 @@ Status Store::check_continues(std::uint64_t step) {
   if (!recorded) return std::unexpected(recorded.error());
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  const bool same = known_.loaded.id == (*recorded ? (*recorded)->id : std::string());
-  return checkpoint::check_continues(directory_, step, *entries, same ? known_ : Continuation{});
+  const std::string id = *recorded ? (*recorded)->id : std::string();
+  return checkpoint::check_continues(directory_, id, step, *entries, known_);
 }
 
 }  // namespace trunkline::checkpoint
