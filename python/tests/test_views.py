@@ -329,3 +329,26 @@ def test_millions_of_rows_are_looked_at_together() -> None:
     assert view.runs().tolist() == [[8, 8 + 4 * (2 * (1 << 20) - 1)]]
     assert view.end() == 8 + 4 * (2 * (1 << 20) - 1)
     assert math.prod(view.shape) > 1 << 49
+
+
+def test_arrays_of_every_kind_beside_shared_memory_with_gaps(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    record = np.array([(1, 2.5)], dtype=[("a", "<i4"), ("b", "<f8")])
+    state = {
+        "x": base[:, :3],
+        "y": base[:, 1:4],
+        "text": np.array(["xx", "y"]),
+        "record": record,
+        "numbers": np.arange(6).reshape(2, 3),
+        "fortran": np.asfortranarray(np.ones((2, 3))),
+        "empty": np.empty((0, 2)),
+    }
+    checkpointer = tl.Checkpointer(tmp_path / "run", process_group=False)
+    checkpointer.save(1, state, block=True)
+    loaded = checkpointer.load()
+    for name, expected in state.items():
+        same = torch.equal if isinstance(expected, torch.Tensor) else np.array_equal
+        assert same(loaded[name], expected), name
+    assert loaded["record"].dtype == record.dtype
+    loaded["x"].zero_()
+    assert not loaded["y"][:, :2].any()

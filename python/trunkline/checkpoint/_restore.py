@@ -292,9 +292,15 @@ class _Restoring:
         tensor = self._restored(name, stored, view, as_stored[0])
         if view is None and not tensor.is_contiguous():
             raise BadLeaf(f"the tensor {name!r} is not contiguous")
+        return self._as_array(name, tensor, dtype, shape if as_torch is None else None)
+
+    def _as_array(
+        self, name: str, tensor: torch.Tensor, dtype: "numpy.dtype[Any]", shape: tuple[int, ...] | None
+    ) -> Any:
+        """Return the array of a tensor; `shape`: that of an array which is stored as bytes."""
         try:
             array = tensor.cpu().numpy()
-            return array if as_torch is not None else array.view(dtype).reshape(shape)
+            return array if shape is None else array.view(dtype).reshape(shape)
         except (ValueError, TypeError) as error:  # more dimensions or elements than numpy bears
             raise BadLeaf(f"the array {name!r}: {error}") from None
 
@@ -325,7 +331,12 @@ def _views_in(skeleton: Json) -> dict[str, list[Strided]]:
 
 
 class _Collecting(_Restoring):
-    """A walk that makes no tensors."""
+    """A walk that makes no tensors and no arrays."""
+
+    def _as_array(
+        self, name: str, tensor: torch.Tensor, dtype: "numpy.dtype[Any]", shape: tuple[int, ...] | None
+    ) -> Any:
+        return None
 
     def _restored(
         self,
