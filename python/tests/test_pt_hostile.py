@@ -8,7 +8,7 @@ import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -507,3 +507,28 @@ def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(tl.Format, match=r"read by torch\.load"):
         tl.load(path)
+
+
+def test_a_name_that_is_no_dtype_imports_nothing(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    path = tmp_path / "honest.pt"
+    torch.save(torch.zeros(4, dtype=torch.uint16), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    honest = members["honest/data.pkl"]
+    members["honest/data.pkl"] = honest.replace(b"ctorch\nuint16\n", b"ctorch\n_dynamo\n")
+    assert members["honest/data.pkl"] != honest
+    forged = tmp_path / "forged.pt"
+    with zipfile.ZipFile(forged, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    printed = run_script(f"""
+        import sys
+        import trunkline as tl
+        assert "torch._dynamo" not in sys.modules
+        try:
+            tl.load({str(forged)!r})
+        except tl.Error as error:
+            print("refused")
+        print("torch._dynamo" in sys.modules)
+    """)
+    assert printed == "refused\nFalse\n"

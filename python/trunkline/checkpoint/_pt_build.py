@@ -29,6 +29,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "ComplexDoubleStorage": torch.complex128,
     "ComplexFloatStorage": torch.complex64,
 }
+_DTYPES_BY_NAME = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _LEAVES = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None), bytes, torch.Size)
 
 # Makes the storage of a key, of so many bytes.
@@ -181,8 +182,9 @@ def _tensor_of_dtype(
 ) -> torch.Tensor:
     if type(typed) is not _Typed or type(dtype) is not Global or more:
         raise _NotPlainError
-    found = getattr(torch, dtype.name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    # Never by getattr: some names of torch are modules that looking them up imports.
+    found = _DTYPES_BY_NAME.get(dtype.name)
+    if found is None:
         raise _NotPlainError
     return _tensor_on(typed.storage, found, offset, shape, stride, requires_grad, hooks)
 
@@ -198,6 +200,9 @@ def _tensor_on(
 ) -> torch.Tensor:
     _check_hooks(hooks)
     if type(requires_grad) is not bool or type(shape) is not tuple or type(stride) is not tuple:
+        raise _NotPlainError
+    # A tensor would pass for an integer, by elements that have not been read yet.
+    if any(type(number) is not int for number in (offset, *shape, *stride)):
         raise _NotPlainError
     # Torch enlarges a storage that is too small for the tensor, by bytes that no record has.
     if offset < 0 or min(stride, default=0) < 0 or min(shape, default=0) < 0:
