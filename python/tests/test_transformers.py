@@ -123,6 +123,15 @@ def test_resumes_from_a_step(tmp_path: Path, reference: Any) -> None:
     assert_same_weights(trainer, reference)
 
 
+@pytest.mark.parametrize("name", ["../outside", "/tmp/trunkline-outside", "..", "a/b"])
+def test_names_of_a_forged_checkpoint_lead_nowhere_else(tmp_path: Path, name: str) -> None:
+    forged = tl.Checkpointer(tmp_path / "checkpoints", process_group=False)
+    forged.save(3, {"model": {}, "optimizer": {}, "scheduler": {}, "files": {name: b"x"}}, block=True)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path)
+    with pytest.raises(tl.Format, match="not a plain file name"):
+        trainer.train(resume_from_checkpoint=True)
+
+
 def test_resumes_from_a_stock_folder(tmp_path: Path, reference: Any) -> None:
     new_trainer(transformers.Trainer, tmp_path).train()
     trainer = new_trainer(tl.transformers.Trainer, tmp_path)

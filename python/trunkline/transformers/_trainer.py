@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from trunkline._errors import Unsupported
+from trunkline._errors import Format, Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
 from trunkline.checkpoint._save import SaveHandle
@@ -90,6 +90,13 @@ class BackgroundCheckpoints:
         self._resumed = self.checkpointer.load(None if checkpoint is True else checkpoint)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
             for name, contents in self._resumed["files"].items():
+                if name in (".", "..") or Path(name).name != name:  # of a checkpoint that somebody forged
+                    raise Format(
+                        None,
+                        f"cannot resume from {self.checkpointer.directory}: the name {name!r} of a file in "
+                        "the checkpoint is not a plain file name; use another checkpoint",
+                        os.fspath(self.checkpointer.directory),
+                    )
                 (Path(folder) / name).write_bytes(contents)
             try:
                 yield folder
