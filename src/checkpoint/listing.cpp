@@ -30,6 +30,13 @@ std::unexpected<Error> lost_manifest(const std::string& path) {
 }
 
 Result<std::string> read_manifest_text(const std::string& path) {
+  struct stat status{};
+  // A device could be read without an end.
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    return std::unexpected(make_error(
+        ErrorKind::corrupt,
+        fmt::format("{} is not a regular file, though it has the name of a manifest; use another step", path),
+        path));
   return os::read_text(path, std::numeric_limits<std::size_t>::max());
 }
 

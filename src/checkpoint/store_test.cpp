@@ -372,6 +372,19 @@ TEST_F(StoreTest, ProcessesThatMakeOneDirectoryAtOnce) {
   }
 }
 
+TEST_F(StoreTest, AManifestThatIsADeviceIsDamage) {
+  const auto store = open();
+  save(*store, 1);
+  const std::string path = manifest_path(directory(), 1, 1);
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  ASSERT_EQ(::symlink("/dev/zero", path.c_str()), 0);
+  const auto read = store->read_manifest(1);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().kind, ErrorKind::corrupt);
+  EXPECT_NE(read.error().message.find("not a regular file"), std::string::npos) << read.error().message;
+  EXPECT_TRUE(open()->collect()) << "it is a problem of the step, not of the directory";
+}
+
 TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   const auto store = open();
   begin(*store, 1);
