@@ -1,6 +1,5 @@
 #include "io/file_core.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "io/engine_core.h"
 #include "io/operation.h"
+#include "os/allocation.h"
 #include "os/file_lock.h"
 #include "os/fork_generation.h"
 
@@ -163,24 +163,18 @@ bool FileCore::extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
   return !lock.owns_lock();  // whoever has it may be growing the file
 }
 
-// Filesystems stop half-way where there is no room, and keep what they allocated: ext4 leaves the file
-// longer, XFS leaves blocks behind its end. The caller's file must not be changed by a write that fails like
-// that. The caller holds size_mutex_, as for the next.
+// Other handles and processes may write to the file meanwhile, without a lock. Truncating it here, even to a
+// length that was read a moment before, could cut off what they wrote. The caller holds size_mutex_.
 Status FileCore::grow_plain(std::uint64_t offset, std::uint64_t bytes) {
   const io::Member& member = members.front();
-  const auto before = os::file_bytes(member.pair.buffered.get(), member.path);
-  if (!before) return std::unexpected(before.error());
-  Status grown = preallocate(offset, bytes);
-  if (grown) return grown;
-  // Whoever has the file open besides may have written behind the range meanwhile: then nothing is cut off.
-  const auto now = os::file_bytes(member.pair.buffered.get(), member.path);
-  if (!now || *now > std::max(*before, offset + bytes)) return grown;
-  // Writes that were accepted before end at known_bytes_ at the latest.
-  shrink_back(std::max(*before, known_bytes_.load()));
-  return grown;
+  // Memory is allocated, and zeroed, as it is written: doing so before would only do it twice.
+  if (member.pair.in_memory) return {};
+  const int code = os::allocate_or_keep_length(member.pair.buffered.get(), offset, bytes);
+  return allocation_status(code, member, offset, bytes);
 }
 
-// The members of a striped file always have the sizes that the length of the whole gives them.
+// The members of a striped file always have the sizes that the length of the whole gives them. The caller
+// holds size_mutex_.
 Status FileCore::grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates) {
   // Whoever else has the file open may grow it too: between looking at a size and setting it, it must not
   // change, or the end that another has written is cut off.
@@ -188,14 +182,15 @@ Status FileCore::grow_members(std::uint64_t offset, std::uint64_t bytes, bool pr
   const auto before = bytes_of_members();
   if (!before) return std::unexpected(before.error());
   Status grown = resize_members(offset + bytes, false);
-  if (grown && preallocates) grown = preallocate(offset, bytes);
+  if (grown && preallocates) grown = preallocate_members(offset, bytes);
   // All who write behind that grow the file first, and wait for the lock.
   if (!grown) shrink_back(*before);
   return grown;
 }
 
-// Gives the file the length `bytes` again, and its blocks behind that back to the filesystem. What fails is
-// left: the error that led here is the one to report.
+// Gives a striped file the length `bytes` again, and its blocks behind that back to the filesystem. Only
+// under the file lock, which all who grow a striped file take. What fails is left: the error that led here is
+// the one to report.
 void FileCore::shrink_back(std::uint64_t bytes) {
   for (unsigned index = 0; index < layout.members; ++index) {
     const io::Member& member = members[index];
@@ -219,27 +214,26 @@ Result<std::uint64_t> FileCore::bytes_of_members() const {
   return total;
 }
 
-Status FileCore::preallocate(std::uint64_t offset, std::uint64_t bytes) {
+Status FileCore::preallocate_members(std::uint64_t offset, std::uint64_t bytes) {
   for (unsigned index = 0; index < layout.members; ++index) {
     const io::Member& member = members[index];
-    // Memory is allocated, and zeroed, as it is written: doing so before would only do it twice.
-    if (member.pair.in_memory) continue;
+    if (member.pair.in_memory) continue;  // as in grow_plain()
     const std::uint64_t start = layout.member_bytes(index, offset);
     const std::uint64_t length = layout.member_bytes(index, offset + bytes) - start;
     if (length == 0) continue;
-    int code = 0;
-    do
-      code = ::fallocate(member.pair.buffered.get(), 0, static_cast<off_t>(start),
-                         static_cast<off_t>(length)) == 0
-                 ? 0
-                 : errno;
-    while (code == EINTR);
-    if (code == ENOSPC || code == EDQUOT || code == EFBIG || code == EIO) {
-      return std::unexpected(system_error(
-          code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
-    }
-    if (code != 0) can_preallocate_ = false;  // not on this filesystem
+    const int code = os::allocate(member.pair.buffered.get(), start, length);
+    if (auto status = allocation_status(code, member, start, length); !status) return status;
   }
+  return {};
+}
+
+Status FileCore::allocation_status(int code, const io::Member& member, std::uint64_t start,
+                                   std::uint64_t length) {
+  if (code == ENOSPC || code == EDQUOT || code == EFBIG || code == EIO) {
+    return std::unexpected(system_error(
+        code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
+  }
+  if (code != 0) can_preallocate_ = false;  // not on this filesystem
   return {};
 }
 
@@ -290,7 +284,7 @@ Status FileCore::truncate(std::uint64_t bytes) {
     if (status) status = resize_members(bytes, true);
     if (status)
       known_bytes_ = bytes;
-    else if (before && bytes > *before)
+    else if (layout.members > 1 && before && bytes > *before)
       shrink_back(*before);  // members that were grown before the one that failed
   }
   end(Op::write, epoch);

@@ -58,7 +58,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   void end(Op op, unsigned write_epoch);
 
   // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write. When
-  // it fails, the file is as long as before.
+  // it fails, this has not changed the length of the file.
   Status extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
   // Whether that makes system calls, or waits for another thread that does.
   bool extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
@@ -81,7 +81,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates);
   void shrink_back(std::uint64_t bytes);
   Result<std::uint64_t> bytes_of_members() const;
-  Status preallocate(std::uint64_t offset, std::uint64_t bytes);
+  Status preallocate_members(std::uint64_t offset, std::uint64_t bytes);
+  Status allocation_status(int code, const io::Member& member, std::uint64_t start, std::uint64_t length);
   Status resize_members(std::uint64_t bytes, bool shrink);
 
   const std::optional<Engine> engine_;
