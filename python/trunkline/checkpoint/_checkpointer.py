@@ -18,7 +18,7 @@ from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import keep_argument, step_argument
 from trunkline.checkpoint._memory import Device, device_argument
-from trunkline.checkpoint._outcomes import give_up, heard, mark_earlier, told
+from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
@@ -312,17 +312,17 @@ class Checkpointer:
         last = self._under_way()
         if last is not None:
             last._done.wait()
-        self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)))
+        self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._place.keep}>"
 
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
-        # Before anything that can fail on one rank alone: all count the same exchanges, and hear of it.
+        # Before anything that can fail on one rank alone: the others hear of it.
         exchange = self._ranks.exchange(f"save({step})")
-        if exchange is not None:
-            exchange.__enter__()
         try:
+            if exchange is not None:
+                exchange.__enter__()
             return self._begin(step, state, block, exchange)
         except BaseException as error:
             if exchange is not None:
@@ -391,8 +391,11 @@ class Checkpointer:
         options = {"directory": directory, "fresh": self._fresh, "writers": writers, "volumes": volumes}
 
         def opened() -> Any:
+            exchange.meet()
             for rank in range(1, exchange.size):
                 theirs = exchange.read("options", rank)
+                if "error" in theirs:
+                    raise rank_error(rank, f"rank {rank} failed: {theirs['error']}")
                 if theirs["directory"] != directory:
                     raise rank_error(
                         rank,
@@ -407,39 +410,46 @@ class Checkpointer:
                         )
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
 
-        with exchange:
+        def open_together() -> Any:
             if exchange.rank == 0:
                 return told(exchange, "opened", opened)
+            but = f"{directory} was not opened"
+            join(exchange, but)
             exchange.post("options", options)
-            heard(exchange, "opened", f"{directory} was not opened")
+            heard(exchange, "opened", but)
             return _core.CheckpointStore(directory)
 
-    def _agree(self, decide: Callable[[], Any]) -> Any:
-        """Let rank 0 decide."""
+        return together(exchange, open_together)
+
+    def _agree(self, decide: Callable[[], Any], call: str = "load()") -> Any:
+        """Let rank 0 decide, once all ranks make this call."""
         if self._ranks.size == 1:
             return decide()
         with self._turn.lock:
-            self._turn.check("load", self.directory)
-            self._turn.begin("load()")
+            self._turn.check(call.partition("(")[0], self.directory)
+            self._turn.begin(call)
             try:
-                return self._agree_together(decide)
+                return self._agree_together(decide, call)
             finally:
                 self._turn.end()
 
-    def _agree_together(self, decide: Callable[[], Any]) -> Any:
-        exchange = self._ranks.exchange("load()")
+    def _agree_together(self, decide: Callable[[], Any], call: str) -> Any:
+        exchange = self._ranks.exchange(call)
         if exchange is None:
             return decide()
 
         def decided() -> Any:
-            return {"this": decide(), "order": exchange.count_load()}
+            exchange.meet()
+            return {"this": decide()}
 
-        with exchange:
+        def agree() -> Any:
             if exchange.rank == 0:
                 return told(exchange, "decided", decided)["this"]
-            outcome = heard(exchange, "decided", "nothing was loaded")
-            exchange.adopt(outcome["order"])
-            return outcome["this"]
+            but = "nothing was loaded" if call == "load()" else f"{call} failed"
+            join(exchange, but)
+            return heard(exchange, "decided", but)["this"]
+
+        return together(exchange, agree)
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

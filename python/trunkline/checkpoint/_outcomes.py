@@ -27,7 +27,6 @@ def _failure(exchange: Exchange, error: BaseException) -> dict[str, Any]:
     return {
         "error": about,
         "rank": exchange.rank if rank is None else rank,
-        "order": getattr(error, "order", None),
         "earlier": getattr(error, "earlier", False),
     }
 
@@ -55,23 +54,39 @@ def cause(exchange: Exchange, error: BaseException) -> BaseException:
 
 def give_up(exchange: Exchange, error: BaseException) -> None:
     """Tell the others that this rank failed, and end the exchange."""
-    if not isinstance(error, RankError):
-        exchange.fail(str(error) or type(error).__name__)
+    failure = _failure(exchange, error)
+    exchange.fail(failure)
     try:
-        for topic in ("placed", "committed") if exchange.rank == 0 else ("written",):
-            exchange.post(topic, _failure(exchange, error))
+        if exchange.has_met:
+            for topic in ("placed", "committed") if exchange.rank == 0 else ("written",):
+                exchange.post(topic, failure)
     except Error:
         pass  # the connection is lost: the others find that out for themselves
     finally:
         exchange.__exit__(None, None, None)
 
 
+def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
+    """Return work() in an exchange that begins and ends with it."""
+    with exchange:
+        try:
+            return work()
+        except BaseException as error:
+            give_up(exchange, error)
+            raise
+
+
+def join(exchange: Exchange, but: str = _NOT_SAVED) -> None:
+    """Wait, on another rank than 0, until all are in this call; `but`: as for heard()."""
+    failure = exchange.meet()
+    if failure is not None:
+        raise _failed_elsewhere(failure, but)
+
+
 def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
     """Wait for what came of it at rank 0; `but`: what to say did not happen if it failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:
-        if outcome["order"] is not None:
-            exchange.adopt(outcome["order"])
         raise _failed_elsewhere(outcome, but)
     return outcome["value"]
 

@@ -13,7 +13,7 @@ from trunkline import _core
 from trunkline._core import Engine, FileSet
 from trunkline._errors import Error
 from trunkline.checkpoint import _shards
-from trunkline.checkpoint._outcomes import cause, give_up, heard, mark_earlier, told
+from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, spread
 from trunkline.checkpoint._side_streams import side_streams
@@ -63,7 +63,8 @@ class StepSave:
     """One save of one rank.
 
     With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
-    a. rank 0 locks the directory, makes that of the step, and tells all where their shards go;
+    a. rank 0 waits until all ranks are in this save, locks the directory, makes that of the step, and tells
+       all where their shards go;
     b. each writer writes its shards and makes them durable, then tells what it wrote (1 to 3);
     c. rank 0 waits for all (4), commits the manifest, tells the others, and removes what is too old.
     """
@@ -96,8 +97,8 @@ class StepSave:
         elif self._exchange.rank == 0:
             self._placement = told(self._exchange, "placed", self._begin)
         else:
+            join(self._exchange)
             self._placement = heard(self._exchange, "placed")
-            self._exchange.adopt(self._placement["calls"])
             self._compare(self._exchange.rank)
             self._lay_out(len(self._placement["volumes"]))
         rank = self._place.ranks.rank
@@ -172,7 +173,8 @@ class StepSave:
         return used + [0] * (volumes - len(used))
 
     def _begin(self) -> Any:
-        calls = None if self._exchange is None else self._exchange.meet()
+        if self._exchange is not None:
+            self._exchange.meet()
         placement = self._lock()
         # The shard of writer w on volume v is number w * volumes + v here.
         by_volume: dict[int, list[int]] = {}
@@ -190,7 +192,6 @@ class StepSave:
             ],
             "paths": [placement["shards"][index]["path"] for index in order],
             "digest": {} if self._exchange is None else self._digest(),
-            "calls": calls,
         }
 
     def _lock(self) -> Any:

@@ -1,0 +1,163 @@
+"""The calls that ranks make, recorded in the store so that other ranks know which call each is in."""
+
+import itertools
+import json
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from operator import methodcaller
+from typing import Any
+
+from trunkline.checkpoint._rank_store import RankStore
+
+# A rank keeps more of its records than others look at: none may vanish while it is being read.
+_KEPT = 16
+_LOOKED_AT = 4
+
+
+@dataclass
+class Attempt:
+    """One call of one rank.
+
+    failure: why it failed, if that is news to ranks that have not met this one in it. other: what the rank
+    that made a different call was in.
+    """
+
+    number: int
+    call: str
+    over: bool = False
+    failure: dict[str, Any] | None = None
+    other: str | None = None
+
+
+class Attempts:
+    """The calls of some ranks. Thread-safe, but for pending() and consume() of the same rank.
+
+    Each rank numbers its own calls, from 1. A call is recorded when it begins, and again when it ends; those
+    of one rank can overlap. What one rank reads of another it consumes: that call does not matter any more.
+    """
+
+    def __init__(self, store: RankStore, rank: int, size: int) -> None:
+        """`store`: with no keys of others."""
+        self._store = store
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._beats = itertools.count(1)
+        self._begun: deque[Attempt] = deque()  # not recorded yet
+        self._ended: deque[Attempt] = deque()  # likewise: the store did not answer
+        self._recorded: deque[int] = deque()
+        self._under_way: dict[int, str] = {}
+        self._next = [1] * size  # of each rank: the first that is not consumed
+
+    def begin(self, call: str) -> Attempt:
+        """Number a call; record() records it."""
+        with self._lock:
+            attempt = Attempt(next(self._numbers), call)
+            self._begun.append(attempt)
+            self._under_way[attempt.number] = call
+            return attempt
+
+    def record(self) -> None:
+        """Record the calls that have ended, and those that have begun in their order."""
+        with self._lock:
+            while self._ended:
+                self._set(self._ended[0])
+                self._ended.popleft()
+            while self._begun:
+                attempt = self._begun[0]
+                self._set(attempt)
+                self._store.do(methodcaller("set", f"at/{self._rank}", str(attempt.number)))
+                self._begun.popleft()
+                self._recorded.append(attempt.number)
+                if len(self._recorded) > _KEPT:
+                    old = self._recorded.popleft()
+                    for key in (self._key(self._rank, old), f"answer/{self._rank}/{old}"):
+                        with suppress(NotImplementedError):
+                            self._store.do(methodcaller("delete_key", key))
+
+    def end(self, attempt: Attempt) -> None:
+        """Record that a call is over: now, or with the next one if the store does not answer."""
+        attempt.over = True
+        self._under_way.pop(attempt.number, None)
+        self._ended.append(attempt)
+        self.record()
+
+    def is_under_way(self, call: str, after: int) -> bool:
+        """Whether this rank is in such a call that has begun after the one of number `after`."""
+        return any(number > after and each == call for number, each in list(self._under_way.items()))
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._store.do(methodcaller("set", f"alive/{self._rank}", str(next(self._beats))))
+
+    def last_beat(self, rank: int) -> bytes | None:
+        """Return what differs from one sign of life of a rank to the next."""
+        return self._store.do(lambda store: _get(store, f"alive/{rank}"))
+
+    def look(self, rank: int, number: int) -> Attempt | None:
+        """Return a call of a rank; None where it has not begun."""
+        text, newest = self._store.do(
+            lambda store: (_get(store, self._key(rank, number)), _get(store, f"at/{rank}"))
+        )
+        if text is not None:
+            return Attempt(**json.loads(text))
+        return Attempt(number, "", over=True) if int(newest or 0) > number else None
+
+    def pending(self, rank: int) -> list[Attempt]:
+        """Return the calls of a rank that are not consumed, oldest first."""
+
+        def read(store: Any) -> tuple[list[bytes | None], int]:
+            newest = int(_get(store, f"at/{rank}") or 0)
+            first = max(self._next[rank], newest + 1 - _LOOKED_AT)
+            texts = [_get(store, self._key(rank, number)) for number in range(first, newest + 1)]
+            # Last: a call of rank 0 that is over has marked all that it has seen.
+            return texts, int((texts and rank == 0 and _get(store, f"seen/{self._rank}")) or 0)
+
+        texts, seen = self._store.do(read)
+        attempts = [Attempt(**json.loads(text)) for text in texts if text is not None]
+        return [attempt for attempt in attempts if attempt.number > seen]
+
+    def mark_seen(self, rank: int, number: int) -> None:
+        """Rank 0: note that its call has seen one of a rank, whose next call then has another counterpart."""
+        self._store.do(methodcaller("set", f"seen/{rank}", str(number)))
+
+    def consume(self, rank: int, number: int) -> None:
+        """Forget the calls of a rank up to this one."""
+        self._next[rank] = max(self._next[rank], number + 1)
+
+    def last_call(self, rank: int) -> str | None:
+        """Return the last call of a rank; None when it has made none."""
+        newest = self._store.do(lambda store: _get(store, f"at/{rank}"))
+        attempt = None if newest is None else self.look(rank, int(newest))
+        return None if attempt is None else attempt.call
+
+    def answer(self, rank: int, number: int, value: dict[str, Any]) -> None:
+        """Rank 0: tell a rank what its call has led to."""
+        self._store.do(methodcaller("set", f"answer/{rank}/{number}", json.dumps(value)))
+
+    def take_answer(self, number: int) -> dict[str, Any] | None:
+        """Return what rank 0 has answered to a call of this rank, once."""
+        key = f"answer/{self._rank}/{number}"
+
+        def take(store: Any) -> bytes | None:
+            value = _get(store, key)
+            if value is not None:
+                with suppress(NotImplementedError):
+                    store.delete_key(key)
+            return value
+
+        text = self._store.do(take)
+        return None if text is None else dict(json.loads(text))
+
+    def _set(self, attempt: Attempt) -> None:
+        text = json.dumps(asdict(attempt))
+        self._store.do(methodcaller("set", self._key(self._rank, attempt.number), text))
+
+    def _key(self, rank: int, number: int) -> str:
+        return f"call/{rank}/{number}"
+
+
+def _get(store: Any, key: str) -> bytes | None:
+    return bytes(store.get(key)) if store.check([key]) else None
