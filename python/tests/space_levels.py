@@ -13,6 +13,7 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -126,6 +127,7 @@ def run_steps(root: Path, block: bool) -> Counter[str]:
         step += 1
         assert_same(checkpointer.load(), state_of(step, step), "the new one")
         assert checkpointer.steps() == [step]
+    shutil.rmtree(root / "steps")
     return counts
 
 
