@@ -72,7 +72,8 @@ class BackgroundCheckpoints:
         """
         trainer: Any = self
         plan = self.checkpointer._agree(
-            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, trainer.args.output_dir)
+            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, trainer.args.output_dir),
+            "train()",
         )
         if plan is None or isinstance(plan, str):
             self.checkpointer._start_over()
