@@ -28,7 +28,7 @@ Result<Position> position_of(const std::string& directory) {
   if (!descriptor) return std::unexpected(descriptor.error());
   const auto entries = list_steps(directory);
   if (!entries) return std::unexpected(entries.error());
-  Position position{.id = *descriptor ? (*descriptor)->id : std::string()};
+  Position position{.id = id_of(*descriptor)};
   for (const StepEntry& entry : *entries) {
     if (!entry.commits.empty()) position.commits.insert({.step = entry.step, .number = entry.commits.back()});
   }

@@ -28,4 +28,9 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
                               const std::optional<StoreDescriptor>& before, const Changes& changes);
 
+// Empty where there is no descriptor.
+inline std::string id_of(const std::optional<StoreDescriptor>& descriptor) {
+  return descriptor ? descriptor->id : std::string();
+}
+
 }  // namespace trunkline::checkpoint

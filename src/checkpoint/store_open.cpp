@@ -89,7 +89,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   store->fresh_ = options.fresh;
   store->recorded_ = recorded->has_value();
   store->descriptor_ = store->next_descriptor(*recorded);
-  if (*recorded && store->descriptor_ != **recorded) {
+  if (recorded->has_value() && *recorded != store->descriptor_) {
     if (options.if_missing == IfMissing::fail)
       return invalid(fmt::format("volumes: {} has its shards on others", store->directory_));
     if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
@@ -172,7 +172,7 @@ Status Store::record_descriptor() {
 Status Store::settle_earlier_steps(std::uint64_t step) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
-  const std::string id = *recorded ? (*recorded)->id : std::string();
+  const std::string id = id_of(*recorded);
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   if (!fresh_) {
@@ -183,8 +183,8 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
     return {};
   }
   if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); })) return {};
-  if (*recorded) {
-    if (auto ours = check_homes(**recorded, directory_); !ours) return ours;
+  if (const std::optional<StoreDescriptor>& known = *recorded) {
+    if (auto ours = check_homes(*known, directory_); !ours) return ours;
   }
   if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be) return can_be;
   const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
@@ -219,7 +219,7 @@ Status Store::check_continues(std::uint64_t step) {
   if (!recorded) return std::unexpected(recorded.error());
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  const std::string id = *recorded ? (*recorded)->id : std::string();
+  const std::string id = id_of(*recorded);
   return checkpoint::check_continues(directory_, id, step, *entries, known_);
 }
 
