@@ -142,7 +142,9 @@ def test_weights_are_the_slots_themselves_and_only_while_they_are_used(tmp_path:
     logits(model)
     assert len(seen) == 1
     assert any(seen[0] in each for each in memory)
-    assert linear.weight.device.type == "meta"
+    assert linear.weight.device.type == "cpu"  # where it comes to for its use; adapters are put there
+    with pytest.raises(tl.Unsupported, match="streamed"):
+        linear.weight + 1
     assert model.device.type == "cpu"
 
 
@@ -401,7 +403,7 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
     with pytest.raises(tl.Format, match=r"has the shape .* where the model's config asks for"):
         tl.transformers.from_pretrained(folder)
-    with pytest.raises(tl.Error, match="neither|without safetensors|No such file"):
+    with pytest.raises(tl.Error, match="there is no such folder"):
         tl.transformers.from_pretrained(tmp_path / "nowhere")
 
 
@@ -472,7 +474,7 @@ def test_weights_cannot_be_used_while_they_are_not_there(tmp_path: Path) -> None
         with pytest.raises(tl.Unsupported, match=r"streamed"):
             use()
     assert module.weight.shape == (64, 64)
-    assert module.weight.device.type == "meta"
+    assert module.weight.device.type == "cpu"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.get_input_embeddings().weight.device.type == "cpu"
     assert model.to("cpu") is model
@@ -650,7 +652,7 @@ def test_files_and_dtypes_are_chosen_as_transformers_does(tmp_path: Path) -> Non
 def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tl.transformers.from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
         tl.stream.plan(tmp_path / "nowhere", bandwidth=1e9, flops=1e12)
     folder = make_folder(tmp_path / "model")
     (folder / "config.json").write_text("{")
