@@ -64,6 +64,7 @@ std::optional<std::uint64_t> commit_of(std::string_view name) {
 
 std::optional<ShardName> shard_of(std::string_view name) {
   constexpr std::string_view kPrefix = "shard-";
+  const std::string_view whole_name = name;
   if (!name.starts_with(kPrefix)) return std::nullopt;
   name.remove_prefix(kPrefix.size());
   const auto index = take_index(name, "-of-");
@@ -71,7 +72,7 @@ std::optional<ShardName> shard_of(std::string_view name) {
   if (!count || name.size() <= kNonceDigits || name.substr(kNonceDigits) != ".safetensors")
     return std::nullopt;
   const std::string_view nonce = name.substr(0, kNonceDigits);
-  if (!is_hex(nonce)) return std::nullopt;
+  if (!is_hex(nonce) || shard_file(*index, *count, nonce) != whole_name) return std::nullopt;
   return ShardName{.index = *index, .count = *count, .nonce = nonce};
 }
 
@@ -81,7 +82,7 @@ bool is_temporary_file(std::string_view name) {
   return name.starts_with(".trunkline-") && name.ends_with(".tmp");
 }
 
-std::string aside_directory(std::string_view time, unsigned number) {
+std::string aside_directory(std::string_view time, std::uint64_t number) {
   return number > 1 ? fmt::format("{}{}-{}", kAsidePrefix, time, number)
                     : fmt::format("{}{}", kAsidePrefix, time);
 }
@@ -89,15 +90,15 @@ std::string aside_directory(std::string_view time, unsigned number) {
 bool is_aside_directory(std::string_view name) {
   constexpr std::string_view kTime = "00000000T000000Z";
   if (!name.starts_with(kAsidePrefix)) return false;
-  name.remove_prefix(kAsidePrefix.size());
-  if (name.size() < kTime.size()) return false;
+  std::string_view rest = name.substr(kAsidePrefix.size());
+  if (rest.size() < kTime.size()) return false;
+  const std::string_view time = rest.substr(0, kTime.size());
   for (std::size_t i = 0; i < kTime.size(); ++i) {
-    if (kTime[i] == '0' ? name[i] < '0' || name[i] > '9' : name[i] != kTime[i]) return false;
+    if (kTime[i] == '0' ? time[i] < '0' || time[i] > '9' : time[i] != kTime[i]) return false;
   }
-  name.remove_prefix(kTime.size());
-  const bool numbered = name.size() > 1 && name.starts_with('-') &&
-                        name.find_first_not_of("0123456789", 1) == std::string_view::npos;
-  return name.empty() || numbered;
+  rest.remove_prefix(kTime.size());
+  const auto number = rest.empty() ? 1 : number_behind("-", rest);
+  return number && aside_directory(time, *number) == name;
 }
 
 std::string random_hex(unsigned digits) {

@@ -35,7 +35,7 @@ std::optional<ShardName> shard_of(std::string_view name);
 bool is_temporary_file(std::string_view name);
 
 // A folder in the directory that holds an earlier run: "aside-20260131T235959Z", or with "-2" behind it.
-std::string aside_directory(std::string_view time, unsigned number);
+std::string aside_directory(std::string_view time, std::uint64_t number);
 bool is_aside_directory(std::string_view name);
 
 std::string random_hex(unsigned digits);

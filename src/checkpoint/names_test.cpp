@@ -34,6 +34,7 @@ TEST(Names, OthersAreNotTakenForThem) {
         "shard-00000-of-00004-0123456789abcdef.pt", "shard-00000-of-00004-0123456789abcdef.safetensors.bak",
         "model-00000-of-00004-0123456789abcdef.safetensors", "shard-", "model.safetensors"})
     EXPECT_FALSE(is_shard_file(name)) << name;
+  EXPECT_FALSE(is_shard_file("shard-" + std::string(300, '0') + "-of-00004-0123456789abcdef.safetensors"));
   EXPECT_TRUE(is_temporary_file(".trunkline-0123456789abcdef.tmp"));
   EXPECT_FALSE(is_temporary_file("trunkline.tmp"));
   EXPECT_FALSE(is_temporary_file(".trunkline-0123"));
@@ -45,8 +46,10 @@ TEST(Names, FoldersOfRunsThatWereSetAside) {
   for (const char* name : {"aside-20260131T235959Z", "aside-20260131T235959Z-12"})
     EXPECT_TRUE(is_aside_directory(name)) << name;
   for (const char* name : {"aside", "aside-2026", "aside-20260131T235959", "aside-20260131T235959Z-",
-                           "aside-20260131T235959Z-x", "aside-20260131x235959Z", "x-20260131T235959Z"})
+                           "aside-20260131T235959Z-x", "aside-20260131x235959Z", "x-20260131T235959Z",
+                           "aside-20260131T235959Z-1", "aside-20260131T235959Z-02"})
     EXPECT_FALSE(is_aside_directory(name)) << name;
+  EXPECT_FALSE(is_aside_directory("aside-20260131T235959Z-" + std::string(300, '0') + "2"));
 }
 
 TEST(Names, RandomDigitsDiffer) {
