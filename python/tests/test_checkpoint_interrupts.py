@@ -2,6 +2,7 @@
 
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -200,6 +201,40 @@ def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
     assert version_of(checkpointer.load()) == 1000
     store = tl._core.CheckpointStore(str(tmp_path / "steps"))
     assert store.collect()["removed"] == []
+
+
+def test_handlers_that_raise_wherever_a_save_can_be_interrupted(tmp_path: Path) -> None:
+    """Python runs signal handlers after calls and at the start of functions, which a profiler sees."""
+    checkpointer = tl.Checkpointer(tmp_path, keep=2, process_group=False)
+    checkpointer.save(0, tensors_of(0), block=True)
+    modules = ("_checkpointer.py", "_turn.py", "_step_save.py", "_save.py")
+    left = 0
+
+    def interrupt(frame: FrameType, event: str, what: object) -> None:
+        nonlocal left
+        if event == "c_call" or not frame.f_code.co_filename.endswith(modules):
+            return
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            raise Interrupt
+
+    points = 0
+    for point in range(1, 2000):
+        left = point
+        try:
+            sys.setprofile(interrupt)
+            checkpointer.save(point, tensors_of(point)).wait()
+        except Interrupt:
+            points = point
+        finally:
+            sys.setprofile(None)
+        if left > 0:
+            break
+        assert checkpointer.load()["version"] <= point
+    assert points > 30
+    checkpointer.save(points + 2, tensors_of(points + 2), block=True)
+    assert version_of(checkpointer.load()) == points + 2
 
 
 def test_a_save_whose_wait_for_the_one_before_was_interrupted(tmp_path: Path) -> None:

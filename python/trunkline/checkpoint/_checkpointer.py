@@ -127,8 +127,8 @@ class Checkpointer:
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
         """
+        self._turn.check(f"save step {step}", self.directory)
         with self._turn.lock:
-            self._turn.check(f"save step {step}", self.directory)
             self._turn.begin(f"save({step})")
             try:
                 handle = self._begin_together(step, state, block)
@@ -425,8 +425,8 @@ class Checkpointer:
         """Let rank 0 decide, once all ranks make this call."""
         if self._ranks.size == 1:
             return decide()
+        self._turn.check(call.partition("(")[0], self.directory)
         with self._turn.lock:
-            self._turn.check(call.partition("(")[0], self.directory)
             self._turn.begin(call)
             try:
                 return self._agree_together(decide, call)

@@ -7,34 +7,35 @@ from trunkline._errors import Error
 
 
 class Turn:
-    """What a thread holds while it begins a save: `with turn.lock:`, then check(), begin() and end().
+    """What a thread holds while it begins a save: check(), `with turn.lock:`, and in it begin() and end().
 
     A signal handler runs in the main thread, in the midst of whatever that does. When the handler saves while
     a save() of the main thread holds the lock, waiting for the lock would never end. So the lock lets its own
     thread in again, and check() raises, unless the interrupted call has begun nothing yet: pause() says so.
+
+    A handler may also raise, between any two steps of the call that it interrupts. Then end() may never be
+    called; whether a call is running is therefore what the lock says, which such an exception releases.
     """
 
     def __init__(self) -> None:
         """Nobody holds it."""
         # Not a lock of Python code: it is taken and released in one step, whatever a handler raises.
         self.lock = threading.RLock()
-        self._thread: int | None = None  # that began a call
-        self._call = ""
+        self._call = ""  # that rejects others; counts only in the thread that holds the lock
 
     def begin(self, call: str) -> None:
         """From now on calls of this thread that are made in a signal handler are rejected."""
         self._call = call
-        self._thread = threading.get_ident()
 
     def end(self) -> None:
         """Undo begin()."""
-        self._thread = None
+        self._call = ""
 
     pause = end  # while the call waits and has begun nothing; begin() when it goes on
 
     def check(self, call: str, directory: "str | os.PathLike[str]", during: str = "") -> None:
         """Raise Error if this thread is within another call; with `during`: within that one."""
-        if self._thread != threading.get_ident() or not self._call.startswith(during):
+        if not self._call or not self._call.startswith(during) or not self._held_by_this_thread():
             return
         raise Error(
             None,
@@ -47,4 +48,8 @@ class Turn:
     def forget_parent(self) -> None:
         """In a forked child: a thread that the child does not have may hold the lock."""
         self.lock = threading.RLock()
-        self._thread = None
+        self._call = ""
+
+    def _held_by_this_thread(self) -> bool:
+        held: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
+        return held
