@@ -77,9 +77,25 @@ def test_a_run_that_loaded_an_earlier_step_goes_on_from_there(run: Path) -> None
     assert_whole(run, 50, 101)
 
 
-def test_later_steps_need_no_load(run: Path) -> None:
-    opened(run, keep=2).save(102, state_of(102), block=True)
-    assert_whole(run, 101, 102)
+def test_later_steps_need_no_load_and_remove_nothing_of_others(run: Path) -> None:
+    checkpointer = opened(run, keep=1)
+    with pytest.warns(RuntimeWarning, match=r"the steps 100, 101, which this run neither loaded nor saved"):
+        checkpointer.save(102, state_of(102), block=True)
+    for step in (103, 104):  # says so once
+        checkpointer.save(step, state_of(step), block=True)
+    assert_whole(run, 100, 101, 104)
+    checkpointer.load(100)
+    checkpointer.save(105, state_of(105), block=True)
+    assert_whole(run, 105)
+
+
+def test_two_jobs_in_turn_keep_their_last_checkpoints(tmp_path: Path) -> None:
+    one, other = opened(tmp_path / "run", keep=1), opened(tmp_path / "run", keep=1)
+    one.save(1, state_of(1), block=True)
+    for step in range(2, 7):  # says so each time, for it is a new one of the other job
+        with pytest.warns(RuntimeWarning, match=rf"step {step - 1}, which this run neither loaded nor saved"):
+            (one if step % 2 else other).save(step, state_of(step), block=True)
+    assert_whole(tmp_path / "run", 5, 6)
 
 
 def test_another_job_in_the_same_directory_is_found(tmp_path: Path) -> None:

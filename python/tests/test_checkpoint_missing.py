@@ -55,7 +55,7 @@ def lose_mount_point(directory: Path) -> Path:
 
 @pytest.mark.parametrize("lose", [lose_shard, lose_step_directory, unmount, lose_mount_point])
 @pytest.mark.parametrize("step", [None, 3])
-@pytest.mark.filterwarnings("ignore:looking for checkpoints")
+@pytest.mark.filterwarnings("ignore:removing what interrupted saves")
 def test_a_missing_shard_is_damage(directory: Path, lose: object, step: int | None) -> None:
     shard = lose(directory)  # type: ignore[operator]
     checkpointer = opened(directory)

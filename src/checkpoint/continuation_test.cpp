@@ -106,6 +106,32 @@ TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotSavedOver) {
   EXPECT_EQ(open()->steps(), (Steps{51, 101})) << "what it saved itself it may replace";
 }
 
+TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
+  for (const std::uint64_t step : {1, 2}) save(*open(), step);
+  const auto one = open();
+  const auto other = open();
+  const auto save_and_retain = [](Store& store, std::uint64_t step) {
+    EXPECT_TRUE(store.commit(write_shards(step, begin(store, step))));
+    auto swept = store.retain(1);
+    EXPECT_TRUE(swept) << swept.error().message;
+    store.release();
+    return swept.value_or(SweepResult{}).problems;
+  };
+  const auto told = save_and_retain(*one, 3);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told.front().code, EEXIST);
+  for (const char* part : {"the steps 1, 2", "keep=1", "load()", "delete()"})
+    EXPECT_NE(told.front().message.find(part), std::string::npos) << told.front().message;
+  EXPECT_TRUE(save_and_retain(*one, 4).empty()) << "says so once";
+  EXPECT_EQ(one->steps(), (Steps{1, 2, 4})) << "removes what it saved itself";
+  EXPECT_EQ(save_and_retain(*other, 5).size(), 1U);
+  EXPECT_EQ(save_and_retain(*one, 6).size(), 1U) << "of step 5";
+  EXPECT_EQ(one->steps(), (Steps{1, 2, 5, 6})) << "each keeps its last one";
+  load(*one);
+  EXPECT_TRUE(save_and_retain(*one, 7).empty());
+  EXPECT_EQ(one->steps(), Steps{7});
+}
+
 TEST_F(ContinuationTest, ADamagedCheckpointIsNotSavedOverEither) {
   save(*open(), 5);
   ASSERT_TRUE(os::write_file_durably(manifest_path(directory(), 5, 1), "{"));

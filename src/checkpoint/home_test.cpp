@@ -56,10 +56,10 @@ class HomeTest : public test::StoreTest {
 
 TEST_F(HomeTest, ACopyIsReadAndNothingElse) {
   const std::string other = copy("copy");
-  save(*open(), 3, 2);
+  load_and_save(*open(), 3, 2);
   std::ofstream(other + "/step-00000002/" + shard_file(0, 1, random_hex(16))) << "debris";
   expect_refused(other, "is a copy of " + directory());
-  save(*open(), 4, 1);
+  load_and_save(*open(), 4, 1);
   EXPECT_EQ(open()->steps(), Steps{4});
 }
 
@@ -69,6 +69,7 @@ TEST_F(HomeTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
   const auto before = shards();
   const auto store = Store::open(other);
   ASSERT_TRUE(store) << store.error().message;
+  load(**store);
   ASSERT_TRUE((*store)->commit(write_shards(9, begin(**store, 9))));
   const auto swept = (*store)->retain(1);
   ASSERT_TRUE(swept);
@@ -79,17 +80,17 @@ TEST_F(HomeTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
 
 TEST_F(HomeTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
   fs::rename(directory(), root_.file("moved"));
-  save(**Store::open(root_.file("moved")), 3, 1);
+  load_and_save(**Store::open(root_.file("moved")), 3, 1);
   EXPECT_NE(os::read_text(home_)->find(root_.file("moved")), std::string::npos);
   fs::copy(root_.file("moved"), directory(), fs::copy_options::recursive);  // a copy where it was
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
-  save(**Store::open(root_.file("moved")), 4, 1);
+  load_and_save(**Store::open(root_.file("moved")), 4, 1);
 }
 
 TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGone) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
-  save(**Store::open(other), 3, 1);
+  load_and_save(**Store::open(other), 3, 1);
   fs::copy(other, directory(), fs::copy_options::recursive);  // comes back from a backup
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
   EXPECT_EQ((*Store::open(other))->steps(), Steps{3});
@@ -108,19 +109,19 @@ TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   save(*open({.volumes = volumes()}), 1);
-  save(**Store::open(other), 3, 1);
+  load_and_save(**Store::open(other), 3, 1);
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
 
 TEST_F(HomeTest, AnotherPathToTheSameDirectoryIsHome) {
   fs::create_directory_symlink(directory(), root_.file("link"));
   const std::string before = *os::read_text(home_);
-  save(**Store::open(root_.file("link")), 3, 1);
+  load_and_save(**Store::open(root_.file("link")), 3, 1);
   EXPECT_EQ(*os::read_text(home_), before);
   // As with a bind mount elsewhere: the recorded path leads nowhere, and the directory is the same.
   fs::rename(directory(), root_.file("mounted"));
   fs::remove(root_.file("link"));
-  save(**Store::open(root_.file("mounted")), 4, 1);
+  load_and_save(**Store::open(root_.file("mounted")), 4, 1);
 }
 
 TEST_F(HomeTest, AHomeWhoseFilesystemIsNotThereMayComeBack) {
@@ -133,12 +134,12 @@ TEST_F(HomeTest, AHomeWhoseFilesystemIsNotThereMayComeBack) {
   ASSERT_TRUE(os::write_file_durably(home_, text));
   expect_refused(other, home_);
   fs::remove(home_);
-  save(**Store::open(other), 3, 1);
+  load_and_save(**Store::open(other), 3, 1);
 }
 
 TEST_F(HomeTest, ADirectoryWithoutRecordGetsOne) {
   fs::remove(home_);
-  save(*open(), 3, 1);
+  load_and_save(*open(), 3, 1);
   EXPECT_TRUE(fs::exists(home_));
   fs::remove(home_);
   EXPECT_TRUE(open()->collect(Sweep::DryRun::yes));

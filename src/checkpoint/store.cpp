@@ -56,6 +56,20 @@ std::unexpected<Error> busy(const std::string& directory) {
       .path = directory});
 }
 
+Error not_removed(const std::string& directory, std::span<const Commit> commits, std::uint64_t keep) {
+  std::vector<std::uint64_t> steps;
+  for (const Commit& commit : commits) steps.push_back(commit.step);
+  std::ranges::sort(steps);
+  return {.kind = ErrorKind::system,
+          .code = EEXIST,
+          .message = fmt::format(
+              "{} keeps {}, which this run neither loaded nor saved: keep={} does not count or remove such "
+              "checkpoints; call load() before the first save to continue from there, or remove them with "
+              "delete()",
+              directory, in_words(steps), keep),
+          .path = directory};
+}
+
 std::unexpected<Error> other_volumes(const std::string& directory) {
   return std::unexpected(
       Error{.kind = ErrorKind::system,
@@ -300,24 +314,32 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   std::erase_if(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
   std::ranges::sort(*entries, std::greater(), [](const StepEntry& entry) { return entry.commits.back(); });
   Sweep sweep(directory_, descriptor_, changes_, Sweep::DryRun::no);
-  std::vector<Error> damaged;
+  std::vector<Error> problems;
   std::vector<const StepEntry*> doomed;
+  std::vector<Commit> strangers;
   std::uint64_t kept = 0;
   for (const StepEntry& entry : *entries) {
-    const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
+    const Commit commit{.step = entry.step, .number = entry.commits.back()};
+    const auto whole = check_manifest(directory_, entry.step, commit.number);
     if (!whole) {
-      damaged.push_back(whole.error());
-    } else if (keep && kept >= *keep && entry.commits.back() != save_->committed) {
+      problems.push_back(whole.error());
+    } else if (!known_.knows(commit)) {
+      if (keep && kept >= *keep) strangers.push_back(commit);
+    } else if (keep && kept >= *keep && commit.number != save_->committed) {
       doomed.push_back(&entry);
     } else {
       ++kept;
       if (entry.commits.size() > 1) sweep.clean(entry);
     }
   }
+  if (!std::ranges::all_of(strangers, [&](const Commit& each) { return told_.contains(each); })) {
+    problems.push_back(not_removed(directory_, strangers, *keep));
+    told_.insert(strangers.begin(), strangers.end());
+  }
   // The oldest first, so that a crash leaves no gap.
   for (const StepEntry* entry : std::views::reverse(doomed)) sweep.remove(*entry);
   SweepResult result = sweep.take_result();
-  result.problems.insert(result.problems.end(), damaged.begin(), damaged.end());
+  result.problems.insert(result.problems.end(), problems.begin(), problems.end());
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,8 +92,10 @@ class Store {
   // one before it of the same step is there in any case.
   Result<std::uint64_t> commit(Manifest manifest);
 
-  // After commit(): removes what it replaced, and with `keep` (from 1) all but the last `keep` checkpoints
-  // by the order of their commits. One whose manifest is damaged does not count and is left alone.
+  // After commit(): removes what it replaced, and with `keep` (from 1) all but the last `keep` by the order
+  // of their commits, of those checkpoints that this store loaded or saved. Others may be all that is left of
+  // another run: they do not count and are left alone, which is a problem (EEXIST) once. One whose
+  // manifest is damaged is left alone as well.
   Result<SweepResult> retain(std::optional<std::uint64_t> keep);
 
   // Ends a save; nothing if there is none. What was written and not committed stays for collect().
@@ -144,6 +147,7 @@ class Store {
   bool recorded_ = false;                // descriptor_ has been in the directory
   std::optional<std::uint64_t> device_;  // on which the directory was
   Continuation known_;                   // its id is that of the descriptor when it was last looked at
+  std::set<Commit> told_;                // that retain() left alone, and has said so
   bool fresh_ = false;                   // what is in the directory goes aside
   std::unique_ptr<Save> save_;
   std::atomic<unsigned> generation_;  // fork generation that both belong to

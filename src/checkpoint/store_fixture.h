@@ -106,6 +106,13 @@ class StoreTest : public testing::Test {
     return commit.value_or(0);
   }
 
+  // The same in a run that continues from the checkpoints there are.
+  static std::uint64_t load_and_save(Store& store, std::uint64_t step,
+                                     std::optional<std::uint64_t> keep = {}) {
+    load(store);
+    return save(store, step, keep);
+  }
+
   static bool is_whole(const Store& store, const Manifest& manifest) {
     for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
       const auto text = os::read_text(checkpoint::shard_path(store.directory(), manifest, i));

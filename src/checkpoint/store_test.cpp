@@ -74,7 +74,7 @@ TEST_F(StoreTest, AMovedDirectoryIsReadAndGoesOn) {
     const auto moved = Store::open(to, options);
     ASSERT_TRUE(moved) << moved.error().message;
     EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(1)));
-    EXPECT_EQ(save(**moved, 2, 1), 2U);
+    EXPECT_EQ(load_and_save(**moved, 2, 1), 2U);
     EXPECT_EQ((*moved)->steps(), Steps{2});
     EXPECT_TRUE(is_whole(**moved, *(*moved)->read_manifest(2)));
   }
@@ -91,7 +91,7 @@ TEST_F(StoreTest, VolumesMayChangeBetweenSaves) {
   EXPECT_EQ(store->descriptor(), without_first->descriptor()) << "as the directory has them";
   for (const std::uint64_t step : {1, 2, 3})
     EXPECT_TRUE(is_whole(*store, *store->read_manifest(step))) << step;
-  save(*store, 4, 1);
+  load_and_save(*store, 4, 1);
   EXPECT_EQ(store->steps(), Steps{4});
   for (const std::string& path : everything())
     EXPECT_TRUE(!path.ends_with(".safetensors") || path.find("step-00000004") != std::string::npos) << path;
@@ -503,7 +503,7 @@ TEST_F(StoreTest, WithoutItsDescriptorADirectoryIsStillRead) {
   EXPECT_TRUE(is_whole(*reader, *reader->read_manifest(1)));
   EXPECT_FALSE(std::filesystem::exists(descriptor));
   const auto store = open({.volumes = volumes()});
-  save(*store, 2, 1);
+  load_and_save(*store, 2, 1);
   EXPECT_EQ(store->steps(), Steps{2});
   for (const std::string& path : everything())
     EXPECT_TRUE(!path.ends_with(".safetensors") || path.find("step-00000002") != std::string::npos) << path;

@@ -40,12 +40,14 @@ class Checkpointer:
     directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
     stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
 
-    keep: how many checkpoints stay (None: all); older ones go once a new one is durable.
+    keep: how many checkpoints stay (None: all) of those that it loaded or saved; older ones go once a new one
+    is durable. Others are never removed, which a RuntimeWarning says once.
 
-    A Checkpointer goes on from the checkpoints that it loaded or saved. Those of an earlier run are safe from
-    one that starts over without load(): save() raises FileExistsError where it meets checkpoints of the same
-    step or later ones. fresh: start over in this directory. The first save then moves the earlier run into a
-    folder of its own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. After a
+    A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
+    that are there. Where it meets others of the same step or of later ones, save() raises FileExistsError.
+
+    fresh: start over in this directory. The first save then moves the checkpoints that are there into a
+    folder of their own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. After a
     load(), fresh has no effect: the run continues.
 
     volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
@@ -99,7 +101,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
             try:
-                warn_of(store.collect_if_used())
+                warn_of(store.collect_if_used(), "removing what interrupted saves left behind")
             except Error as error:
                 # The directory may also be a copy, which can be read.
                 if error.errno not in _READ_ONLY and not isinstance(error, Unsupported):

@@ -40,10 +40,10 @@ class Place:
     engine: Engine | None
 
 
-def warn_of(sweep: dict[str, Any]) -> None:
+def warn_of(sweep: dict[str, Any], purpose: str) -> None:
     """Warn of what could not be removed, and of checkpoints that cannot be read."""
     for problem in sweep["problems"]:
-        warnings.warn(f"looking for checkpoints that can go: {problem}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{purpose}: {problem}", RuntimeWarning, stacklevel=3)
 
 
 def patiently(change: Callable[[], T]) -> T:
@@ -143,7 +143,7 @@ class StepSave:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
         if self._place.ranks.rank == 0:
-            warn_of(self._place.store.retain(self._place.keep))
+            warn_of(self._place.store.retain(self._place.keep), "removing old checkpoints")
             self._place.store.release()
 
     def abandon(self, error: BaseException) -> BaseException:
