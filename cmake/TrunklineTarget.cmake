@@ -18,6 +18,12 @@ function(trunkline_tests layer library)
   endif()
   add_executable(${layer}_tests ${tests} ${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.cpp)
   trunkline_target(${layer}_tests)
+  # Optimizing assertions is most of the work of a build; with the address sanitizer, three quarters of it.
+  if(TRUNKLINE_SANITIZE MATCHES "address")
+    target_compile_options(${layer}_tests PRIVATE -O0)
+  else()
+    target_compile_options(${layer}_tests PRIVATE -O1)
+  endif()
   target_include_directories(${layer}_tests PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}
     fake_cuda GTest::gtest GTest::gtest_main)
