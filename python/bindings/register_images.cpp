@@ -26,6 +26,7 @@
 #include "interruptible.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
+#include "os/replaced_file.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::python {
@@ -326,6 +327,15 @@ void fsync_directory(nb::handle path_value) {
   unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
 }
 
+void check_replaceable(nb::handle path_value) {
+  const std::string path = path_argument(path_value, "path");
+  unwrap(call_interruptibly([path]() -> Status {
+    if (auto found = os::ReplacedFile::find(path, "saving to " + path); !found)
+      return std::unexpected(found.error());
+    return {};
+  }));
+}
+
 using Records = std::vector<std::pair<std::string, nb::bytes>>;
 
 class ArchiveLayoutObject {
@@ -487,6 +497,9 @@ void register_images(nb::module_& module) {
   module.def("fsync_directory", &fsync_directory, "path"_a.none(),
              nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
              "Makes names that were created, renamed or removed in a directory durable.");
+  module.def("check_replaceable", &check_replaceable, "path"_a.none(),
+             nb::sig("def check_replaceable(path: trunkline._types.Path) -> None"),
+             "Raises the error that saving to the path would end with; changes nothing.");
   module.def("crc32c", &crc32c_of, "buffer"_a.none(), "seed"_a = 0,
              nb::sig("def crc32c(buffer: trunkline._types.ReadableBuffer, seed: int = 0) -> int"),
              "CRC-32C of the bytes; `seed` is that of the bytes before them.");

@@ -1,7 +1,9 @@
 #include "checkpoint/set_aside.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <ctime>
@@ -13,6 +15,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
+#include "os/replaceable.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -82,8 +85,17 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
   if (!steps) return std::unexpected(steps.error());
   for (const std::uint64_t step : *steps) {
     const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+    const std::string action =
+        fmt::format("cannot set the checkpoints in {} aside: moving {}", directory, path);
+    if (auto movable = os::check_replaceable(path, action); !movable) return movable;
     std::error_code error;
-    if (!fs::is_symlink(path, error) || fs::read_symlink(path, error).is_absolute()) continue;
+    if (!fs::is_symlink(path, error)) {
+      // A directory that moves gets another "..", which is a change of it.
+      if (::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0 && errno == EACCES)
+        return std::unexpected(system_error(EACCES, action, path));
+      continue;
+    }
+    if (fs::read_symlink(path, error).is_absolute()) continue;
     return std::unexpected(make_error(
         ErrorKind::unsupported,
         fmt::format("cannot set the checkpoints in {} aside: {} is a relative symbolic link, which would "

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "os/replaceable.h"
+
 namespace trunkline::os {
 namespace {
 
@@ -165,7 +167,7 @@ Status ReplacedFile::open_old() {
   struct stat status{};
   // Looked at first: to open a device may do something.
   if (::lstat(path_.c_str(), &status) != 0) {
-    if (errno == ENOENT) return {};
+    if (errno == ENOENT) return check_replaceable(path_, action_);
     return failed(errno);
   }
   if (S_ISDIR(status.st_mode)) return failed(EISDIR);
@@ -176,6 +178,7 @@ Status ReplacedFile::open_old() {
         action_ + ": it exists and is not a regular file; name a file, or a path that does not exist",
         path_));
   }
+  if (auto replaceable = check_replaceable(path_, action_); !replaceable) return replaceable;
   UniqueFd fd(open_existing(path_));
   if (!fd.valid()) {
     if (errno == ENOENT) return {};

@@ -23,8 +23,9 @@ namespace trunkline::os {
 class ReplacedFile {
  public:
   // Follows symbolic links, as open(2) does: path() is what they lead to, which need not exist. Fails with
-  // the error of opening it for writing (EACCES, EPERM, EROFS, ETXTBSY, EISDIR, ELOOP, ...), and with
-  // `unsupported` for what is not a regular file. `action` begins the message ("saving to /data/a.bin").
+  // the error of opening it for writing (EACCES, EPERM, EROFS, ETXTBSY, EISDIR, ELOOP, ...), as
+  // check_replaceable() does where a rename cannot replace it, and with `unsupported` for what is not a
+  // regular file. `action` begins the message ("saving to /data/a.bin").
   static Result<ReplacedFile> find(const std::string& path, std::string action);
 
   const std::string& path() const { return path_; }

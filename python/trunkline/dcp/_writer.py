@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from trunkline._core import Engine, FileImage, Volume, fsync_directory
+from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
 from trunkline._errors import Error, Unsupported, exception_of
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._transfer import write_images
@@ -109,6 +109,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._refuse_other_format()
         leftovers = _directory.list_leftovers(self._directory)
         self._refuse_to_replace(leftovers)
+        if self._is_coordinator or not self._use_collectives:
+            check_replaceable(self._manifest_path())  # else all would be written before it fails
         self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
         return plan
 
@@ -142,7 +144,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         except Unsupported:
             _directory.remove_quietly(self._directory, names)
             raise
-        manifest = self._directory / manifest_name(None if self._use_collectives else self._rank)
+        manifest = self._manifest_path()
         with _directory.locked(self._directory):
             self._check_files(results)
             self._refuse_other_format()  # torch may have saved meanwhile
@@ -154,6 +156,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*self._leftovers, *names} - kept))
         self._leftovers = []
+
+    def _manifest_path(self) -> Path:
+        return self._directory / manifest_name(None if self._use_collectives else self._rank)
 
     def _refuse_other_format(self) -> None:
         """Of two checkpoints in two formats nobody could tell later which one is newer."""
