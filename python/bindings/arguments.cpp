@@ -78,7 +78,11 @@ std::uint64_t count_argument(nb::handle value, const char* name) {
       raise_type_error(fmt::format("{}: must be an int, not {}", name, shown_type(value)));
     }
     whole = nb::steal(PyNumber_Index(value.ptr()));
-    if (!whole.is_valid()) throw nb::python_error();
+    if (!whole.is_valid()) {  // __index__ raised, as that of a tensor of floats does
+      const nb::python_error cause;
+      if (!cause.matches(PyExc_TypeError)) throw cause;
+      raise_type_error(fmt::format("{}: must be an int, not {}", name, shown_type(value)));
+    }
   }
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);

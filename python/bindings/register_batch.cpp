@@ -16,10 +16,15 @@ using namespace nb::literals;
 
 namespace {
 
+nb::object file_argument(nb::handle value) {
+  if (!nb::isinstance<FileObject>(value))
+    raise_type_error("file: must be trunkline.File, not " + shown_type(value));
+  return nb::borrow(value);
+}
+
 struct RequestObject {
-  RequestObject(nb::handle_t<FileObject> file_in, nb::handle buffer_in, nb::handle offset_in,
-                nb::handle stream_in)
-      : file(nb::borrow(file_in)),
+  RequestObject(nb::handle file_in, nb::handle buffer_in, nb::handle offset_in, nb::handle stream_in)
+      : file(file_argument(file_in)),
         buffer(nb::borrow(buffer_in)),
         offset(count_argument(offset_in, "offset")),
         stream(nb::borrow(stream_in)) {}
@@ -41,9 +46,8 @@ template <class T>
 void register_request(nb::module_& module, const char* name, const char* signature,
                       const char* buffer_signature, const char* doc) {
   nb::class_<T>(module, name, doc)
-      .def(nb::init<nb::handle_t<FileObject>, nb::handle, nb::handle, nb::handle>(), "file"_a,
-           "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(), "stream"_a = nb::none(),
-           nb::sig(signature))
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle>(), "file"_a.none(), "buffer"_a.none(),
+           "offset"_a.none() = 0, nb::kw_only(), "stream"_a = nb::none(), nb::sig(signature))
       .def_prop_ro(
           "stream", [](const T& self) { return self.stream; },
           nb::for_getter(nb::sig("def stream(self) -> object")), "The stream that comes first, as given.")

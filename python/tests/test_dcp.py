@@ -115,6 +115,16 @@ def test_what_differs_is_converted(tmp_path: Path) -> None:
     assert torch.equal(into["b"], state["b"].double())
 
 
+def test_one_element_of_any_stride(tmp_path: Path) -> None:
+    """Of a tensor of one element the stride says nothing, and may be any number."""
+    saved, loaded = torch.tensor([7.0, 0.0])[::2], torch.zeros(2)[::2]
+    assert saved.is_contiguous()
+    assert saved.stride() == (2,)
+    save({"x": saved}, tmp_path)
+    load({"x": loaded}, tmp_path)
+    assert loaded.item() == 7.0
+
+
 def test_targets_that_share_memory_get_the_last(tmp_path: Path) -> None:
     save({"b": numbers(9000, seed=2), "a": numbers(9000, seed=1)}, tmp_path)  # loading sorts the keys
     shared = torch.zeros(9000)

@@ -1,6 +1,7 @@
 """Relative paths mean what they meant when they were given, wherever the process goes meanwhile."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,38 @@ def test_what_lightning_removes_later(
         os.chdir(tmp_path)
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["new.ckpt"]
     assert (elsewhere / "old.ckpt").exists()
+
+
+DELETED = """
+import torch.distributed.checkpoint  # which needs a working directory
+import os, sys
+import trunkline as tl
+
+os.chdir(sys.argv[1])
+os.rmdir(sys.argv[1])
+for argument, use in {
+    "path": lambda path: tl.save({}, path),
+    "path ": lambda path: tl.save_async({}, path),
+    "directory": tl.Checkpointer,
+    "volumes": lambda path: tl.Checkpointer("/run", volumes=[path]),
+    "path  ": tl.dcp.StorageWriter,
+    "path   ": tl.dcp.StorageReader,
+    "volumes[0]": lambda path: tl.dcp.StorageWriter("/run", volumes=[path]),
+}.items():
+    try:
+        use("a.pt")
+    except tl.Error as error:
+        assert isinstance(error, FileNotFoundError), type(error)
+        expected = f"{argument.strip()}: a.pt is relative, and the working directory"
+        assert str(error).startswith(expected), error
+    else:
+        raise AssertionError(argument)
+"""
+
+
+def test_a_working_directory_that_was_removed(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    (tmp_path / "gone").mkdir()
+    run_script(DELETED, str(tmp_path / "gone"))
 
 
 def test_an_empty_path() -> None:

@@ -1,9 +1,14 @@
-"""Arguments that are whole numbers: of Python, numpy, or whatever else has __index__."""
+"""Arguments of the public functions: what each accepts, and errors that name the argument."""
 
+import math
 import operator
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
+import numpy
 import torch
+
+from trunkline._core import Engine, parse_size
 
 
 def step_argument(value: SupportsIndex) -> int:
@@ -22,6 +27,50 @@ def keep_argument(value: SupportsIndex | None) -> int | None:
     if keep is None or keep < 1:
         raise ValueError(f"keep: must be an int of at least 1, or None to keep all, not {value!r}")
     return keep
+
+
+def bool_argument(value: Any, name: str) -> bool:
+    """Return a truth value, of Python or numpy, or 0 or 1; raises TypeError.
+
+    Not whatever has a truth value: "no" has one, and it is True.
+    """
+    if isinstance(value, bool | numpy.bool_) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name}: must be True or False, not {value!r}")
+
+
+def seconds_argument(value: Any, name: str = "timeout") -> float:
+    """Return a number of seconds; raises TypeError, and ValueError for NaN."""
+    if isinstance(value, bool | str | bytes | bytearray):  # float() would parse the latter
+        raise TypeError(f"{name}: must be a number of seconds, not {value!r}")
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: must be a number of seconds, not {value!r}") from None
+    except OverflowError:
+        return math.inf
+    if math.isnan(seconds):
+        raise ValueError(f"{name}: must be a number of seconds, not {value!r}")
+    return seconds
+
+
+def check_staging_bytes(value: Any) -> None:
+    """Raise TypeError or ValueError for what no save could use."""
+    if value is not None:
+        parse_size(value, "staging_bytes")
+
+
+def check_engine(value: Any) -> None:
+    """Raise TypeError for what is not an Engine or None."""
+    if value is not None and not isinstance(value, Engine):
+        raise TypeError(f"engine: must be trunkline.Engine or None, not {type(value).__name__}")
+
+
+def items_argument(value: Any, message: str) -> list[Any]:
+    """Return the items of an iterable; raises TypeError with `message` where it is none, or is a string."""
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+        raise TypeError(message)
+    return list(value)
 
 
 def _whole(value: Any) -> int | None:

@@ -16,7 +16,15 @@ from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
-from trunkline.checkpoint._arguments import keep_argument, step_argument
+from trunkline.checkpoint._arguments import (
+    bool_argument,
+    check_engine,
+    check_staging_bytes,
+    items_argument,
+    keep_argument,
+    seconds_argument,
+    step_argument,
+)
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
@@ -24,7 +32,7 @@ from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_of
-from trunkline.checkpoint._transfer import absolute_path, read_images
+from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
 # What says that checkpoints can be read here, and nothing else.
@@ -79,13 +87,18 @@ class Checkpointer:
     ) -> None:
         """Open the directory, which need not exist: only the first save creates anything.
 
-        Raises ValueError for bad arguments; NotADirectoryError for a file in its place; Error with ENOTEMPTY
-        for a directory that holds other files and no checkpoints, Error where it cannot be read.
+        Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
+        in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
+        where it cannot be read.
         """
         keep = keep_argument(keep)
-        if not timeout > 0:
+        fresh = bool_argument(fresh, "fresh")
+        timeout = seconds_argument(timeout)
+        if timeout <= 0:
             raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
-        self.directory = Path(directory)
+        check_staging_bytes(staging_bytes)
+        check_engine(engine)
+        self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = _names_of(volumes)
         self._ranks = _ranks_of(process_group, timeout)
@@ -332,7 +345,7 @@ class Checkpointer:
             raise
 
     def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
-        step = step_argument(step)
+        step, block = step_argument(step), bool_argument(block, "block")
         try:
             self._wait_for_last(step)
             raise_unobserved()
@@ -455,11 +468,12 @@ class Checkpointer:
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
-    if isinstance(volumes, str | bytes | bytearray | os.PathLike):  # not the sequence of its characters
-        raise TypeError(
-            f"volumes: must be a list of directories, not {type(volumes).__name__}; put it into a list"
-        )
-    return None if volumes is None else [absolute_path(volume, "volumes") for volume in volumes]
+    if volumes is None:
+        return None
+    one = isinstance(volumes, str | bytes | bytearray | os.PathLike)  # not the sequence of its characters
+    wrong = f"volumes: must be a list of directories, not {type(volumes).__name__}"
+    items = items_argument(volumes, f"{wrong}; put it into a list" if one else wrong)
+    return [absolute_path(volume, "volumes") for volume in items]
 
 
 def _ranks_of(process_group: Any, timeout: float) -> Ranks:
@@ -484,12 +498,13 @@ def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
         return list(range(ranks.size))
     if writers == "node":
         return sorted({node: rank for rank, node in reversed(list(enumerate(ranks.nodes)))}.values())
-    chosen = [] if isinstance(writers, str) else sorted(set(writers))
+    wrong = f'writers: must be "rank", "node" or a list of ranks from 0 to {ranks.size - 1}, not {writers!r}'
+    if isinstance(writers, str):
+        raise ValueError(wrong)
+    chosen = items_argument(writers, wrong)
     if not chosen or not all(isinstance(rank, int) and 0 <= rank < ranks.size for rank in chosen):
-        raise ValueError(
-            f'writers: must be "rank", "node" or a list of ranks from 0 to {ranks.size - 1}, not {writers!r}'
-        )
-    return chosen
+        raise ValueError(wrong)
+    return sorted(set(chosen))
 
 
 _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()

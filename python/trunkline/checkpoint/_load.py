@@ -43,8 +43,11 @@ def load(
     name = path_name(path)
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    from trunkline.checkpoint._arguments import bool_argument, check_engine
     from trunkline.checkpoint._memory import device_argument
 
+    mmap = bool_argument(mmap, "mmap")
+    check_engine(engine)
     target = device_argument(device, name)
     is_folder = os.path.isdir(name)  # noqa: PTH112
     lower = name.lower()  # as save() reads suffixes

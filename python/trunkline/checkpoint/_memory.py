@@ -22,8 +22,19 @@ def is_in_reach(device: torch.device) -> bool:
 
 
 def device_argument(device: Device, path: str | None = None) -> torch.device:
-    """Return the device that an argument `device` names. Raises Unsupported for others than these."""
-    wanted = torch.device(device)
+    """Return the device that an argument `device` names.
+
+    Raises TypeError and ValueError for what names none, Unsupported for others than these.
+    """
+    try:
+        # torch.device(1) fails where there is no GPU.
+        wanted = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    except TypeError:
+        raise TypeError(
+            f"device: must be a str, an int or a torch.device, not {type(device).__name__}"
+        ) from None
+    except RuntimeError as error:
+        raise ValueError(f"device: torch knows no device {device!r}: {str(error).splitlines()[0]}") from None
     if not is_in_reach(wanted):
         raise Unsupported(None, f'device: {wanted} is not supported; load to "cpu" and move from there', path)
     if wanted.type == "cuda" and not torch.cuda.is_available():

@@ -57,6 +57,11 @@ class GroupRanks(Ranks):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
         from torch.distributed.distributed_c10d import _get_default_store
 
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "
+                f"None for the default group, or False for this process alone; not {group!r}"
+            )
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:

@@ -14,8 +14,8 @@ from trunkline.checkpoint._tensors import (
     bytes_of,
     contiguous,
     dtype_name,
+    has_own_advice,
     in_safetensors,
-    is_distributed,
     objection,
     objection_in_any_file,
 )
@@ -93,7 +93,7 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
         why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not have"
     if why is not None:
         # A .pt file would hold one rank's part of a distributed tensor.
-        hint = "" if objection_in_any_file(tensor) or is_distributed(tensor) else _HINT
+        hint = "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
         raise Unsupported(None, f"the tensor {name!r} {why}{hint}")
     return contiguous(tensor)
 

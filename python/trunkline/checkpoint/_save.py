@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from trunkline._core import Engine, FileImage, FileSet
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
+from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
 from trunkline.checkpoint._at_exit import ExitWatch, say
 from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
@@ -42,6 +43,9 @@ def save(
     which names the file by its absolute path: the working directory may change while it is written.
     An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
     """
+    durable = bool_argument(durable, "durable")
+    checksum = bool_argument(checksum, "checksum")
+    check_engine(engine)
     raise_unobserved()
     write_images([lay_out(obj, path, checksum)], engine=engine, durable=durable)
 
@@ -66,6 +70,10 @@ def save_async(
     an error is raised by the next save, or printed at exit when there is none. Ctrl-C during that exit
     abandons the save: the process says so, and ends as by SIGINT.
     """
+    durable = bool_argument(durable, "durable")
+    checksum = bool_argument(checksum, "checksum")
+    check_staging_bytes(staging_bytes)
+    check_engine(engine)
     raise_unobserved()
     images = [lay_out(obj, path, checksum)]
     files = FileSet(images, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
@@ -268,7 +276,7 @@ class SaveHandle:
         self._done.set()
 
     def _wait(self, flag: Flag, timeout: float | None) -> None:
-        if not flag.wait(timeout):
+        if not flag.wait(None if timeout is None else seconds_argument(timeout)):
             raise Timeout(None, f"{self._what}: not ready after {timeout} s; it goes on")
         if self._error is not None:
             self._observed = True

@@ -48,7 +48,7 @@ from trunkline.checkpoint._restore import restore, restore_into
 from trunkline.checkpoint._tensors import (
     dtype_name,
     dtype_named,
-    is_distributed,
+    has_own_advice,
     objection,
     plain,
     to_stored,
@@ -207,7 +207,7 @@ class _Flattener:
     def _tensor(self, tensor: torch.Tensor) -> Json:
         why = objection(tensor)
         if why is not None:
-            hint = "" if is_distributed(tensor) else _HINT  # a .pt file would hold one rank's part alone
+            hint = "" if has_own_advice(tensor) else _HINT
             raise Unsupported(None, f"{self.place()} {why}{hint}")
         node: dict[str, Json] = {
             "tensor": "",

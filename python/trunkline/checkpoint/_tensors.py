@@ -90,14 +90,27 @@ def objection(tensor: torch.Tensor) -> str | None:
         return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
     if tensor.dtype in _QUANTISED:
         return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
-    if tensor.numel() and not torch._is_zerotensor(tensor) and not tensor.untyped_storage().nbytes():
-        return "has no memory any more (its storage was resized to 0, as FSDP does between uses)"
+    if _is_freed(tensor):
+        return (
+            "has no memory any more: its storage was resized to 0, as FSDP does with parameters between "
+            "their uses. For FSDP, use the state dict that get_model_state_dict() of "
+            "torch.distributed.checkpoint.state_dict returns; else resize the storage and fill it first"
+        )
     return None
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor; what objection() says of it needs no other advice."""
+    """Whether it is a DTensor."""
     return type(tensor).__name__ == "DTensor"
+
+
+def has_own_advice(tensor: torch.Tensor) -> bool:
+    """Whether what objection() says of the tensor needs no other advice: a .pt file would not do either."""
+    return is_distributed(tensor) or _is_freed(tensor)
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    return bool(tensor.numel()) and not torch._is_zerotensor(tensor) and not tensor.untyped_storage().nbytes()
 
 
 def _about_distributed(tensor: torch.Tensor, name: str) -> str:

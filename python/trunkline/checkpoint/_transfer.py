@@ -105,5 +105,16 @@ def absolute_path(path: Any, argument: str = "path") -> str:
     name = path_name(path, argument)
     if not name:
         raise exception_of("system", errno.ENOENT, f"{argument}: must not be empty", name)
-    # Not a Path, which would drop a trailing slash.
-    return name if name.startswith("/") else f"{os.getcwd()}/{name}"  # noqa: PTH109
+    if name.startswith("/"):
+        return name
+    try:
+        # Not a Path, which would drop a trailing slash.
+        return f"{os.getcwd()}/{name}"  # noqa: PTH109
+    except FileNotFoundError:
+        raise exception_of(
+            "system",
+            errno.ENOENT,
+            f"{argument}: {name} is relative, and the working directory of the process does not exist any "
+            "more (ENOENT); pass an absolute path, or change to a directory that exists (os.chdir)",
+            name,
+        ) from None

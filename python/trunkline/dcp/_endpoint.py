@@ -6,6 +6,8 @@ from typing import Any
 
 from trunkline._core import Engine
 from trunkline._errors import Unsupported
+from trunkline.checkpoint._arguments import check_engine
+from trunkline.checkpoint._transfer import absolute_path
 from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
 
 
@@ -15,7 +17,8 @@ class Endpoint:
     def __init__(self, path: "str | os.PathLike[str]", engine: Engine | None) -> None:
         """Raise TypeError or ValueError for what names no directory; touches nothing."""
         super().__init__()
-        self._move_to(path, "path")
+        self._move_to(directory_argument(path, "path"), "path")
+        check_engine(engine)
         self._engine = engine
 
     @property
@@ -34,7 +37,7 @@ class Endpoint:
         if checkpoint_id is not None:
             self._given = str(Path(directory_argument(checkpoint_id, argument)))
             # Used later, and maybe in another process: after a change of the working directory.
-            self._directory = Path(self._given).absolute()
+            self._directory = Path(absolute_path(self._given, argument))
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process."""

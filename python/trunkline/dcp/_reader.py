@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, Format, exception_of
+from trunkline.checkpoint._arguments import bool_argument
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._endpoint import Endpoint
@@ -23,6 +24,7 @@ from trunkline.dcp._stored import (
     CHUNK_BYTES,
     DataFile,
     StoredItem,
+    checkpointer_file,
     list_torch_metadata,
     manifest_name,
 )
@@ -50,7 +52,7 @@ class StorageReader(Endpoint, TorchStorageReader):
     ) -> None:
         """Make a reader; touches nothing. Raises TypeError or ValueError for what names no directory."""
         super().__init__(path, engine)
-        self._verify = verify
+        self._verify = bool_argument(verify, "verify")
         self._load_id = str(uuid.uuid4())
         self._stored: dict[MetadataIndex, StoredItem] = {}
 
@@ -198,6 +200,12 @@ class StorageReader(Endpoint, TorchStorageReader):
         directory = path.parent
         if not directory.is_dir():
             return f"{directory}: there is no such directory"
+        held = checkpointer_file(directory)
+        if held is not None:
+            return (
+                f"{directory}: it belongs to a trunkline.Checkpointer (it holds {held}); load it with "
+                "trunkline.Checkpointer(DIRECTORY).load(STEP)"
+            )
         if list_torch_metadata(directory):
             return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
         return f"{directory}: it holds no complete checkpoint ({path.name} is not there)"

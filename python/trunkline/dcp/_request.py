@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from trunkline._core import aligned_empty
 from trunkline._errors import Corrupt, Format
 from trunkline.checkpoint._memory import is_in_reach
+from trunkline.checkpoint._tensors import bytes_of
 from trunkline.dcp._stored import ALIGNMENT, DTYPES, DataFile, StoredItem
 
 # What does not go straight into tensors is held until it is copied: as much as this at once, or one item.
@@ -146,7 +147,7 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
             end = max(request.end for request in cluster)
             only = cluster[0]
             if len(cluster) == 1 and only.direct and only.target is not None:
-                targets[file].append((begin, only.target.view(-1).view(torch.uint8)))
+                targets[file].append((begin, bytes_of(only.target)))
                 continue
             memory = _held(begin, end)
             targets[file].append((begin, memory))

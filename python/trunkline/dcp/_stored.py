@@ -16,6 +16,8 @@ SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's
 MANIFEST = "dcp.manifest"
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
+# The descriptor, and the manifest of a step (docs/formats/checkpoint.md).
+_CHECKPOINTER = re.compile(r"trunkline-checkpoints\.json|manifest-[0-9]{10,}")
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 
 DTYPES = {
@@ -77,6 +79,15 @@ def is_rank_manifest_name(name: str) -> bool:
 def list_torch_metadata(directory: Path) -> list[str]:
     """Names of the files by which torch's FileSystemReader loads checkpoints of a directory."""
     return sorted(name for name in os.listdir(directory) if _TORCH_METADATA.fullmatch(name))  # noqa: PTH208
+
+
+def checkpointer_file(directory: Path) -> str | None:
+    """Return a name by which a directory, or a step in it, is that of a Checkpointer; None if it is not."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return next((name for name in sorted(names) if _CHECKPOINTER.fullmatch(name)), None)
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

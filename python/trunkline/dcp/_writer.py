@@ -18,8 +18,10 @@ from torch.futures import Future
 
 from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
 from trunkline._errors import Error, Unsupported, exception_of
+from trunkline.checkpoint._arguments import bool_argument, items_argument
 from trunkline.checkpoint._memory import is_in_reach
-from trunkline.checkpoint._transfer import write_images
+from trunkline.checkpoint._tensors import bytes_of
+from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import format_manifest
@@ -29,6 +31,7 @@ from trunkline.dcp._stored import (
     SMALL_ALIGNMENT,
     DataFile,
     StoredItem,
+    checkpointer_file,
     directory_argument,
     is_rank_manifest_name,
     list_torch_metadata,
@@ -78,8 +81,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Make a writer; touches nothing. Raises TypeError or ValueError for what names no directory."""
         super().__init__(path, engine)
         self._volumes = _volume_directories(volumes)
-        self._durable = durable
-        self._overwrite = overwrite
+        self._durable = bool_argument(durable, "durable")
+        self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save_id = str(uuid.uuid4())
         self._rank = 0
         self._is_coordinator = False
@@ -104,6 +107,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
+        self._refuse_checkpointer()
         for directory in (self._directory, *self._volumes):
             _directory.make_directory(directory, durable=self._durable)
         self._refuse_other_format()
@@ -159,6 +163,18 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._use_collectives else self._rank)
+
+    def _refuse_checkpointer(self) -> None:
+        """Of two that save into one directory, neither would know of the other."""
+        held = checkpointer_file(self._directory)
+        if held is not None:
+            raise exception_of(
+                "system",
+                errno.ENOTEMPTY,
+                f"cannot save to {self._directory}: it belongs to a trunkline.Checkpointer (it holds "
+                f"{held}); use a directory of its own, for example {self._directory}-dcp",
+                str(self._directory),
+            )
 
     def _refuse_other_format(self) -> None:
         """Of two checkpoints in two formats nobody could tell later which one is newer."""
@@ -278,7 +294,7 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
     if tensor.is_meta:
         raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
     plain = (tensor if is_in_reach(tensor.device) else tensor.cpu()).resolve_conj().resolve_neg().contiguous()
-    memory = plain.reshape(-1).view(torch.uint8)
+    memory = bytes_of(plain)
     copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return _Bytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
@@ -331,9 +347,14 @@ def _volume_directories(volumes: "Sequence[str | os.PathLike[str]] | Volume | No
         return []
     if isinstance(volumes, Volume):
         volumes = volumes.directories
-    if isinstance(volumes, str | bytes | os.PathLike):
-        raise TypeError(f"volumes: must be a sequence of directories, not {type(volumes).__name__}")
-    made = [Path(directory_argument(volume, f"volumes[{i}]")).absolute() for i, volume in enumerate(volumes)]
+    wrong = f"volumes: must be a sequence of directories, not {type(volumes).__name__}"
+    if isinstance(volumes, os.PathLike):
+        raise TypeError(wrong)
+    items = items_argument(volumes, wrong)
+    made = [
+        Path(absolute_path(directory_argument(volume, f"volumes[{i}]"), f"volumes[{i}]"))
+        for i, volume in enumerate(items)
+    ]
     if not made:
         raise ValueError("volumes: must name at least one directory; None keeps all files in `path`")
     return made

@@ -15,7 +15,7 @@ from trunkline._core import File, WeightStream, parse_size
 from trunkline._modes import independent_of_modes
 from trunkline._types import Path
 from trunkline.checkpoint._memory import Device, empty_bytes
-from trunkline.checkpoint._transfer import path_name
+from trunkline.checkpoint._transfer import absolute_path, path_name
 from trunkline.stream import _manifest, _pack, _tensors
 from trunkline.stream._streaming import Streaming, streaming_of
 from trunkline.stream._tensors import Stored
@@ -66,7 +66,7 @@ def from_pretrained(
     """
     folder = FilePath(path_name(model_dir, "model_dir"))
     if folder.is_dir():  # else it may be the name of a model on the hub
-        folder = folder.absolute()  # read again while the model is used
+        folder = FilePath(absolute_path(folder, "model_dir"))  # read again while the model is used
     memory = memory_arguments(device, memory_budget, host_memory, folder)
     place = place_argument(folder, pack_dir, volumes)
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")

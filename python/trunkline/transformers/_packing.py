@@ -14,7 +14,7 @@ from trunkline._core import File
 from trunkline._errors import exception_of
 from trunkline._modes import independent_of_modes
 from trunkline._types import Path
-from trunkline.checkpoint._transfer import path_name
+from trunkline.checkpoint._transfer import absolute_path, path_name
 from trunkline.stream import _manifest, _pack
 from trunkline.stream._manifest import Manifest, Recipe
 from trunkline.stream._pack_layout import Layout, lay_out
@@ -48,7 +48,7 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     name = path_name(path, argument)
     if not name:
         raise ValueError(f'{argument}: must not be empty; "." is the current directory')
-    directory = FilePath(name).absolute()
+    directory = FilePath(absolute_path(name, argument))
     if directory.exists() and folder.exists() and directory.samefile(folder):
         raise ValueError(
             f"{argument}: {name} is the model's own folder, where a pack would be taken for a file of the "
