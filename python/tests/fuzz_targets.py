@@ -4,6 +4,7 @@ test_fuzz.py tries a few thousand mutations of the seeds; `scripts/fuzz.py --pyt
 led by coverage (fuzz_python.py).
 """
 
+import functools
 import io
 import json
 import random
@@ -139,9 +140,24 @@ def dcp(data: bytes) -> bool:
     return was_read
 
 
+@functools.cache
+def _skeleton_state() -> dict[str, Any]:
+    """A state with views: of a tensor that is there as a whole, and of memory with gaps between them."""
+    whole, memory = torch.zeros(2, 3), torch.zeros(64)
+    return {
+        "w": whole,
+        "row": whole[1],
+        "v": [memory[4:12], memory[8:20:2]],
+        "t": torch.zeros(3, 2).t(),
+        "n": [1, 2.5, None, b"x", (3, "y")],
+        "a": numpy.zeros(3),
+        "s": {1, "z"},
+    }
+
+
+@functools.cache
 def _skeleton() -> tuple[Any, dict[str, torch.Tensor]]:
-    state = {"w": torch.zeros(2, 3), "n": [1, 2.5, None, b"x", (3, "y")], "a": numpy.zeros(3), "s": {1, "z"}}
-    return _state.flatten(state)
+    return _state.flatten(_skeleton_state())
 
 
 def skeleton(data: bytes) -> bool:
@@ -157,9 +173,31 @@ def skeleton(data: bytes) -> bool:
     return True
 
 
+def skeleton_into(data: bytes) -> bool:
+    """The same, into tensors that are there: what does not fit is a ValueError that says so."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    stored = _skeleton()[1]
+    try:
+        _, targets, finish = _restore.restore_into(document, _skeleton_state())
+        for name, target in targets.items():  # sizes are compared with the manifest before anything is read
+            if name not in stored or target.nbytes != stored[name].nbytes:
+                return False
+        finish()
+    except tl.Format:
+        return False
+    except ValueError as error:
+        if not str(error).startswith("into: "):
+            raise
+        return False
+    return True
+
+
 TARGETS: dict[str, Target] = {
     each.__name__: each
-    for each in (pt_directory, pt_pickle, pt_archive, pack, safetensors_index, dcp, skeleton)
+    for each in (pt_directory, pt_pickle, pt_archive, pack, safetensors_index, dcp, skeleton, skeleton_into)
 }
 
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -31,13 +30,20 @@ std::unexpected<Error> lost_manifest(const std::string& path) {
 
 Result<std::string> read_manifest_text(const std::string& path) {
   struct stat status{};
+  if (::stat(path.c_str(), &status) != 0)
+    return std::unexpected(system_error(errno, "looking at the manifest " + path, path));
   // A device could be read without an end.
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+  if (!S_ISREG(status.st_mode))
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format("{} is not a regular file, though it has the name of a manifest; use another step", path),
         path));
-  return os::read_text(path, std::numeric_limits<std::size_t>::max());
+  // Before all of it is read: a sparse file can be larger than the memory.
+  const auto beginning = os::read_text(path, kMaxLineBytes);
+  if (!beginning) return beginning;
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  if (auto line = check_first_line(*beginning, bytes, path); !line) return std::unexpected(line.error());
+  return os::read_text(path, bytes);
 }
 
 }  // namespace

@@ -325,6 +325,9 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
     return damaged(path, fmt::format("{} bytes follow its first line, which says {}: it was cut or grew",
                                      file_bytes - at, *bytes));
   }
+  if (*bytes > kMaxManifestBytes)
+    return refuse(path,
+                  fmt::format("it has {} bytes, and a manifest has at most {}", *bytes, kMaxManifestBytes));
   return FirstLine{.version = *version, .crc = *crc, .end = at};
 }
 
@@ -381,6 +384,12 @@ Result<Manifest> manifest_from_json(std::string_view json, const std::string& pa
 Result<std::string> format_manifest(const Manifest& manifest) {
   auto json = manifest_to_json(manifest);
   if (!json) return json;
+  if (json->size() > kMaxManifestBytes) {
+    return invalid(
+        fmt::format("the manifest would have {} bytes, and readers accept at most {}; save a state of "
+                    "fewer tensors and values",
+                    json->size(), kMaxManifestBytes));
+  }
   return frame_manifest(*json, manifest.features.empty() ? kFirstVersion : kFeatureVersion);
 }
 

@@ -1,7 +1,8 @@
 """From a skeleton, as flatten() of _state.py makes it, back to the state."""
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -68,11 +69,22 @@ def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor
     """
     walk = _Restoring(None, skeleton)
     state = _run(walk, skeleton, into)
-    try:
+    with _bad_skeleton():
         targets = Targets(walk.uses)
+
+    def finish() -> None:
+        with _bad_skeleton():
+            targets.finish()
+
+    return state, targets.by_name, finish
+
+
+@contextmanager
+def _bad_skeleton() -> Iterator[None]:
+    try:
+        yield
     except BadLeaf as why:
         raise Format(None, f"the skeleton of a state: {why}") from None
-    return state, targets.by_name, targets.finish
 
 
 def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
@@ -311,9 +323,11 @@ class _Restoring:
             raise self._mismatch(f"a {type(into).__name__}", f"an array of {dtype}, {list(shape)}")
         if into.dtype != dtype or into.shape != shape:
             raise self._mismatch(f"{into.dtype}, {list(into.shape)}", f"{dtype}, {list(shape)}")
-        if not (into.flags.c_contiguous and into.flags.writeable and into.flags.aligned):
+        why = _unfillable(into)
+        if why is not None:
             raise ValueError(
-                f"into: {self.place()} is not contiguous, or read-only; load without `into`, and copy"
+                f"into: {self.place()} {why}; load into a contiguous array (numpy.empty), or without `into`, "
+                "and copy the values"
             )
         if dtype.str in NUMPY_AS_TORCH and not dtype.fields:
             target = torch.from_numpy(into)
@@ -321,6 +335,17 @@ class _Restoring:
             target = torch.from_numpy(into.reshape(-1).view(numpy.uint8))
         self.uses.setdefault(name, []).append(Use(self.place(), target, view))
         return into
+
+
+def _unfillable(array: "numpy.ndarray[Any, Any]") -> str | None:
+    """Why bytes cannot be read into an array; None if they can."""
+    if not array.flags.writeable:
+        return "is a read-only array"
+    if not array.flags.aligned:
+        return "is an array whose elements are not aligned in memory"
+    if any(step < 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True)):
+        return "is an array with a negative stride (a reversed view)"
+    return None if array.flags.c_contiguous else "is an array that is not contiguous in C order"
 
 
 def _views_in(skeleton: Json) -> dict[str, list[Strided]]:

@@ -77,8 +77,11 @@ def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Str
     if int((runs[:, 1] - runs[:, 0]).sum()) != stored.numel():
         raise BadLeaf(f"the tensor {name!r} does not have the bytes of its views")
     try:
-        memory = torch.zeros(storage, dtype=torch.uint8, device=stored.device)
-    except RuntimeError as error:
+        if stored.device.type == "cpu":
+            memory = torch.from_numpy(numpy.zeros(storage, numpy.uint8))  # what lies in gaps takes no memory
+        else:
+            memory = torch.zeros(storage, dtype=torch.uint8, device=stored.device)
+    except (RuntimeError, MemoryError, ValueError) as error:
         raise BadLeaf(f"the memory of {name!r}: {error}") from None
     scatter(stored, runs, memory)
     return memory

@@ -70,7 +70,7 @@ class Targets:
         _check_overlaps(uses)
 
     def finish(self) -> None:
-        """Copy what was not read to where it belongs."""
+        """Copy what was not read to where it belongs. Raises BadLeaf for memory that is larger than any."""
         for name, uses in self._copies.items():
             target = self.by_name[name]
             memory = bytes_of(target)
@@ -95,6 +95,7 @@ class Targets:
             views = self._views[name] = [use.view.at for use in uses if use.view is not None]
             target = empty_bytes(_bytes_of_views(name, views), uses[0].tensor.device)
         self.by_name[name] = target
+        _check_storages(name, target.nbytes, uses, has_gaps=name in self._views)
         for use in uses:
             if use.tensor.numel() == 0 or (
                 direct is not None and use.is_laid_out_as_saved() and use.base() == target.data_ptr()
@@ -102,6 +103,18 @@ class Targets:
                 continue
             _check_distinct(use)
             self._copies.setdefault(name, []).append(use)
+
+
+def _check_storages(name: str, nbytes: int, uses: Sequence[Use], has_gaps: bool) -> None:
+    """Raise BadLeaf unless the views of a tensor of `nbytes` are all of the same memory.
+
+    That is the tensor itself, or with `has_gaps` memory of which it is the part that the views have.
+    """
+    storages = {use.view.storage for use in uses if use.view is not None and use.view.storage is not None}
+    if len(storages) > 1:
+        raise BadLeaf(f'"storage" of {name!r} is another elsewhere')
+    if storages and not has_gaps and storages != {nbytes}:
+        raise BadLeaf(f'"storage" of {name!r} is not the {nbytes} bytes that it has')
 
 
 def _bytes_of_views(name: str, views: Sequence[Strided]) -> int:

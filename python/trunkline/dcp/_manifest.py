@@ -3,7 +3,10 @@
 The format is docs/formats/dcp.md. Reading is strict: what formatting does not write is refused.
 """
 
+import os
 import re
+import stat
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +34,8 @@ from trunkline.dcp._stored import (
 )
 
 VERSION = 1
+_LINE_BYTES = 128  # more than any first line has
+_MAX_BYTES = 2 << 30  # of the JSON: bounds the memory of readers
 _FRAME = re.compile(rb"trunkline-dcp ([0-9]{1,9}) crc32c=([0-9a-f]{8}) bytes=(0|[1-9][0-9]{0,18})\n")
 
 _LAYOUTS = {
@@ -48,6 +53,8 @@ def format_manifest(metadata: Metadata) -> bytes:
     """Make the file's contents. Raises Unsupported, which names what JSON cannot hold exactly."""
     try:
         text = _json.dumps(_metadata_to_json(metadata)).encode("ascii")
+        if len(text) > _MAX_BYTES:
+            raise Refusal(f"it would have {len(text)} bytes, and readers accept at most {_MAX_BYTES}")
     except Refusal as refusal:
         raise Unsupported(
             None,
@@ -57,8 +64,33 @@ def format_manifest(metadata: Metadata) -> bytes:
     return b"trunkline-dcp %d crc32c=%08x bytes=%d\n" % (VERSION, crc32c(text), len(text)) + text
 
 
+def read_manifest(path: Path) -> Metadata:
+    """Read a manifest. Raises FileNotFoundError, Corrupt, Format."""
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+        raise Format(None, f"{path}: it is not a regular file", str(path))
+    with path.open("rb") as file:
+        beginning = file.read(_LINE_BYTES)
+        # Before all of it is read: a sparse file can be larger than the memory.
+        _check_frame(beginning, os.fstat(file.fileno()).st_size, str(path))
+        return parse_manifest(beginning + file.read(), str(path))
+
+
 def parse_manifest(data: bytes, path: str) -> Metadata:
     """Undo format_manifest. Raises Corrupt for what is not as it was written, Format for no manifest."""
+    frame = _check_frame(data, len(data), path)
+    text = memoryview(data)[frame.end() :]
+    if crc32c(text) != int(frame[2], 16):
+        raise Corrupt(
+            None, f"{path} is corrupt: it does not have its checksum; restore it from elsewhere", path
+        )
+    try:
+        return _metadata_from_json(_json.loads(bytes(text)))
+    except Refusal as refusal:
+        raise Format(None, f"{path}: {refusal}", path) from None
+
+
+def _check_frame(data: bytes, nbytes: int, path: str) -> "re.Match[bytes]":
+    """Return the parts of the first line of a manifest of `nbytes`, of which `data` is the beginning."""
     frame = _FRAME.match(data)
     if frame is None:
         if not data.startswith(b"trunkline-dcp "):
@@ -70,22 +102,17 @@ def parse_manifest(data: bytes, path: str) -> Metadata:
             f"{path}: its version is {int(frame[1])}, known is {VERSION}; a newer trunkline may read it",
             path,
         )
-    text = memoryview(data)[frame.end() :]
-    if len(text) != int(frame[3]):
+    follow = nbytes - frame.end()
+    if follow != int(frame[3]):
         raise Corrupt(
             None,
-            f"{path} is corrupt: {len(text)} bytes follow its first line, which says {int(frame[3])}; "
+            f"{path} is corrupt: {follow} bytes follow its first line, which says {int(frame[3])}; "
             "restore it from elsewhere",
             path,
         )
-    if crc32c(text) != int(frame[2], 16):
-        raise Corrupt(
-            None, f"{path} is corrupt: it does not have its checksum; restore it from elsewhere", path
-        )
-    try:
-        return _metadata_from_json(_json.loads(bytes(text)))
-    except Refusal as refusal:
-        raise Format(None, f"{path}: {refusal}", path) from None
+    if follow > _MAX_BYTES:
+        raise Format(None, f"{path}: it has {follow} bytes, and a manifest has at most {_MAX_BYTES}", path)
+    return frame
 
 
 def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:

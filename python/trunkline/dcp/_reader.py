@@ -18,7 +18,7 @@ from trunkline.checkpoint._arguments import bool_argument
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._endpoint import Endpoint
-from trunkline.dcp._manifest import parse_manifest
+from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
 from trunkline.dcp._stored import (
     CHUNK_BYTES,
@@ -72,11 +72,11 @@ class StorageReader(Endpoint, TorchStorageReader):
         if rank is not None and not path.exists():  # a damaged one is not passed over
             path = self._directory / manifest_name(rank)
         try:
-            contents = path.read_bytes()
+            path.stat()
         except FileNotFoundError:
             raise exception_of("system", errno.ENOENT, self._why_none(path), str(path)) from None
         self._refuse_two_formats(path)
-        metadata = parse_manifest(contents, str(path))
+        metadata = read_manifest(path)
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self._load_id

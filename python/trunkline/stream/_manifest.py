@@ -14,6 +14,7 @@ from trunkline.stream._tensors import Stored
 NAME = "pack.json"
 _FORMAT = "trunkline pack"
 _VERSION = 1
+_MAX_BYTES = 100_000_000  # as the header of a safetensors file; the manifest lists its tensors
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,12 @@ def read(directory: Path) -> Manifest | None:
     """Return the manifest of the pack in the directory; None where there is none. Raises Format."""
     path = directory / NAME
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if len(text) > _MAX_BYTES:
+        raise _no_manifest(path, f"it has more than {_MAX_BYTES} bytes")
     return parse(text, path)
 
 
@@ -107,12 +111,16 @@ def parse(text: bytes, path: Path) -> Manifest:
             raise ValueError(f"it is of version {document['version']}, and this Trunkline reads {_VERSION}")
         return _of(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise Format(
-            None,
-            f"{path} is not the manifest of a pack that this Trunkline reads ({error}); remove it to have "
-            "the pack made anew",
-            str(path),
-        ) from error
+        raise _no_manifest(path, error) from error
+
+
+def _no_manifest(path: Path, why: object) -> Format:
+    return Format(
+        None,
+        f"{path} is not the manifest of a pack that this Trunkline reads ({why}); remove it to have the pack "
+        "made anew",
+        str(path),
+    )
 
 
 def _of(document: dict[str, Any]) -> Manifest:
