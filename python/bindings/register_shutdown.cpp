@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -65,17 +66,13 @@ class ExitWait {
     const Clock::time_point now = Clock::now();
     std::uint64_t moved = 0;
     for (const Future& future : pending) moved += future.bytes_done();
-    if (pending.empty() || pending.size() != count_ || moved != moved_) {
-      count_ = pending.size();
-      moved_ = moved;
-      progress_ = now;
-      return true;
-    }
-    if (!told_ && now - progress_ >= std::min<Clock::duration>(kToldAfter, patience_ / 2)) {
+    const Clock::duration stalled = timer_.stalled_for({pending.size(), moved}, now);
+    if (pending.empty()) return true;
+    if (!told_ && stalled >= std::min<Clock::duration>(kToldAfter, patience_ / 2)) {
       told_ = true;
       tell(fmt::format("the exit waits for {}; Ctrl-C ends the wait", names_of(pending)));
     }
-    if (now - progress_ < patience_) return true;
+    if (stalled < patience_) return true;
     tell(fmt::format("no progress for {} s: gave up {}; see whether the device responds (dmesg)",
                      std::chrono::duration<double>(patience_).count(), names_of(pending)));
     return false;
@@ -96,9 +93,7 @@ class ExitWait {
   static void tell(const std::string& text) { PySys_FormatStderr("trunkline: %s\n", text.c_str()); }
 
   const std::chrono::milliseconds patience_ = os::exit_patience();
-  Clock::time_point progress_ = Clock::now();
-  std::size_t count_ = 0;
-  std::uint64_t moved_ = 0;
+  os::StallTimer<std::pair<std::size_t, std::uint64_t>> timer_{{0, 0}, Clock::now()};  // pending, bytes moved
   bool told_ = false;
 };
 

@@ -42,12 +42,17 @@ void finish_at_exit() {
     engine = default_slot().engine;
   }
   if (!engine.valid()) return;
-  // An end without bound would be none where a device hangs; an exit code of success would be a lie.
+  // Where a device hangs the process must still end, but not with an exit code of success. A device that is
+  // slow gets as long as it takes.
   const std::chrono::milliseconds patience = os::exit_patience();
-  if (engine.core()->close_until(std::chrono::steady_clock::now() + patience)) return;
+  os::StallTimer<std::uint64_t> timer(0, std::chrono::steady_clock::now());
+  const auto goes_on = [&](std::uint64_t completed) {
+    return timer.stalled_for(completed, std::chrono::steady_clock::now()) < patience;
+  };
+  if (engine.core()->close_while(goes_on)) return;
   const std::string message = fmt::format(
-      "trunkline: the process ends with operations under way, which were not over after {} s: what they "
-      "write may be incomplete; see whether the device responds (dmesg)\n",
+      "trunkline: no progress for {} s: the process ends with operations under way, and what they write may "
+      "be incomplete; see whether the device responds (dmesg)\n",
       std::chrono::duration<double>(patience).count());
   std::fputs(message.c_str(), stderr);
   std::fflush(nullptr);

@@ -25,6 +25,8 @@ constexpr std::size_t kQueueBound = 4096;
 constexpr unsigned kMaxLaneSlots = 32;
 // Callers that can bounce inline at the same time; further ones go through the lanes.
 constexpr unsigned kInlineSlots = 4;
+// How often close_while() looks at what has completed.
+constexpr std::chrono::milliseconds kProgressInterval{50};
 
 constexpr std::array kLadder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
 
@@ -322,15 +324,29 @@ void EngineCore::close() {
   staging_->trim();
 }
 
-bool EngineCore::close_until(std::chrono::steady_clock::time_point deadline) {
+bool EngineCore::close_while(const std::function<bool(std::uint64_t completed)>& goes_on) {
   if (belongs_to_parent()) return true;
   queue_.close();
+  while (!join_lanes_until(std::chrono::steady_clock::now() + kProgressInterval)) {
+    if (!goes_on(completed_transfers())) return false;
+  }
+  return true;
+}
+
+bool EngineCore::join_lanes_until(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(close_mutex_, std::defer_lock);
   while (!lock.try_lock()) {  // another thread is closing it, and may be stuck
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return std::ranges::all_of(lanes_, [&](const auto& lane) { return lane->join_until(deadline); });
+}
+
+// A retry is not counted: a device that only ever answers EAGAIN makes no progress.
+std::uint64_t EngineCore::completed_transfers() const {
+  EngineStats sum;
+  for (const auto& lane : lanes_) lane->counters().add_to(sum);
+  return sum.transfers - sum.retries;
 }
 
 }  // namespace trunkline

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -65,9 +67,10 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   // Finishes what was submitted and joins the lanes. Idempotent; the second caller waits for the first.
   void close();
 
-  // For the end of the process: the same, unless it takes longer. Then something is under way still, and the
-  // engine must not be destroyed.
-  bool close_until(std::chrono::steady_clock::time_point deadline);
+  // For the end of the process: the same for as long as `goes_on` returns true. It is called several times a
+  // second, with the number of transfers that have completed. False: something is still under way, and the
+  // engine must not be destroyed; another call waits on.
+  bool close_while(const std::function<bool(std::uint64_t completed)>& goes_on);
 
   // `closed` when this engine takes no operations (any more, or in a forked child).
   Status usable() const;
@@ -84,6 +87,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Status move_all_inline(io::Cursor cursor);
   Status move_inline(io::Transfer& transfer);
   SlotPool& inline_slots();
+  std::uint64_t completed_transfers() const;
+  bool join_lanes_until(std::chrono::steady_clock::time_point deadline);
   std::int64_t run_command_inline(const io::Command& command);
 
   const unsigned generation_;

@@ -88,7 +88,7 @@ bool Lane::join_until(std::chrono::steady_clock::time_point deadline) {
   if (!thread_.joinable()) return true;
   stopping_.store(true);
   backend_->wake();
-  if (ended_.get_future().wait_until(deadline) != std::future_status::ready) return false;
+  if (has_ended_.wait_until(deadline) != std::future_status::ready) return false;
   thread_.join();
   return true;
 }

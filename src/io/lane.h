@@ -52,7 +52,8 @@ class Lane {
 
   // Ends the lane when the queue is empty and all that it sent is complete.
   void join();
-  // The same, unless it takes longer: then the lane goes on, and must not be destroyed.
+  // The same, unless it takes longer: then the lane goes on, and must not be destroyed; call it again to wait
+  // on. One caller at a time.
   bool join_until(std::chrono::steady_clock::time_point deadline);
 
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
@@ -109,6 +110,8 @@ class Lane {
   std::optional<Transfer> parked_;  // must bounce, and waits for a slot
   std::deque<Transfer> again_;      // what a device did not move itself
   std::promise<void> ended_;
+  // Taken once: a promise gives out only one future, and join_until() may be called again.
+  const std::future<void> has_ended_ = ended_.get_future();
   std::thread thread_;
 };
 
