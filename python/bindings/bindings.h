@@ -9,6 +9,7 @@ namespace nb = nanobind;
 
 void register_faults(nb::module_& module);
 void register_buffer(nb::module_& module);
+void register_gc_pause(nb::module_& module);
 void register_future(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_pin(nb::module_& module);

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 import trunkline as tl  # noqa: E402
 from trunkline.checkpoint import _state  # noqa: E402
 from trunkline.checkpoint._leaves import shown_key  # noqa: E402
-from trunkline.checkpoint._tensors import in_safetensors  # noqa: E402
+from trunkline.checkpoint._tensors import in_safetensors, to_stored  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning"
 def bits(tensor: torch.Tensor) -> bytes:
     """The values of a tensor, whatever its strides."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    stored = _state.to_stored(tensor).contiguous()
+    stored = to_stored(tensor).contiguous()
     return bytes(stored.reshape(-1).view(torch.uint8).numpy())
 
 
@@ -253,7 +253,7 @@ def test_a_skeleton_that_was_changed_is_a_format_error_or_another_state(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with contextlib.suppress(tl.Format):
-            _state.restore(holder[0], {name: _state.to_stored(t).contiguous() for name, t in tensors.items()})
+            _state.restore(holder[0], {name: to_stored(t).contiguous() for name, t in tensors.items()})
 
 
 @pytest.mark.parametrize(

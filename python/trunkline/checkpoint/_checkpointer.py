@@ -13,7 +13,7 @@ from typing import Any, Literal, SupportsIndex
 import torch
 
 from trunkline import _core
-from trunkline._core import CheckpointManifest, Engine
+from trunkline._core import CheckpointManifest, Engine, GcPause
 from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import (
@@ -258,14 +258,16 @@ class Checkpointer:
         self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
     ) -> Any:
         where = f"{self.directory}, step {step}"
-        if into is None:
-            state = None
-            tensors = _shards.empty_tensors(manifest, where, device)
-        else:
-            state, tensors, finish = restore_into(json.loads(manifest.state), into)
-            if verify == "first":
-                self.verify(step)
-        images = _shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
+        with GcPause():
+            if into is None:
+                state = None
+                tensors = _shards.empty_tensors(manifest, where, device)
+            else:
+                state, tensors, finish = restore_into(json.loads(manifest.state), into)
+        if into is not None and verify == "first":
+            self.verify(step)
+        with GcPause():
+            images = _shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
         with nullcontext() if into is None else filling:
             try:
@@ -277,7 +279,8 @@ class Checkpointer:
                 raise _shards.corrupt_chunk(manifest, manifest.shard_paths(), shard, chunk) from error
             if into is not None:
                 finish()
-        return restore(json.loads(manifest.state), tensors) if into is None else state
+        with GcPause():
+            return restore(json.loads(manifest.state), tensors) if into is None else state
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None when there is none."""

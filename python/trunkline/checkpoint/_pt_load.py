@@ -175,7 +175,8 @@ def load(
     path = os.fsdecode(path)
     with _core.open(path, engine=engine, direct="unless_cached") as file:
         source = Source(file, path)
-        archive = Archive(source, verify)
+        with _core.GcPause():
+            archive = Archive(source, verify)
         if mmap:
             if device.type != "cpu":
                 raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
@@ -185,7 +186,8 @@ def load(
             return _mapped(archive)
         if not archive.foreign_byte_order:
             memory = _Memory(archive, device)
-            built, result = build(archive.pickled(), memory.make)
+            with _core.GcPause():
+                built, result = build(archive.pickled(), memory.make)
             if built:
                 # While the file is open: its name may lead to another one by now.
                 _fill(archive, file, memory, source.size, engine, read_images)

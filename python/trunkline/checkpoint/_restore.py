@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import torch
 
+from trunkline._core import GcPause
 from trunkline._errors import Format
 from trunkline._modes import makes_ordinary_tensors
 from trunkline.checkpoint._leaves import (
@@ -21,8 +22,8 @@ from trunkline.checkpoint._leaves import (
     shown_key,
 )
 from trunkline.checkpoint._storages import Storages, View, restrided, stride_fields, view_in
-from trunkline.checkpoint._targets import Targets, Use
-from trunkline.checkpoint._tensors import dtype_named, from_stored, objection, stored_as
+from trunkline.checkpoint._targets import METADATA, Targets, Use, place_of
+from trunkline.checkpoint._tensors import dtype_named, from_stored, is_ordinary, objection, stored_as
 from trunkline.checkpoint._views import Strided
 
 _DICTS: dict[str, type[dict[Any, Any]]] = {
@@ -30,6 +31,8 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "OrderedDict": collections.OrderedDict,
     "Counter": collections.Counter,
 }
+_PLAIN_FIELDS = {"tensor", "dtype", "shape"}  # of most tensors
+_BAD_SHAPE = 'its "shape" is no array of integers from 0'
 _NOTHING: Any = object()  # there is nothing to load into
 
 
@@ -45,7 +48,8 @@ def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     either.
     """
     walk = _Restoring(tensors, skeleton)
-    state = _run(walk, skeleton, _NOTHING)
+    with GcPause():
+        state = _run(walk, skeleton, _NOTHING)
     unused = [name for name in tensors if name not in walk.named]
     if unused:
         raise Format(None, f"the state has no place for the tensors {_listed(unused)}")
@@ -68,8 +72,8 @@ def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor
     skeleton.
     """
     walk = _Restoring(None, skeleton)
-    state = _run(walk, skeleton, into)
-    with _bad_skeleton():
+    with GcPause(), _bad_skeleton():
+        state = _run(walk, skeleton, into)
         targets = Targets(walk.uses)
 
     def finish() -> None:
@@ -106,11 +110,11 @@ class _Restoring:
         self.storages = Storages(lambda: _views_in(skeleton))
         self._tensors = tensors
         self._made: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._path: list[str] = []
+        self._path: list[Any] = []  # keys of dicts, indices, METADATA
 
     def place(self) -> str:
         """Where the walk is."""
-        return "state" + "".join(self._path)
+        return place_of(self._path)
 
     def node(self, node: Json, into: Any) -> Any:
         """Return the value of a node. Raises BadLeaf."""
@@ -119,14 +123,14 @@ class _Restoring:
         if type(node) is list:
             return self._items(node, into)
         if type(node) is dict:
+            if "tensor" in node:
+                return self._tensor(node, into)
             for tag in _DICTS:
                 if tag in node:
                     return self._dict(tag, node, into)
             if "tuple" in node:
                 _check_fields(node, "tuple")
                 return tuple(self._items(node["tuple"], into))
-            if "tensor" in node:
-                return self._tensor(node, into)
             if "ndarray" in node:
                 return self._array(node, into)
         value = decode(node)
@@ -137,8 +141,8 @@ class _Restoring:
     def _mismatch(self, found: str, expected: str) -> ValueError:
         return ValueError(f"into: {self.place()} is {found}, and the checkpoint has {expected} there")
 
-    def _child(self, shown: str, node: Json, into: Any) -> Any:
-        self._path.append(shown)
+    def _child(self, key: Any, node: Json, into: Any) -> Any:
+        self._path.append(key)
         value = self.node(node, into)
         self._path.pop()
         return value
@@ -152,7 +156,7 @@ class _Restoring:
             if len(into) != len(nodes):
                 raise self._mismatch(f"of {len(into)} items", f"{len(nodes)}")
         return [
-            self._child(f"[{index}]", node, _NOTHING if into is _NOTHING else into[index])
+            self._child(index, node, _NOTHING if into is _NOTHING else into[index])
             for index, node in enumerate(nodes)
         ]
 
@@ -161,17 +165,17 @@ class _Restoring:
         nodes = node[tag]
         if type(nodes) is not list or len(nodes) % 2 != 0:
             raise BadLeaf("it holds no array of keys and values where one belongs")
-        keys = [decode_key(key) for key in nodes[::2]]
+        keys = [key if type(key) is str else decode_key(key) for key in nodes[::2]]
         if into is not _NOTHING:
             self._check_keys(keys, into)
         # Not Counter(pairs), which would count the pairs.
         value = _DICTS[tag]()
         for key, item in zip(keys, nodes[1::2], strict=True):
-            value[key] = self._child(f"[{shown_key(key)}]", item, _NOTHING if into is _NOTHING else into[key])
+            value[key] = self._child(key, item, _NOTHING if into is _NOTHING else into[key])
         if len(value) != len(keys):
             raise BadLeaf("a key stands there twice")
         if "_metadata" in node:
-            vars(value)["_metadata"] = self._child("._metadata", node["_metadata"], _NOTHING)
+            vars(value)["_metadata"] = self._child(METADATA, node["_metadata"], _NOTHING)
         return value
 
     def _check_keys(self, keys: list[Any], into: Any) -> None:
@@ -211,22 +215,24 @@ class _Restoring:
         tensor = (self._tensors or {}).get(name)
         if tensor is None:
             raise BadLeaf(f"the tensor {name!r} is missing")
-        if not isinstance(tensor, torch.Tensor) or objection(tensor) is not None:
+        if not isinstance(tensor, torch.Tensor) or not (is_ordinary(tensor) or objection(tensor) is None):
             raise BadLeaf(f"the tensor {name!r} is no dense tensor of the CPU or a CUDA GPU")
         if stored is None:
             if not tensor.is_contiguous():
                 raise BadLeaf(f"the tensor {name!r} is not contiguous")
             return tensor
-        if (tensor.dtype, tuple(tensor.shape)) != stored:
+        if tensor.dtype is not stored[0] or tensor.shape != stored[1]:
             raise BadLeaf(
                 f"the tensor {name!r} is {_described(tensor.dtype, tensor.shape)}, not {_described(*stored)}"
             )
         return tensor
 
     def _tensor(self, node: dict[str, Json], into: Any) -> torch.Tensor:
-        extra = [field for field in ("parameter", "requires_grad") if field in node]
-        _check_fields(node, "tensor", "dtype", "shape", *extra, *stride_fields(node))
-        if any(type(node[field]) is not bool for field in extra) or type(node["dtype"]) is not str:
+        extra: list[str] = []
+        if node.keys() != _PLAIN_FIELDS:
+            extra = [field for field in ("parameter", "requires_grad") if field in node]
+            _check_fields(node, "tensor", "dtype", "shape", *extra, *stride_fields(node))
+        if type(node["dtype"]) is not str or any(type(node[field]) is not bool for field in extra):
             raise BadLeaf("a field of a tensor is of another type")
         try:
             dtype = dtype_named(node["dtype"])
@@ -242,6 +248,10 @@ class _Restoring:
         name = self._name(node, "tensor", stored)
         if into is not _NOTHING:
             return self._tensor_of(into, name, view, dtype, shape)
+        if stored is not None and stored[0] is dtype and view is None and not (parameter or requires_grad):
+            taken = self._restored(name, stored, view, dtype)  # the same tensor each time
+            if not taken.requires_grad:
+                return taken
         made = (name, dtype, view, shape, parameter, requires_grad)
         if made not in self._made:
             tensor = self._restored(name, stored, view, dtype)
@@ -274,17 +284,19 @@ class _Restoring:
     ) -> torch.Tensor:
         if not isinstance(into, torch.Tensor):
             raise self._mismatch(f"a {type(into).__name__}", f"a tensor of {_described(dtype, shape)}")
-        why = objection(into)
+        ordinary = is_ordinary(into)
+        why = None if ordinary else objection(into)
         if why is not None:
             raise ValueError(f"into: {self.place()} {why}")
-        if into.dtype is not dtype or tuple(into.shape) != shape:
+        if into.dtype is not dtype or into.shape != shape:
             raise self._mismatch(_described(into.dtype, into.shape), _described(dtype, shape))
-        if into.is_conj() or into.is_neg() or torch._is_zerotensor(into):
+        if not ordinary and (into.is_conj() or into.is_neg() or torch._is_zerotensor(into)):
             raise ValueError(
                 f"into: {self.place()} is a lazy conjugate, negative or zero, which cannot be written to; "
                 "load without `into`, and copy"
             )
-        self.uses.setdefault(name, []).append(Use(self.place(), into.detach(), view))
+        target = into.detach() if into.requires_grad else into
+        self.uses.setdefault(name, []).append(Use(tuple(self._path), target, view))
         return into
 
     def _array(self, node: dict[str, Json], into: Any) -> Any:
@@ -333,7 +345,7 @@ class _Restoring:
             target = torch.from_numpy(into)
         else:
             target = torch.from_numpy(into.reshape(-1).view(numpy.uint8))
-        self.uses.setdefault(name, []).append(Use(self.place(), target, view))
+        self.uses.setdefault(name, []).append(Use(tuple(self._path), target, view))
         return into
 
 
@@ -398,8 +410,11 @@ def _check_fields(node: dict[str, Json], *fields: str) -> None:
 
 def _shape_of(node: dict[str, Json]) -> tuple[int, ...]:
     shape = node["shape"]
-    if type(shape) is not list or any(type(extent) is not int or not 0 <= extent < 2**63 for extent in shape):
-        raise BadLeaf('its "shape" is no array of integers from 0')
+    if type(shape) is not list:
+        raise BadLeaf(_BAD_SHAPE)
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent < 2**63:
+            raise BadLeaf(_BAD_SHAPE)
     return tuple(shape)
 
 

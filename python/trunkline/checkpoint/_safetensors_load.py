@@ -4,18 +4,18 @@ import mmap as mapping
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from trunkline import _core
-from trunkline._core import Engine, FileImage
+from trunkline._core import Engine, FileImage, GcPause
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums, _transfer
 from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._safetensors_sums import Sums
-from trunkline.checkpoint._tensors import bytes_of, dtype_named
+from trunkline.checkpoint._tensors import dtype_named
 
 _LENGTH_BYTES = 8
 
@@ -31,8 +31,7 @@ class ReadImages(Protocol):
         """Fill the memory of all images."""
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor as the header describes it: dtype by the format's name, place in bytes of the file."""
 
     name: str
@@ -109,10 +108,12 @@ def _header_of(file: "_core.File", path: Path) -> Header:
     try:
         json = bytearray(_core.parse_safetensors_length(head, file_bytes, path))
         file.pread(json, _LENGTH_BYTES)
-        metadata, tensors = _core.parse_safetensors(json, file_bytes, path)
+        with GcPause():
+            metadata, described = _core.parse_safetensors(json, file_bytes, path)
+            stored = [StoredTensor._make(fields) for fields in described]
+            del described
     except Corrupt as error:
         raise CutOff(None, error.strerror, name) from None
-    stored = [StoredTensor(*fields) for fields in tensors]
     return Header(name, file_bytes, bytes(head + json), metadata, stored)
 
 
@@ -139,10 +140,12 @@ def load_files(
     if mmap:
         return [_mapped(header) for header in headers]
     all_sums = [_sums_of(header, verify) for header in headers]
-    loaded = [
-        {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors} for header in headers
-    ]
-    images = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
+    with GcPause():
+        loaded = [
+            {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors}
+            for header in headers
+        ]
+        images = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
     for image, file in zip(images, files, strict=False):
         image.read_from(file)
     try:
@@ -214,6 +217,9 @@ def _empty(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch
     """Return memory for a tensor: each large one in pages of its own, which are freed with it."""
     dtype, shape = dtype_and_shape(stored, path)
     nbytes = stored.end - stored.begin
+    if nbytes > 0 and not is_fresh(nbytes):
+        # One call for each of many small tensors. Torch holds every shape that has elements.
+        return torch.empty(shape, dtype=dtype, device=device)
     return _shaped(empty_bytes(nbytes, device).view(dtype), shape, stored.name, path)
 
 
@@ -232,7 +238,7 @@ def _target(header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | No
     for stored in header.tensors:
         if stored.end > stored.begin:
             nbytes = stored.end - stored.begin
-            image.add_target(stored.begin, bytes_of(tensors[stored.name]), fresh=is_fresh(nbytes))
+            image.add_target(stored.begin, tensors[stored.name], fresh=is_fresh(nbytes))
     if sums is not None:
         for chunk, value in enumerate(sums.values):
             image.add_sum("crc32c", *_chunk_range(header, sums, chunk), value)

@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from typing import Any, Protocol
 
-from trunkline._core import Engine, FileImage, FileSet
+from trunkline._core import Engine, FileImage, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
@@ -94,11 +94,13 @@ def lay_out(obj: Any, path: Path, checksum: bool) -> FileImage:
     if suffix in PT_SUFFIXES:
         from trunkline.checkpoint import _pt
 
-        return _pt.lay_out(obj, name)
+        with GcPause():
+            return _pt.lay_out(obj, name)
     if suffix == SAFETENSORS_SUFFIX:
         from trunkline.checkpoint import _safetensors
 
-        return _safetensors.lay_out(obj, name, checksum=checksum)
+        with GcPause():
+            return _safetensors.lay_out(obj, name, checksum=checksum)
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
     raise ValueError(f"path: {path_name(path)} does not say the format by its suffix; there are {known}")
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy
 import torch
 
+from trunkline._core import GcPause
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._leaves import (
     MAX_DEPTH,
@@ -46,12 +47,13 @@ from trunkline.checkpoint._leaves import (
 )
 from trunkline.checkpoint._restore import restore, restore_into
 from trunkline.checkpoint._tensors import (
+    as_stored,
     dtype_name,
     dtype_named,
     has_own_advice,
+    is_ordinary,
     objection,
     plain,
-    to_stored,
 )
 from trunkline.checkpoint._views import Shared, find_shared, strided
 
@@ -97,11 +99,12 @@ def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
 def flatten_with_features(state: Any) -> tuple[Json, dict[str, torch.Tensor], list[str]]:
     """Return what flatten() does, and what a reader must know beyond version 1 of the format."""
     flattener = _Flattener()
-    try:
-        skeleton = flattener.node(state)
-    except RecursionError:
-        raise Unsupported(None, f"{flattener.place()} is nested too deeply{_HINT}") from None
-    tensors = flattener.stored()
+    with GcPause():
+        try:
+            skeleton = flattener.node(state)
+        except RecursionError:
+            raise Unsupported(None, f"{flattener.place()} is nested too deeply{_HINT}") from None
+        tensors = flattener.stored()
     return skeleton, tensors, [VIEWS] if flattener.has_strides else []
 
 
@@ -123,16 +126,22 @@ class _Flattener:
         self._names: set[str] = set()
         self.has_strides = False
         self._clashes: dict[str, int] = {}
-        self._path: list[tuple[str, str]] = []  # as in Python, and as in a name
+        # As in Python, and as in a name; None for a key of a dict that is its own name.
+        self._path: list[tuple[str | None, str]] = []
         self._open: set[int] = set()  # the containers that are being walked over
 
     def place(self) -> str:
         """Where the walk is."""
-        return "state" + "".join(shown for shown, _ in self._path)
+        return "state" + "".join(
+            f"[{shown_key(name)}]" if shown is None else shown for shown, name in self._path
+        )
 
     def node(self, value: Any) -> Json:
         """Return the node of a value."""
-        container = _CONTAINERS.get(type(value))
+        kind = type(value)
+        if kind is torch.Tensor:
+            return self._tensor(value)
+        container = _CONTAINERS.get(kind)
         if container is not None:
             with self._entered(value):
                 return container(self, value)
@@ -149,8 +158,11 @@ class _Flattener:
         """Return keys and nodes, in turn."""
         nodes: list[Json] = []
         for key, item in value.items():
-            shown = shown_key(key)
-            self._path.append((f"[{shown}]", key if type(key) is str else shown))
+            if type(key) is str:
+                self._path.append((None, key))
+            else:
+                shown = shown_key(key)
+                self._path.append((f"[{shown}]", shown))
             try:
                 nodes.append(encode_key(key))
             except NoLeaf as why:
@@ -205,7 +217,8 @@ class _Flattener:
         self._open.discard(id(value))
 
     def _tensor(self, tensor: torch.Tensor) -> Json:
-        why = objection(tensor)
+        ordinary = is_ordinary(tensor)
+        why = None if ordinary else objection(tensor)
         if why is not None:
             hint = "" if has_own_advice(tensor) else _HINT
             raise Unsupported(None, f"{self.place()} {why}{hint}")
@@ -214,12 +227,12 @@ class _Flattener:
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
         }
-        parameter = isinstance(tensor, torch.nn.Parameter)
+        parameter = type(tensor) is torch.nn.Parameter  # else of torch.Tensor, or there is an objection
         if parameter:
             node["parameter"] = True
         if tensor.requires_grad is not parameter:
             node["requires_grad"] = tensor.requires_grad
-        self._keep("tensor", node, plain(tensor))
+        self._keep("tensor", node, tensor.detach() if ordinary else plain(tensor))
         return node
 
     def _array(self, array: "numpy.ndarray[Any, Any]") -> Json:
@@ -248,12 +261,15 @@ class _Flattener:
                 0 if extent == 1 else stride
                 for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
-        memory = (tensor.data_ptr(), tensor.shape, strides, tensor.dtype, tag)
-        if tensor.numel() == 0:
-            memory = (len(self._found),)  # type: ignore[assignment]
+        shape = tensor.shape
+        memory: tuple[Any, ...] = (tensor.data_ptr(), shape, strides, tensor.dtype, tag)
+        if 0 in shape:
+            memory = (len(self._found),)
         found = self._found.get(memory)
         if found is None:
-            name = _readable(".".join([name for _, name in self._path])) or "tensor"
+            path = self._path
+            wanted = path[0][1] if len(path) == 1 else ".".join([name for _, name in path])
+            name = _readable(wanted) or "tensor"
             self._found[memory] = _Found(tensor, name, [node], tag)
         else:
             found.nodes.append(node)
@@ -271,7 +287,7 @@ class _Flattener:
         for index, each in enumerate(found):
             if index not in shared_of:
                 name = self._name(each.name)
-                tensors[name] = to_stored(each.tensor)
+                tensors[name] = as_stored(each.tensor)
                 self._describe(each, name, None, 0)
                 continue
             shared, offset = shared_of[index]
@@ -281,7 +297,7 @@ class _Flattener:
                     name, stored = self._name(f"{each.name[: _MAX_NAME - 8]}~storage"), shared.stored
                 else:
                     assert whole is not None
-                    name, stored = self._name(found[whole].name), to_stored(found[whole].tensor)
+                    name, stored = self._name(found[whole].name), as_stored(found[whole].tensor)
                 names[id(shared)], tensors[name] = name, stored
             self._describe(each, names[id(shared)], None if whole == index else shared, offset)
         return tensors

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trunkline import _core
-from trunkline._core import Engine, FileSet
+from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Error
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
@@ -77,7 +77,8 @@ class StepSave:
         self._stage_all = stage_all
         self._place = place
         self._skeleton, tensors, self._features = flatten_with_features(state)
-        self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
+        with GcPause():
+            self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose stream of a GPU comes before.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
         self._streams = side_streams(self._tensors)
@@ -108,13 +109,14 @@ class StepSave:
             self._mine = [i for i in range(writer * volumes, (writer + 1) * volumes) if i < len(self._parts)]
         images = []
         for index in self._mine:
-            image, self._placed[index] = _shards.lay_out(
-                self._placement["paths"][index],
-                self._tensors,
-                self._described,
-                self._parts[index],
-                self._streams,
-            )
+            with GcPause():
+                image, self._placed[index] = _shards.lay_out(
+                    self._placement["paths"][index],
+                    self._tensors,
+                    self._described,
+                    self._parts[index],
+                    self._streams,
+                )
             self._bytes[index] = image.nbytes
             images.append(image)
         self._tensors = []
@@ -130,7 +132,8 @@ class StepSave:
 
     def commit(self) -> None:
         """Steps b and c, once the files of this rank are durable."""
-        written = [self._written(number, index) for number, index in enumerate(self._mine)]
+        with GcPause():
+            written = [self._written(number, index) for number, index in enumerate(self._mine)]
         exchange = self._exchange
         if exchange is None:
             self._commit(written)
@@ -163,8 +166,10 @@ class StepSave:
         The directory says how many there are once it is locked, and rank 0 tells the others.
         """
         sizes = [about.nbytes for about in self._described]
-        self._layout = spread(sum(sizes), len(self._place.writers), max(1, volumes))
-        self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if sum(sizes) else []
+        total = sum(sizes)
+        self._layout = spread(total, len(self._place.writers), max(1, volumes))
+        with GcPause():
+            self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
 
     def _shards_per_volume(self) -> list[int]:
         volumes = max(1, len(self._place.store.volumes))
@@ -239,15 +244,10 @@ class StepSave:
         return sorted(shards, key=lambda shard: int(shard["index"]))
 
     def _commit(self, written: list[dict[str, Any]]) -> None:
-        pieces: list[list[tuple[int, int, int]]] = [[] for _ in self._described]
-        shards = []
-        for shard in written:  # in order, and so the pieces of each tensor
-            index = shard["index"]
-            shards.append(
-                {**self._placement["shards"][index], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
-            )
-            for tensor, begin, end, offset in shard["pieces"]:
-                pieces[tensor].append((index, offset, end - begin))
+        shards = [
+            {**self._placement["shards"][shard["index"]], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
+            for shard in written
+        ]
         self._place.store.commit(
             {
                 "step": self._step,
@@ -258,8 +258,18 @@ class StepSave:
                 "state": self._skeleton,
                 **({"features": self._features} if self._features else {}),
             },
-            [
+            self._tensors_of(written),
+        )
+
+    def _tensors_of(self, written: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """Return the manifest's entries of the tensors."""
+        with GcPause():
+            pieces: list[list[tuple[int, int, int]]] = [[] for _ in self._described]
+            for shard in written:  # in order, and so the pieces of each tensor
+                index = shard["index"]
+                for tensor, begin, end, offset in shard["pieces"]:
+                    pieces[tensor].append((index, offset, end - begin))
+            return [
                 (about.name, about.dtype, about.shape, where)
                 for about, where in zip(self._described, pieces, strict=True)
-            ],
-        )
+            ]

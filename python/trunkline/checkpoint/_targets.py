@@ -1,24 +1,36 @@
 """The tensors that a state is loaded into: which are filled as they are, and which are copied to."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 
-from trunkline.checkpoint._leaves import BadLeaf
+from trunkline.checkpoint._leaves import BadLeaf, shown_key
 from trunkline.checkpoint._memory import empty_bytes
 from trunkline.checkpoint._storages import View, copy_values, with_gaps
-from trunkline.checkpoint._tensors import bytes_of, from_stored, to_stored
-from trunkline.checkpoint._views import Strided, TooManyRuns, groups, merged, sharing, strided, view_of
+from trunkline.checkpoint._tensors import as_stored, bytes_of, from_stored, to_stored
+from trunkline.checkpoint._views import Strided, TooManyRuns, groups, merged, sharing, spans, strided, view_of
+
+METADATA: Any = object()  # in the path to the attribute of an OrderedDict
+
+
+def place_of(path: Sequence[Any]) -> str:
+    """Show where in a state a path of keys and indices leads."""
+    return "state" + "".join("._metadata" if key is METADATA else f"[{shown_key(key)}]" for key in path)
 
 
 class Use(NamedTuple):
     """A tensor to load into, for one that is stored."""
 
-    place: str
+    path: tuple[Any, ...]
     tensor: torch.Tensor
     view: View | None  # as which it was saved
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return place_of(self.path)
 
     def is_whole(self) -> bool:
         """Whether it was saved as all of what is stored, in C order."""
@@ -84,6 +96,9 @@ class Targets:
                 _copy(use, source)
 
     def _add(self, name: str, uses: Sequence[Use]) -> None:
+        if len(uses) == 1 and uses[0].view is None and uses[0].tensor.is_contiguous():
+            self.by_name[name] = as_stored(uses[0].tensor)
+            return
         wholes = [use for use in uses if use.is_whole()]
         direct = next((use for use in wholes if use.tensor.is_contiguous()), None)
         if direct is not None:
@@ -156,8 +171,9 @@ def _check_distinct(use: Use) -> None:
 def _check_overlaps(uses: Mapping[str, Sequence[Use]]) -> None:
     """Raise ValueError if two tensors share memory in another way than when they were saved."""
     flat = [(name, use) for name, each in uses.items() for use in each if use.tensor.numel()]
-    views = [strided(use.tensor) for _, use in flat]
-    for group in groups([view.offset for view in views], [view.end() for view in views]):
+    begins, ends = spans([use.tensor for _, use in flat])
+    for group in groups(begins, ends):
+        views = {index: strided(flat[index][1].tensor) for index in group}
         for members, _ in sharing(views, group):
             first_name, first = flat[members[0]]
             for name, use in (flat[index] for index in members[1:]):

@@ -37,6 +37,8 @@ _NAMES: dict[torch.dtype, str] = {
     dtype: _SAFETENSORS_NAMES.get(dtype, str(dtype)) for dtype in sorted(_ALL_DTYPES, key=str)
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# Stored as they are, whatever the shape.
+_STORED_ALIKE = _SAFETENSORS_NAMES.keys() - {torch.float4_e2m1fn_x2}
 _COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
 
 
@@ -97,6 +99,27 @@ def objection(tensor: torch.Tensor) -> str | None:
             "torch.distributed.checkpoint.state_dict returns; else resize the storage and fill it first"
         )
     return None
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one that objection() accepts, in main memory and plain already but for autograd.
+
+    Quick, and says no in doubt: most of many small tensors are ordinary, and need no closer look.
+    """
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.dtype not in _QUANTISED
+        and not torch._is_zerotensor(tensor)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        # Null without memory, unless there is an offset.
+        and tensor.storage_offset() == 0
+        and tensor.data_ptr() != 0
+    )
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
@@ -162,6 +185,8 @@ def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tu
     Complex numbers become pairs of reals in a last dimension, other elements integers of the same size.
     """
     shape = tuple(shape)
+    if dtype in _STORED_ALIKE:
+        return dtype, shape
     if dtype in _COMPLEX_PARTS:
         return _COMPLEX_PARTS[dtype], (*shape, 2)
     # Its elements come in pairs, the format counts each, and pairs cannot be counted without a dimension.
@@ -172,7 +197,13 @@ def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tu
 
 def to_stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of plain(tensor) of the dtype and shape that stored_as says."""
-    tensor = plain(tensor)
+    return as_stored(plain(tensor))
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return to_stored() of a tensor that is plain already."""
+    if tensor.dtype in _STORED_ALIKE:
+        return tensor
     dtype, _ = stored_as(tensor.dtype, tensor.shape)
     if dtype is tensor.dtype:
         return tensor

@@ -68,6 +68,16 @@ def strided(tensor: torch.Tensor) -> Strided:
     return Strided(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr())
 
 
+def spans(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Return where each tensor, of plain memory, begins and ends: addresses of bytes."""
+    begins = [tensor.data_ptr() for tensor in tensors]
+    ends = [
+        begin + tensor.nbytes if tensor.is_contiguous() else strided(tensor).end()
+        for begin, tensor in zip(begins, tensors, strict=True)
+    ]
+    return begins, ends
+
+
 def merged(runs: Runs) -> Runs:
     """Join runs, in any order, that touch or overlap."""
     if len(runs) < 2:
@@ -156,12 +166,8 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> list[Shared]:
     Left out are tensors whose elements, or whose bytes in memory of a GPU, cannot be got at as a whole: they
     are stored apart.
     """
-    begins = [tensor.data_ptr() for tensor in tensors]
+    begins, ends = spans(tensors)
     others = {index for index, tensor in enumerate(tensors) if not tensor.is_contiguous()}
-    ends = [
-        strided(tensor).end() if index in others else begins[index] + tensor.nbytes
-        for index, tensor in enumerate(tensors)
-    ]
     found: list[Shared] = []
     grouped = groups(begins, ends)
     in_groups = {index for group in grouped for index in group}
