@@ -60,6 +60,13 @@ def in_safetensors(dtype: torch.dtype) -> bool:
     return dtype in _SAFETENSORS_NAMES
 
 
+_FREED = (
+    "has no memory any more: its storage was resized to 0, as FSDP does with parameters between their uses. "
+    "For FSDP, use the state dict that get_model_state_dict() of torch.distributed.checkpoint.state_dict "
+    "returns; else resize the storage and fill it first"
+)
+
+
 def objection_in_any_file(tensor: torch.Tensor) -> str | None:
     """Why no file can hold the tensor; None if one of some format can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -93,11 +100,7 @@ def objection(tensor: torch.Tensor) -> str | None:
     if tensor.dtype in _QUANTISED:
         return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
     if _is_freed(tensor):
-        return (
-            "has no memory any more: its storage was resized to 0, as FSDP does with parameters between "
-            "their uses. For FSDP, use the state dict that get_model_state_dict() of "
-            "torch.distributed.checkpoint.state_dict returns; else resize the storage and fill it first"
-        )
+        return _FREED
     return None
 
 
@@ -129,7 +132,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 def has_own_advice(tensor: torch.Tensor) -> bool:
     """Whether what objection() says of the tensor needs no other advice: a .pt file would not do either."""
-    return is_distributed(tensor) or _is_freed(tensor)
+    return is_distributed(tensor) or objection(tensor) == _FREED
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
