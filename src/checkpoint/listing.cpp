@@ -46,6 +46,53 @@ Result<std::string> read_manifest_text(const std::string& path) {
   return os::read_text(path, bytes);
 }
 
+struct StepDirectories {
+  std::vector<std::uint64_t> steps = {};   // ascending
+  std::vector<std::uint64_t> absent = {};  // whose names were listed, and that are not there
+};
+
+Result<StepDirectories> find_step_directories(const std::string& directory) {
+  const auto names = names_in(directory);
+  if (!names) return std::unexpected(names.error());
+  StepDirectories found;
+  for (const std::string& name : *names) {
+    const auto step = step_of(name);
+    if (!step) continue;
+    const std::string path = fmt::format("{}/{}", directory, name);
+    struct stat status{};
+    if (::stat(path.c_str(), &status) == 0) {
+      if (S_ISDIR(status.st_mode)) found.steps.push_back(*step);
+    } else if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) {
+      found.absent.push_back(*step);
+    } else {
+      // Left out, it would count as a step that was never saved.
+      return std::unexpected(system_error(errno, "looking at the step " + path, path));
+    }
+  }
+  std::ranges::sort(found.steps);
+  return found;
+}
+
+struct Listing {
+  std::vector<StepEntry> entries = {};
+  std::vector<std::uint64_t> absent = {};  // as in StepDirectories
+  bool has_empty = false;                  // steps without a commit
+  bool operator==(const Listing&) const = default;
+};
+
+Result<Listing> list_once(const std::string& directory) {
+  auto found = find_step_directories(directory);
+  if (!found) return std::unexpected(found.error());
+  Listing listing{.absent = std::move(found->absent)};
+  for (const std::uint64_t step : found->steps) {
+    auto commits = commits_in(directory, step);
+    if (!commits) return std::unexpected(commits.error());
+    listing.has_empty |= commits->empty();
+    listing.entries.push_back({.step = step, .commits = std::move(*commits)});
+  }
+  return listing;
+}
+
 }  // namespace
 
 std::unexpected<Error> no_checkpoint_of(const std::string& directory, std::uint64_t step) {
@@ -69,18 +116,9 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
 }
 
 Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory) {
-  const auto names = names_in(directory);
-  if (!names) return std::unexpected(names.error());
-  std::vector<std::uint64_t> steps;
-  for (const std::string& name : *names) {
-    struct stat status{};
-    const auto step = step_of(name);
-    if (step && ::stat(fmt::format("{}/{}", directory, name).c_str(), &status) == 0 &&
-        S_ISDIR(status.st_mode))
-      steps.push_back(*step);
-  }
-  std::ranges::sort(steps);
-  return steps;
+  auto found = find_step_directories(directory);
+  if (!found) return std::unexpected(found.error());
+  return std::move(found->steps);
 }
 
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step) {
@@ -94,16 +132,21 @@ Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std:
   return commits;
 }
 
+// Another process may save meanwhile. Where a step lacks its commits, they may have been removed since the
+// directory was listed, and what was committed before that came too late for the list: a directory that never
+// was without a checkpoint would seem to have none. Two equal listings in a row show what is there.
 Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
-  const auto steps = step_directories_in(directory);
-  if (!steps) return std::unexpected(steps.error());
-  std::vector<StepEntry> entries;
-  for (const std::uint64_t step : *steps) {
-    auto commits = commits_in(directory, step);
-    if (!commits) return std::unexpected(commits.error());
-    entries.push_back({.step = step, .commits = std::move(*commits)});
+  auto listing = list_once(directory);
+  while (listing && (listing->has_empty || !listing->absent.empty())) {
+    auto again = list_once(directory);
+    if (!again || *again == *listing) {
+      listing = std::move(again);
+      break;
+    }
+    listing = std::move(again);
   }
-  return entries;
+  if (!listing) return std::unexpected(listing.error());
+  return std::move(listing->entries);
 }
 
 std::string in_words(std::span<const std::uint64_t> steps) {

@@ -18,6 +18,7 @@ Result<std::vector<std::string>> names_in(const std::string& directory);
 struct StepEntry {
   std::uint64_t step = 0;
   std::vector<std::uint64_t> commits;  // of the manifests in it, ascending; the last is the one that counts
+  bool operator==(const StepEntry&) const = default;
 };
 
 // Steps with a directory in `directory`, ascending.
