@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
@@ -111,21 +112,25 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
-// The id of the descriptor, and step and commit of each checkpoint.
-using PositionTuple = std::pair<std::string, std::vector<std::pair<std::uint64_t, std::uint64_t>>>;
+// The id of the descriptor, and step, commit and first line of each checkpoint.
+using PositionTuple =
+    std::pair<std::string, std::vector<std::tuple<std::uint64_t, std::uint64_t, nb::bytes>>>;
 
 PositionTuple position(const StoreObject& self) {
   const checkpoint::Position found =
       unwrap(call_interruptibly([store = self.store] { return store->position(); }));
   PositionTuple tuple{found.id, {}};
   for (const checkpoint::Commit& commit : found.commits)
-    tuple.second.emplace_back(commit.step, commit.number);
+    tuple.second.emplace_back(commit.step, commit.number,
+                              nb::bytes(commit.first_line.data(), commit.first_line.size()));
   return tuple;
 }
 
 void continue_from(const StoreObject& self, const PositionTuple& tuple) {
   checkpoint::Position position{.id = tuple.first};
-  for (const auto& [step, number] : tuple.second) position.commits.insert({.step = step, .number = number});
+  for (const auto& [step, number, first_line] : tuple.second)
+    position.commits.insert(
+        {.step = step, .number = number, .first_line = std::string(first_line.c_str(), first_line.size())});
   without_gil([&] { self.store->continue_from(std::move(position)); });
 }
 
@@ -319,10 +324,10 @@ void register_checkpoint_store(nb::module_& module) {
            nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
                    "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
                    "fresh: bool = False) -> None"))
-      .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int]]]"),
+      .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int, bytes]]]"),
            "What the directory holds, for continue_from(); to be asked for before a checkpoint is read.")
       .def("continue_from", &continue_from, "position"_a,
-           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int]]]) -> None"),
+           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]]) -> None"),
            "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
       .def(
           "start_over",

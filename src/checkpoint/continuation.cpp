@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/manifest.h"
 #include "checkpoint/open_store.h"
 
 namespace trunkline::checkpoint {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::string_view kSavedByAnother =
     "another job has saved since this one loaded or saved; let one job at a time save into a directory, and "
@@ -23,6 +28,13 @@ constexpr std::string_view kNotLoaded =
 
 }  // namespace
 
+Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry) {
+  const std::uint64_t number = entry.commits.back();
+  auto line = read_first_line(directory, entry.step, number);
+  if (!line) return std::unexpected(line.error());
+  return Commit{.step = entry.step, .number = number, .first_line = std::move(*line)};
+}
+
 Result<Position> position_of(const std::string& directory) {
   const auto descriptor = read_store_descriptor(directory);
   if (!descriptor) return std::unexpected(descriptor.error());
@@ -30,7 +42,9 @@ Result<Position> position_of(const std::string& directory) {
   if (!entries) return std::unexpected(entries.error());
   Position position{.id = id_of(*descriptor)};
   for (const StepEntry& entry : *entries) {
-    if (!entry.commits.empty()) position.commits.insert({.step = entry.step, .number = entry.commits.back()});
+    if (entry.commits.empty()) continue;
+    // One that cannot be read is not loaded by anybody, and stays safe from this run.
+    if (auto commit = newest_commit(directory, entry)) position.commits.insert(std::move(*commit));
   }
   return position;
 }
@@ -42,8 +56,16 @@ Status check_continues(const std::string& directory, const std::string& id, std:
   std::vector<std::uint64_t> steps;
   for (const StepEntry& entry : entries) {
     if (entry.commits.empty()) continue;
-    const bool is_known = is_same && known.knows({.step = entry.step, .number = entry.commits.back()});
-    if (started_over || (entry.step >= step && !is_known)) steps.push_back(entry.step);
+    if (!started_over && entry.step < step) continue;
+    const auto commit = newest_commit(directory, entry);
+    // Since it was listed: the directory may not be locked. A link that leads nowhere has not gone.
+    std::error_code error;
+    const bool has_gone =
+        !commit &&
+        !fs::exists(fs::symlink_status(manifest_path(directory, entry.step, entry.commits.back()), error)) &&
+        !error;
+    const bool is_known = is_same && commit && known.knows(*commit);
+    if (started_over || !(is_known || has_gone)) steps.push_back(entry.step);
   }
   if (steps.empty()) return {};
   return std::unexpected(

@@ -13,10 +13,12 @@
 
 namespace trunkline::checkpoint {
 
-// A checkpoint. Its number alone is not enough: that of the newest one is used again once it is deleted.
+// A checkpoint. Step and number are not enough: once the newest checkpoint is deleted, its number is used
+// again, maybe by another job and for the same step.
 struct Commit {
   std::uint64_t step = 0;
   std::uint64_t number = 0;
+  std::string first_line = {};  // of its manifest, with the checksum of all else
 
   auto operator<=>(const Commit&) const = default;
 };
@@ -37,6 +39,9 @@ struct Continuation {
 };
 
 Result<Position> position_of(const std::string& directory);
+
+// The newest commit of a step. Fails when its manifest cannot be read, with system (ENOENT) when it has gone.
+Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry);
 
 // Fails with system (EEXIST) when the directory has checkpoints of `step` or later steps that `known` does
 // not know: by what it replaces and retention removes, the save would be the end of them. Likewise when it

@@ -132,6 +132,21 @@ TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
   EXPECT_EQ(one->steps(), Steps{7});
 }
 
+TEST_F(ContinuationTest, ANumberThatIsUsedAgainIsAnotherCheckpoint) {
+  const auto one = open();
+  save(*one, 1);
+  const auto other = open();
+  load(*other);
+  ASSERT_TRUE(other->remove(1));
+  EXPECT_EQ(save(*other, 1), 1U) << "the number of the one that was deleted";
+  EXPECT_EQ(refusal(*one, 1).code, EEXIST);
+  ASSERT_TRUE(one->commit(write_shards(2, begin(*one, 2))));
+  ASSERT_TRUE(one->retain(1));
+  one->release();
+  EXPECT_EQ(one->steps(), (Steps{1, 2})) << "nor does retention remove it";
+  EXPECT_TRUE(is_whole(*one, *one->read_manifest(1)));
+}
+
 TEST_F(ContinuationTest, ADamagedCheckpointIsNotSavedOverEither) {
   save(*open(), 5);
   ASSERT_TRUE(os::write_file_durably(manifest_path(directory(), 5, 1), "{"));

@@ -28,7 +28,12 @@ std::unexpected<Error> lost_manifest(const std::string& path) {
                  path));
 }
 
-Result<std::string> read_manifest_text(const std::string& path) {
+struct Beginning {
+  std::string text;
+  std::uint64_t file_bytes = 0;
+};
+
+Result<Beginning> read_beginning(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
     return std::unexpected(system_error(errno, "looking at the manifest " + path, path));
@@ -38,12 +43,18 @@ Result<std::string> read_manifest_text(const std::string& path) {
         ErrorKind::corrupt,
         fmt::format("{} is not a regular file, though it has the name of a manifest; use another step", path),
         path));
+  auto text = os::read_text(path, kMaxLineBytes);
+  if (!text) return std::unexpected(text.error());
+  return Beginning{.text = std::move(*text), .file_bytes = static_cast<std::uint64_t>(status.st_size)};
+}
+
+Result<std::string> read_manifest_text(const std::string& path) {
   // Before all of it is read: a sparse file can be larger than the memory.
-  const auto beginning = os::read_text(path, kMaxLineBytes);
-  if (!beginning) return beginning;
-  const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  if (auto line = check_first_line(*beginning, bytes, path); !line) return std::unexpected(line.error());
-  return os::read_text(path, bytes);
+  const auto beginning = read_beginning(path);
+  if (!beginning) return std::unexpected(beginning.error());
+  if (auto line = check_first_line(beginning->text, beginning->file_bytes, path); !line)
+    return std::unexpected(line.error());
+  return os::read_text(path, beginning->file_bytes);
 }
 
 struct StepDirectories {
@@ -214,6 +225,12 @@ Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_
     if (last == commits->back()) return lost_manifest(manifest_path(directory, step, *last));
     last = commits->back();
   }
+}
+
+Result<std::string> read_first_line(const std::string& directory, std::uint64_t step, std::uint64_t commit) {
+  auto beginning = read_beginning(manifest_path(directory, step, commit));
+  if (!beginning) return std::unexpected(beginning.error());
+  return std::string(first_line(beginning->text));
 }
 
 Status check_manifest(const std::string& directory, std::uint64_t step, std::uint64_t commit) {

@@ -48,6 +48,9 @@ Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t st
 // Of the last commit of the step; system (ENOENT) when it has none, and only then.
 Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_t step);
 
+// The line that a manifest begins with, or as much of it as there is.
+Result<std::string> read_first_line(const std::string& directory, std::uint64_t step, std::uint64_t commit);
+
 // Whether the manifest can be read and is what was written; cheaper than parsing it.
 Status check_manifest(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 

@@ -333,6 +333,10 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
 
 }  // namespace
 
+std::string_view first_line(std::string_view beginning) {
+  return beginning.substr(0, kMaxLineBytes).substr(0, beginning.find('\n'));
+}
+
 Status check_first_line(std::string_view beginning, std::uint64_t file_bytes, const std::string& path) {
   const auto line = first_line_of(beginning, file_bytes, path);
   return line ? Status() : std::unexpected(line.error());

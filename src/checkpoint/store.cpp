@@ -295,7 +295,8 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   }
   const std::string path = manifest_path(directory_, manifest.step, manifest.commit);
   // Before it is there: where making it durable fails, it may have its name, and the next save replaces it.
-  const Commit commit{.step = manifest.step, .number = manifest.commit};
+  const Commit commit{
+      .step = manifest.step, .number = manifest.commit, .first_line = std::string(first_line(*text))};
   known_.saved.insert(commit);
   if (auto written = changes_.create_file_durably(path, *text); !written) {
     if (written.error().code == EEXIST) known_.saved.erase(commit);  // another process has made it
@@ -319,13 +320,13 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   std::vector<Commit> strangers;
   std::uint64_t kept = 0;
   for (const StepEntry& entry : *entries) {
-    const Commit commit{.step = entry.step, .number = entry.commits.back()};
-    const auto whole = check_manifest(directory_, entry.step, commit.number);
-    if (!whole) {
-      problems.push_back(whole.error());
-    } else if (!known_.knows(commit)) {
-      if (keep && kept >= *keep) strangers.push_back(commit);
-    } else if (keep && kept >= *keep && commit.number != save_->committed) {
+    const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
+    const auto commit = newest_commit(directory_, entry);
+    if (!whole || !commit) {
+      problems.push_back(whole ? commit.error() : whole.error());
+    } else if (!known_.knows(*commit)) {
+      if (keep && kept >= *keep) strangers.push_back(*commit);
+    } else if (keep && kept >= *keep && commit->number != save_->committed) {
       doomed.push_back(&entry);
     } else {
       ++kept;
