@@ -128,3 +128,20 @@ def test_one_volume_alone_is_no_list(
     with pytest.raises(TypeError, match="volumes: must be a list of paths"):
         tl._core.CheckpointStore("ck", volumes)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, reader = opened(tmp_path / "run"), opened(tmp_path / "run")
+    other.save(1, {"x": torch.zeros(1000)}, block=True)
+    read = reader._load
+
+    def read_late(*arguments: object) -> object:
+        monkeypatch.undo()
+        other.delete(1)
+        other.save(1, {"x": torch.ones(1000)}, block=True)  # as the same commit
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reader, "_load", read_late)
+    assert torch.equal(reader.load(1)["x"], torch.ones(1000))

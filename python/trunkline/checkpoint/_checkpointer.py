@@ -235,7 +235,8 @@ class Checkpointer:
                 "process saves into it meanwhile",
                 os.fspath(self.directory),
             ) from None
-        if manifest is None or now.commit != manifest.commit:
+        # The number of a commit is used again once that is deleted; the names of shards are not.
+        if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
             return step  # another process replaced it
         raise self._lacks_shard(step, manifest, path, why)
 
