@@ -622,6 +622,17 @@ def test_into_is_filled_in_place() -> None:
     assert into["step"] == 0
 
 
+@pytest.mark.parametrize("array", [np.arange(1.0)[::-1], np.zeros((0, 3), "<M8[s]")[::-1], np.array(1.0)])
+def test_into_may_have_negative_strides_that_mean_nothing(array: Any) -> None:
+    skeleton, _ = _state.flatten({"a": array.copy()})
+    state, targets, finish = _state.restore_into(skeleton, {"a": array})
+    for target in targets.values():
+        target.fill_(7)
+    finish()
+    assert state["a"] is array
+    assert (array.view("u1" if array.dtype.kind == "M" else array.dtype) == 7).all()
+
+
 def test_into_with_tied_weights() -> None:
     weight = torch.ones(3)
     skeleton, _ = _state.flatten({"a": weight, "b": weight})

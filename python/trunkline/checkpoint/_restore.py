@@ -341,10 +341,13 @@ class _Restoring:
                 f"into: {self.place()} {why}; load into a contiguous array (numpy.empty), or without `into`, "
                 "and copy the values"
             )
+        # Strides of one element or none may be negative, as after [::-1], which torch refuses.
+        forwards: Any = (*(slice(None, None, -1 if step < 0 else 1) for step in into.strides), ...)
+        ahead = into[forwards]
         if dtype.str in NUMPY_AS_TORCH and not dtype.fields:
-            target = torch.from_numpy(into)
+            target = torch.from_numpy(ahead)
         else:
-            target = torch.from_numpy(into.reshape(-1).view(numpy.uint8))
+            target = torch.from_numpy(ahead.reshape(-1).view(numpy.uint8))
         self.uses.setdefault(name, []).append(Use(tuple(self._path), target, view))
         return into
 
