@@ -10,7 +10,6 @@
 #include <numeric>
 #include <ranges>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "checkpoint/home.h"
@@ -18,15 +17,12 @@
 #include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 #include "os/file_lock.h"
-#include "os/fork_generation.h"
 #include "os/fork_private_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
 
 constexpr std::uint64_t kMaxShards = 1 << 20;
-// Added to a fork generation while a child's first call makes the store its own.
-constexpr unsigned kBeingTaken = 1U << 31;
 
 std::unexpected<Error> invalid(std::string message) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
@@ -98,27 +94,16 @@ struct Store::Save {
 };
 
 Store::Store(std::string directory, Volumes volumes, Changes changes)
-    : directory_(std::move(directory)),
-      volumes_(std::move(volumes)),
-      changes_(std::move(changes)),
-      generation_(os::fork_generation()) {}
+    : directory_(std::move(directory)), volumes_(std::move(volumes)), changes_(std::move(changes)) {}
 
 Store::~Store() = default;
 
 std::unique_lock<std::mutex> Store::enter() {
-  const unsigned now = os::fork_generation();
-  for (unsigned known = generation_.load(); known != now;) {
-    if (known == (now | kBeingTaken)) {
-      std::this_thread::yield();
-      known = generation_.load();
-    } else if (generation_.compare_exchange_weak(known, now | kBeingTaken)) {
-      // What its parent was doing. The mutex may be held for good by a thread that the child does not have.
-      save_.reset();
-      std::construct_at(&mutex_);
-      generation_.store(now);
-      break;
-    }
-  }
+  ownership_.take_over([this] {
+    // What its parent was doing. The mutex may be held for good by a thread that the child does not have.
+    save_.reset();
+    std::construct_at(&mutex_);
+  });
   return std::unique_lock(mutex_);
 }
 

@@ -2,7 +2,6 @@
 // read while one process saves.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/store_descriptor.h"
 #include "checkpoint/sweep.h"
+#include "os/fork_takeover.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
@@ -150,7 +150,7 @@ class Store {
   std::set<Commit> told_;                // that retain() left alone, and has said so
   bool fresh_ = false;                   // what is in the directory goes aside
   std::unique_ptr<Save> save_;
-  std::atomic<unsigned> generation_;  // fork generation that both belong to
+  os::ForkTakeover ownership_;  // of mutex_ and what it guards
 };
 
 }  // namespace trunkline::checkpoint

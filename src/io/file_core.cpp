@@ -8,20 +8,15 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "io/engine_core.h"
 #include "io/operation.h"
 #include "os/allocation.h"
 #include "os/file_lock.h"
-#include "os/fork_generation.h"
 
 namespace trunkline {
 namespace {
-
-// Added to a fork generation while a child's first call makes the file its own.
-constexpr unsigned kBeingTaken = 1U << 31;
 
 // A lock of the parent may be held for good, by a thread that the child does not have.
 void renew(std::mutex& mutex) { std::construct_at(&mutex); }
@@ -43,8 +38,7 @@ FileCore::FileCore(std::optional<Engine> engine, std::string name_in, const Open
       options(options_in),
       layout(layout_in),
       engine_(std::move(engine)),
-      can_preallocate_(options_in.preallocate),
-      generation_(os::fork_generation()) {}
+      can_preallocate_(options_in.preallocate) {}
 
 Status FileCore::adopt_sizes() {
   std::uint64_t total = 0;
@@ -83,25 +77,16 @@ Status FileCore::check_open() const {
 }
 
 void FileCore::forget_parent_operations() {
-  const unsigned now = os::fork_generation();
-  unsigned known = generation_.load();
-  while (known != now) {
-    if (known == (now | kBeingTaken)) {
-      std::this_thread::yield();
-      known = generation_.load();
-    } else if (generation_.compare_exchange_weak(known, now | kBeingTaken)) {
-      // What was pending in the parent is pending there, and will never end here.
-      pending_ = 0;
-      pending_writes_[0] = 0;
-      pending_writes_[1] = 0;
-      renew(size_mutex_);
-      renew(sync_mutex_);
-      renew(failure_mutex_);
-      renew(gpu_mutex_);
-      generation_.store(now);
-      return;
-    }
-  }
+  ownership_.take_over([this] {
+    // What was pending in the parent is pending there, and will never end here.
+    pending_ = 0;
+    pending_writes_[0] = 0;
+    pending_writes_[1] = 0;
+    renew(size_mutex_);
+    renew(sync_mutex_);
+    renew(failure_mutex_);
+    renew(gpu_mutex_);
+  });
 }
 
 Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch) {

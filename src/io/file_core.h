@@ -14,6 +14,7 @@
 #include "device/device.h"
 #include "io/layout.h"
 #include "os/file_pair.h"
+#include "os/fork_takeover.h"
 #include "trunkline/file.h"
 
 namespace trunkline {
@@ -96,7 +97,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   // one to empty, so that it waits for earlier writes and not for later ones.
   std::atomic<std::uint64_t> pending_writes_[2] = {0, 0};
   std::atomic<unsigned> epoch_{0};
-  std::atomic<unsigned> generation_;  // fork generation that the counts above and the locks belong to
+  os::ForkTakeover ownership_;  // of the counts above and the locks
   std::mutex sync_mutex_;
 
   std::mutex gpu_mutex_;
