@@ -78,10 +78,6 @@ std::optional<ShardName> shard_of(std::string_view name) {
 
 bool is_shard_file(std::string_view name) { return shard_of(name).has_value(); }
 
-bool is_temporary_file(std::string_view name) {
-  return name.starts_with(".trunkline-") && name.ends_with(".tmp");
-}
-
 std::string aside_directory(std::string_view time, std::uint64_t number) {
   return number > 1 ? fmt::format("{}{}-{}", kAsidePrefix, time, number)
                     : fmt::format("{}{}", kAsidePrefix, time);

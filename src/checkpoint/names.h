@@ -21,9 +21,8 @@ std::string shard_file(std::uint64_t index, std::uint64_t count, std::string_vie
 std::optional<std::uint64_t> step_of(std::string_view name);
 std::optional<std::uint64_t> commit_of(std::string_view name);
 
-// Whether the name is one that shard_file() gives, or one under which files are written before they are
-// renamed (src/os/temporary_file.h): what may be removed when nothing refers to it, the latter only once
-// their writers are dead.
+// Whether the name is one that shard_file() gives: what may be removed when nothing refers to it. So may the
+// names of src/os/temporary_file.h, once their writers are dead.
 bool is_shard_file(std::string_view name);
 // The parts of such a name; index and count as they stand there.
 struct ShardName {
@@ -32,7 +31,6 @@ struct ShardName {
   std::string_view nonce;
 };
 std::optional<ShardName> shard_of(std::string_view name);
-bool is_temporary_file(std::string_view name);
 
 // A folder in the directory that holds an earlier run: "aside-20260131T235959Z", or with "-2" behind it.
 std::string aside_directory(std::string_view time, std::uint64_t number);

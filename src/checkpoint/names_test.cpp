@@ -35,9 +35,6 @@ TEST(Names, OthersAreNotTakenForThem) {
         "model-00000-of-00004-0123456789abcdef.safetensors", "shard-", "model.safetensors"})
     EXPECT_FALSE(is_shard_file(name)) << name;
   EXPECT_FALSE(is_shard_file("shard-" + std::string(300, '0') + "-of-00004-0123456789abcdef.safetensors"));
-  EXPECT_TRUE(is_temporary_file(".trunkline-0123456789abcdef.tmp"));
-  EXPECT_FALSE(is_temporary_file("trunkline.tmp"));
-  EXPECT_FALSE(is_temporary_file(".trunkline-0123"));
 }
 
 TEST(Names, FoldersOfRunsThatWereSetAside) {

@@ -201,7 +201,7 @@ TEST_F(StoreTest, CollectionReadsALargeManifestOnlyWhereFilesMayGo) {
   // Whatever does not look like one save alone.
   const std::string volume = store->descriptor().volumes[1] + "/step-00000001/";
   const std::string nonce(16, '0');
-  for (const std::string& debris : {directory() + "/step-00000001/.trunkline-0022.tmp",
+  for (const std::string& debris : {directory() + "/step-00000001/.trunkline-0000000000000022.tmp",
                                     volume + shard_file(0, 1, nonce), volume + shard_file(0, 4, nonce)}) {
     std::ofstream(debris) << "1";
     EXPECT_EQ(problems(flipped), 1U) << debris;
@@ -232,8 +232,8 @@ TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
   store.reset();  // a crash
   store = open();
   const std::string hex = random_hex(16);
-  std::ofstream(directory() + "/.trunkline-0011.tmp") << "12345";
-  std::ofstream(directory() + "/step-00000001/.trunkline-0022.tmp") << "123";
+  std::ofstream(directory() + "/.trunkline-0000000000000011.tmp") << "12345";
+  std::ofstream(directory() + "/step-00000001/.trunkline-0000000000000022.tmp") << "123";
   std::ofstream(store->descriptor().volumes[1] + "/step-00000001/" + shard_file(0, 1, hex)) << "1";
   std::filesystem::create_directory(store->descriptor().volumes[0] + "/step-00000099");
   const auto with_debris = everything();

@@ -26,7 +26,7 @@ bool is_there(const std::string& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-bool is_debris(const std::string& name) { return is_shard_file(name) || is_temporary_file(name); }
+bool is_debris(const std::string& name) { return is_shard_file(name) || os::is_temporary_name(name); }
 
 }  // namespace
 
@@ -86,7 +86,7 @@ Status Sweep::remove_file(const std::string& path) {
 Result<bool> Sweep::remove_debris(const std::string& directory, const std::string& name) {
   const std::string path = fmt::format("{}/{}", directory, name);
   std::unique_ptr<os::DeadWriter> dead;  // held until the file is removed
-  if (is_temporary_file(name)) {
+  if (os::is_temporary_name(name)) {
     dead = os::DeadWriter::find(path);
     if (!dead) return false;
   }
@@ -181,7 +181,7 @@ bool Sweep::is_one_save(const StepEntry& entry) const {
     if (!names) return false;
     if (!place.volume.empty() && names->empty() && is_there(place.path)) return false;  // to be removed
     for (const std::string& name : *names) {
-      if (is_temporary_file(name)) return false;
+      if (os::is_temporary_name(name)) return false;
       const auto shard = shard_of(name);
       if (!shard) continue;
       if (indices.empty()) {
@@ -213,7 +213,7 @@ Status Sweep::remove_temporary_files(const std::string& directory) {
   const auto names = names_in(directory);
   if (!names) return std::unexpected(names.error());
   for (const std::string& name : *names) {
-    if (!is_temporary_file(name)) continue;
+    if (!os::is_temporary_name(name)) continue;
     if (const auto removed = remove_debris(directory, name); !removed)
       return std::unexpected(removed.error());
   }

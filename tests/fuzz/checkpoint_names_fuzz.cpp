@@ -6,6 +6,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
+#include "os/temporary_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   using namespace trunkline::checkpoint;
@@ -13,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   if (const auto step = step_of(name); step && step_directory(*step) != name) std::abort();
   if (const auto commit = commit_of(name); commit && (*commit == 0 || manifest_file(*commit) != name))
     std::abort();
-  if (is_shard_file(name) && (!is_plain_file_name(name) || is_temporary_file(name))) std::abort();
+  if (is_shard_file(name) && (!is_plain_file_name(name) || trunkline::os::is_temporary_name(name)))
+    std::abort();
   if (is_shard_file(name) && (step_of(name) || commit_of(name) || is_aside_directory(name))) std::abort();
   if (is_aside_directory(name) && !is_plain_file_name(name)) std::abort();
   if (bytes >= sizeof(std::uint64_t)) {

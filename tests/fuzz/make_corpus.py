@@ -138,7 +138,7 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "manifest": b"manifest-0000000004",
         "shard": f"shard-00000-of-00002-{ID}.safetensors".encode(),
         "aside": b"aside-20260131T235959Z-2",
-        "temporary": b".trunkline-1.tmp",
+        "temporary": f".trunkline-{ID}.tmp".encode(),
     },
     "bench_options": {"fio": compact(FIO), "block": b"64KiB", "device": b"cuda:1", "peers": b"fio"},
 }
