@@ -1,5 +1,6 @@
 #include "file_object.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "arguments.h"
@@ -24,9 +25,15 @@ std::unique_ptr<BufferView> view_of(nb::handle buffer, Op op, nb::handle stream)
                                       Reach::devices, stream);
 }
 
+// One that other machines or programs may answer for, or a device, can hold up even its closing.
+bool is_local(const File& file) {
+  const auto& members = file.core()->members;
+  return std::ranges::all_of(members, [](const io::Member& member) { return member.pair.local; });
+}
+
 }  // namespace
 
-FileObject::FileObject(Result<File> opened) : file_(unwrap(std::move(opened))) {}
+FileObject::FileObject(Result<File> opened) : file_(unwrap(std::move(opened))), local_(is_local(file_)) {}
 
 std::unique_ptr<FutureObject> FileObject::submit(Op op, std::unique_ptr<BufferView> view,
                                                  std::uint64_t offset) const {
@@ -70,7 +77,8 @@ FutureObject* FileObject::async_pwrite(nb::handle buffer, nb::handle offset, nb:
 }
 
 std::uint64_t FileObject::size() const {
-  return unwrap(call_interruptibly([file = file_] { return file.size(); }));
+  const auto call = [file = file_] { return file.size(); };
+  return unwrap(local_ ? call_unlocked(call) : call_interruptibly(call));
 }
 
 void FileObject::truncate(nb::handle bytes_value) const {
@@ -83,7 +91,8 @@ void FileObject::sync() const {
 }
 
 void FileObject::close() const {
-  unwrap(call_interruptibly([file = file_] { return file.close(); }));
+  const auto call = [file = file_] { return file.close(); };
+  unwrap(local_ && file_.pending() == 0 ? call_unlocked(call) : call_interruptibly(call));
 }
 
 const char* FileObject::mode() const {

@@ -42,6 +42,8 @@ class FileObject {
   std::uint64_t move(Op op, nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
 
   File file_;
+  // Its size and its closing are answered from memory, so that this thread can ask for them itself.
+  bool local_;
 };
 
 }  // namespace trunkline::python

@@ -46,6 +46,13 @@ void submit_interruptibly(const Engine& engine, std::span<const Request> request
 // cancelled; if it is not over soon after that, its memory is kept until it is.
 Result<std::uint64_t> result_or_cancel(std::unique_ptr<FutureObject> object);
 
+// Runs a call without the GIL that is certain not to wait long, or that nothing needs to interrupt.
+template <class Call>
+auto call_unlocked(const Call& call) -> decltype(call()) {
+  const GilReleased unlocked;
+  return call();
+}
+
 // Runs `task` in a thread of its own; here, if there is none to be had.
 void run_beside(std::function<void()> task);
 

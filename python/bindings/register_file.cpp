@@ -1,3 +1,7 @@
+#include <cerrno>
+#include <set>
+#include <string>
+
 #include "arguments.h"
 #include "bindings.h"
 #include "engine_object.h"
@@ -5,6 +9,8 @@
 #include "file_object.h"
 #include "future_object.h"
 #include "interruptible.h"
+#include "io/file_core.h"
+#include "io/open_members.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {
@@ -33,6 +39,48 @@ Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, 
   });
 }
 
+// Directories in which a file was opened, with direct I/O or without, that took nothing but lookups in a
+// local filesystem. Guarded by the GIL.
+class LocalDirectories {
+ public:
+  static bool has(const std::string& path, Direct direct) { return names().contains(key(path, direct)); }
+
+  static void add(const File& file) {
+    constexpr std::size_t kMost = 256;
+    const os::FilePair& pair = file.core()->members.front().pair;
+    if (!pair.local || pair.probed) return;
+    if (names().size() == kMost) names().clear();
+    names().insert(key(file.path(), file.core()->options.direct));
+  }
+
+ private:
+  static std::string key(const std::string& path, Direct direct) {
+    return (direct == Direct::never ? "b" : "d") + path.substr(0, path.rfind('/') + 1);
+  }
+  static std::set<std::string>& names() {
+    static auto* names = new std::set<std::string>;  // used until the process ends
+    return *names;
+  }
+};
+
+// A thread beside keeps the main one interruptible, and costs many times what the opening does where the
+// kernel has all that it looks up in memory. That is tried first where files are known to be local: those of
+// a server, or of a program, make even such an opening wait.
+Result<File> open_plain(const std::string& path, const std::optional<Engine>& engine,
+                        const OpenOptions& options) {
+  const auto open = [path, engine, options](os::Lookup lookup) {
+    return io::open_members(engine, {path}, {}, options, path, io::kUsualPermissions, lookup);
+  };
+  const bool exists = options.mode == Mode::read || options.mode == Mode::read_write;
+  if (on_main_thread() && exists && LocalDirectories::has(path, options.direct)) {
+    Result<File> file = call_unlocked([&] { return open(os::Lookup::cached); });
+    if (file || file.error().code != EAGAIN) return file;
+  }
+  Result<File> file = call_interruptibly([open] { return open(os::Lookup::any); });
+  if (file && exists) LocalDirectories::add(*file);
+  return file;
+}
+
 FileObject* open(nb::handle path, nb::handle mode, nb::handle engine_value, nb::handle direct) {
   const std::optional<Engine> engine = engine_argument(engine_value);
   const OpenOptions options = open_options_argument(mode, direct);
@@ -40,9 +88,7 @@ FileObject* open(nb::handle path, nb::handle mode, nb::handle engine_value, nb::
     return new FileObject(open_striped(path, engine, options));
   }
   const std::string name = path_argument(path, "path");
-  return new FileObject(call_interruptibly([name, engine, options] {
-    return engine ? File::open(*engine, name, options) : File::open(name, options);
-  }));
+  return new FileObject(open_plain(name, engine, options));
 }
 
 nb::object repr(const FileObject& self) {

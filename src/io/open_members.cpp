@@ -41,10 +41,10 @@ os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
 }
 
 Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options,
-                                 mode_t permissions) {
+                                 mode_t permissions, os::Lookup lookup) {
   const int flags = flags_of(options.mode);
   if (engine.config().backend != BackendKind::memory)
-    return os::open_pair(path, flags, policy_of(engine, options.direct), permissions);
+    return os::open_pair(path, flags, policy_of(engine, options.direct), permissions, lookup);
   auto file = engine.core()->memory_files().open(path, flags);
   if (!file) return std::unexpected(file.error());
   return os::make_pair_of(std::move(*file), path, flags, policy_of(engine, options.direct));
@@ -54,13 +54,13 @@ Result<os::FilePair> open_member(const Engine& engine, const std::string& path, 
 
 Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
                           const Layout& layout, const OpenOptions& options, const std::string& name,
-                          mode_t permissions) {
+                          mode_t permissions, os::Lookup lookup) {
   auto core = std::make_shared<FileCore>(engine, name, options, layout);
   auto engine_now = core->engine();
   if (!engine_now) return std::unexpected(engine_now.error());
   if (auto usable = engine_now->core()->usable(); !usable) return std::unexpected(usable.error());
   for (const std::string& path : paths) {
-    auto pair = open_member(*engine_now, path, options, permissions);
+    auto pair = open_member(*engine_now, path, options, permissions, lookup);
     if (!pair) return std::unexpected(pair.error());
     Member& member = core->members.emplace_back();
     member.path = path;

@@ -8,16 +8,20 @@
 #include <vector>
 
 #include "io/layout.h"
+#include "os/file_pair.h"
 #include "trunkline/file.h"
 
 namespace trunkline::io {
+
+inline constexpr mode_t kUsualPermissions = 0666;
 
 // `engine` nullopt: the process's default engine, looked up at each call. `paths` has one path a member of
 // `layout`. `name` is what errors and File::path() call the file. With several members their sizes must fit
 // each other (`corrupt` names the one that does not). `permissions`: of files that are created, less the
 // umask.
+// `lookup`: as os::open_pair has it.
 Result<File> open_members(const std::optional<Engine>& engine, const std::vector<std::string>& paths,
                           const Layout& layout, const OpenOptions& options, const std::string& name,
-                          mode_t permissions = 0666);
+                          mode_t permissions = kUsualPermissions, os::Lookup lookup = os::Lookup::any);
 
 }  // namespace trunkline::io

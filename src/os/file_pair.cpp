@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
+#include <linux/openat2.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <string_view>
 
 #include "os/environment.h"
+#include "os/local_filesystem.h"
 #include "os/page_cache.h"
 #include "os/read_text.h"
 
@@ -30,6 +33,7 @@ constexpr std::uint32_t kBeegfsMagic = 0x19830326;
 
 struct Filesystem {
   bool in_memory = false;
+  bool local = false;
   std::string_view network;  // its name when direct I/O is known to lose there
 };
 
@@ -40,29 +44,31 @@ Filesystem filesystem_of(int fd) {
     case TMPFS_MAGIC:
     case RAMFS_MAGIC:
     case HUGETLBFS_MAGIC:
-      return {.in_memory = true, .network = {}};
+      return {.in_memory = true, .local = true, .network = {}};
     case NFS_SUPER_MAGIC:
-      return {.in_memory = false, .network = "NFS"};
+      return {.in_memory = false, .local = false, .network = "NFS"};
     case SMB_SUPER_MAGIC:
     case SMB2_SUPER_MAGIC:
     case kCifsMagic:
-      return {.in_memory = false, .network = "SMB"};
+      return {.in_memory = false, .local = false, .network = "SMB"};
     case CEPH_SUPER_MAGIC:
-      return {.in_memory = false, .network = "Ceph"};
+      return {.in_memory = false, .local = false, .network = "Ceph"};
     case kLustreMagic:
-      return {.in_memory = false, .network = "Lustre"};
+      return {.in_memory = false, .local = false, .network = "Lustre"};
     case kGpfsMagic:
-      return {.in_memory = false, .network = "GPFS"};
+      return {.in_memory = false, .local = false, .network = "GPFS"};
     case kBeegfsMagic:
-      return {.in_memory = false, .network = "BeeGFS"};
+      return {.in_memory = false, .local = false, .network = "BeeGFS"};
     case FUSE_SUPER_MAGIC:
-      return {.in_memory = false, .network = "FUSE"};
+      return {.in_memory = false, .local = false, .network = "FUSE"};
     case V9FS_MAGIC:
-      return {.in_memory = false, .network = "9p"};
+      return {.in_memory = false, .local = false, .network = "9p"};
     case AFS_SUPER_MAGIC:
-      return {.in_memory = false, .network = "AFS"};
+      return {.in_memory = false, .local = false, .network = "AFS"};
     default:
-      return {};
+      return {.in_memory = false,
+              .local = is_local_filesystem(static_cast<std::uint32_t>(status.f_type)),
+              .network = {}};
   }
 }
 
@@ -149,12 +155,30 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
     limits.offset_alignment = stated->offset;
     limits.why = "the filesystem takes direct I/O and states its alignment (statx)";
   } else {
+    pair.probed = true;
     if (const int refused = probe_read(direct.get()); refused != 0)
       return refuse(fmt::format("a direct read was refused: {}", errno_name(refused)));
     limits.why = "a direct read was taken; the filesystem states no alignment, so 4096 is kept to";
   }
   pair.direct = std::move(direct);
   return limits;
+}
+
+// open(2) of a file that exists, unless the kernel would have to read from a device to look the path up: then
+// EAGAIN. Where there is no such call, always.
+int open_cached(const std::string& path, int flags) {
+#ifdef RESOLVE_CACHED
+  const open_how how{.flags = static_cast<std::uint64_t>(flags), .mode = 0, .resolve = RESOLVE_CACHED};
+  const auto fd = static_cast<int>(::syscall(SYS_openat2, AT_FDCWD, path.c_str(), &how, sizeof how));
+  // Before Linux 5.12, or refused by the seccomp filter of a container.
+  if (fd < 0 && (errno == ENOSYS || errno == EINVAL || errno == EPERM)) errno = EAGAIN;
+  return fd;
+#else
+  (void)path;
+  (void)flags;
+  errno = EAGAIN;
+  return -1;
+#endif
 }
 
 // As O_TRUNC does, which leaves block devices alone.
@@ -185,6 +209,7 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
   pair.buffered = std::move(buffered);
   const Filesystem filesystem = filesystem_of(pair.buffered.get());
   pair.in_memory = filesystem.in_memory;
+  pair.local = filesystem.local && S_ISREG(status.st_mode);
   pair.limits = find_limits(pair, filesystem, flags, policy);
   if (policy == DirectPolicy::always && !pair.limits.usable) {
     return std::unexpected(make_error(
@@ -194,10 +219,12 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
   return pair;
 }
 
-Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions) {
+Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions,
+                           Lookup lookup) {
   int fd = -1;
   // O_NONBLOCK: opening a FIFO must not hang before it can be refused; it means nothing to files and disks.
-  do fd = ::open(path.c_str(), (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK, permissions);
+  const int taken = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK;
+  do fd = lookup == Lookup::cached ? open_cached(path, taken) : ::open(path.c_str(), taken, permissions);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
   ::fcntl(fd, F_SETFL, 0);  // O_NONBLOCK off again: io_uring would answer EAGAIN instead of waiting

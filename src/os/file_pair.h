@@ -27,12 +27,18 @@ struct FilePair {
   UniqueFd direct;  // valid exactly when limits.usable
   DirectLimits limits;
   bool in_memory = false;  // tmpfs, ramfs, memfd: there is no device behind it
+  // A regular file of a local filesystem (os/local_filesystem.h): its size and its closing wait for nobody.
+  bool local = false;
+  bool probed = false;  // opening it took a read, to find out about direct I/O
 };
 
+enum class Lookup { any, cached };
+
 // open(2) with `flags` (O_CLOEXEC is added), for regular files and block devices; others are refused as
-// unsupported.
-Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy,
-                           mode_t permissions = 0666);
+// unsupported. With Lookup::cached, for a file that exists: fails with EAGAIN where the kernel would wait for
+// a device to look the path up, or cannot tell.
+Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions = 0666,
+                           Lookup lookup = Lookup::any);
 
 // Pairs a descriptor that is open already, for example a memfd. `path` is for errors.
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy);

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
+#include "os/local_filesystem.h"
 #include "os/page_cache.h"
 #include "support/temp_directory.h"
 
@@ -49,6 +51,32 @@ TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
   ASSERT_TRUE(cold);
   EXPECT_TRUE(cold->limits.usable);
   EXPECT_EQ(cold->limits.why, usual->limits.why);
+}
+
+TEST(FilePair, ACachedLookupOpensTheSameFileOrSaysThatItWouldWait) {
+  const test::TempDirectory directory;
+  const std::string path = directory.file("a");
+  std::ofstream(path) << "abc";
+  const auto pair = open_pair(path, O_RDONLY, DirectPolicy::automatic, 0, Lookup::cached);
+  if (!pair && pair.error().code == EAGAIN) GTEST_SKIP() << "no openat2() with RESOLVE_CACHED (Linux 5.12)";
+  ASSERT_TRUE(pair) << pair.error().message;
+  EXPECT_EQ(file_bytes(pair->buffered.get(), path), 3U);
+  EXPECT_EQ(pair->limits.usable, open_pair(path, O_RDONLY, DirectPolicy::automatic)->limits.usable);
+  // What is not there may be known not to be, or not.
+  const auto absent = open_pair(directory.file("b"), O_RDONLY, DirectPolicy::automatic, 0, Lookup::cached);
+  ASSERT_FALSE(absent);
+  EXPECT_TRUE(absent.error().code == ENOENT || absent.error().code == EAGAIN) << absent.error().message;
+}
+
+TEST(FilePair, KnowsWhetherItIsALocalFile) {
+  const test::TempDirectory directory;
+  std::ofstream(directory.file("a")) << "x";
+  const auto pair = open_pair(directory.file("a"), O_RDONLY, DirectPolicy::automatic);
+  ASSERT_TRUE(pair) << pair.error().message;
+  EXPECT_EQ(pair->local, is_on_local_filesystem(pair->buffered.get()));
+  const auto remote = open_pair("/proc/self/status", O_RDONLY, DirectPolicy::never);
+  ASSERT_TRUE(remote) << remote.error().message;
+  EXPECT_FALSE(remote->local);
 }
 
 TEST(FilePair, TruncationEmptiesTheFileThatIsOpened) {

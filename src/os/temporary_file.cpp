@@ -2,15 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <random>
 #include <system_error>
 #include <utility>
+
+#include "os/local_filesystem.h"
 
 namespace trunkline::os {
 namespace {
@@ -18,30 +17,6 @@ namespace {
 constexpr std::string_view kPrefix = ".trunkline-";
 constexpr std::string_view kSuffix = ".tmp";
 constexpr std::size_t kDigits = 16;
-
-// Filesystem magic numbers that <linux/magic.h> does not list everywhere (statfs(2)).
-constexpr std::uint32_t kZfsMagic = 0x2FC12FC1;
-constexpr std::uint32_t kBcachefsMagic = 0xCA451A4E;
-
-// Filesystems that one kernel alone writes to. Others may be mounted elsewhere, with locks that end at each
-// machine: there a lock that can be taken says nothing.
-bool locks_exclude_every_writer(int fd) {
-  struct statfs status{};
-  if (::fstatfs(fd, &status) != 0) return false;
-  switch (static_cast<std::uint32_t>(status.f_type)) {
-    case EXT4_SUPER_MAGIC:  // ext2 and ext3 as well
-    case XFS_SUPER_MAGIC:
-    case BTRFS_SUPER_MAGIC:
-    case F2FS_SUPER_MAGIC:
-    case TMPFS_MAGIC:
-    case OVERLAYFS_SUPER_MAGIC:
-    case kZfsMagic:
-    case kBcachefsMagic:
-      return true;
-    default:
-      return false;
-  }
-}
 
 bool is_same_file(const struct stat& one, const struct stat& other) {
   return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
@@ -79,7 +54,9 @@ std::unique_ptr<DeadWriter> DeadWriter::find(int directory, const char* name) {
   // Looked at first: to open something else than a file may do something.
   if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return nullptr;
   UniqueFd fd(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  if (!fd.valid() || !locks_exclude_every_writer(fd.get())) return nullptr;
+  // Others may be mounted elsewhere, with locks that end at each machine: there a lock that can be taken says
+  // nothing.
+  if (!fd.valid() || !is_on_local_filesystem(fd.get())) return nullptr;
   std::unique_ptr<DeadWriter> dead(new DeadWriter(std::move(fd)));
   if (!dead->lock_.held()) return nullptr;
   // Before the lock was held its writer may have renamed it: then the name is gone, or it is another file's.

@@ -1,0 +1,36 @@
+#include "os/local_filesystem.h"
+
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
+namespace trunkline::os {
+namespace {
+
+// Filesystem magic numbers that <linux/magic.h> does not list everywhere (statfs(2)).
+constexpr std::uint32_t kZfsMagic = 0x2FC12FC1;
+constexpr std::uint32_t kBcachefsMagic = 0xCA451A4E;
+
+}  // namespace
+
+bool is_local_filesystem(std::uint32_t type) {
+  switch (type) {
+    case EXT4_SUPER_MAGIC:  // ext2 and ext3 as well
+    case XFS_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case F2FS_SUPER_MAGIC:
+    case TMPFS_MAGIC:
+    case OVERLAYFS_SUPER_MAGIC:
+    case kZfsMagic:
+    case kBcachefsMagic:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_on_local_filesystem(int fd) {
+  struct statfs status{};
+  return ::fstatfs(fd, &status) == 0 && is_local_filesystem(static_cast<std::uint32_t>(status.f_type));
+}
+
+}  // namespace trunkline::os

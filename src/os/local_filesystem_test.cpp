@@ -1,0 +1,24 @@
+#include "os/local_filesystem.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/magic.h>
+
+#include "os/unique_fd.h"
+
+namespace trunkline::os {
+namespace {
+
+TEST(LocalFilesystem, ThoseOfServersAndProgramsAreNotLocal) {
+  for (const std::uint32_t type : {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, TMPFS_MAGIC})
+    EXPECT_TRUE(is_local_filesystem(type));
+  for (const std::uint32_t type : {NFS_SUPER_MAGIC, FUSE_SUPER_MAGIC, PROC_SUPER_MAGIC, 0})
+    EXPECT_FALSE(is_local_filesystem(type));
+  const UniqueFd fd(::open("/proc/self/status", O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(fd.valid());
+  EXPECT_FALSE(is_on_local_filesystem(fd.get()));
+  EXPECT_FALSE(is_on_local_filesystem(-1));
+}
+
+}  // namespace
+}  // namespace trunkline::os
