@@ -6,11 +6,13 @@
     scripts/fuzz.py --seconds 600 strict_json units    these two, for ten minutes each
     scripts/fuzz.py --python --executions 1000000      the parsers in Python (python/tests/fuzz_targets.py);
                                                        needs `.venv/bin/pip install --no-deps atheris`
+    scripts/fuzz.py --keep                             no run: what long runs found, into tests/fuzz/kept
 
 Inputs that reach something new stay in build/fuzz-corpus/TARGET, merged to the smallest set with the same
 coverage, and so does the count of executions: a run that was interrupted goes on from there.
-tests/fuzz/corpus holds the few seeds that every run starts from. An input that fails is written to
-build/results; make it a test beside the parser.
+Every run starts from the few seeds in tests/fuzz/corpus, and from tests/fuzz/kept: for each target a file
+with an input a line, escaped as in a Python string. An input that fails is written to build/results; make
+it a test beside the parser.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +33,19 @@ BUILD = ROOT / "build/fuzz"
 CORPUS = ROOT / "build/fuzz-corpus"
 RESULTS = ROOT / "build/results"
 SEEDS = ROOT / "tests/fuzz/corpus"
+KEPT = ROOT / "tests/fuzz/kept"
 CLANG = "clang++-19"
 SLICE_SECONDS = 300  # a long run is merged and counted that often
+_MAX_KEPT_BYTES = 512  # of a kept input
 _LINKS = "// Links: "  # in a target: sources that are not in the library
 _LIBRARIES = ("-luring", "-laio", "-lisal", "-lfmt", "-lpthread")
+_SANITIZERS = "address,undefined"
+# What a target does not call is left out of it: libFuzzer looks at every counter after every execution.
+_SECTIONS = ("-ffunction-sections", "-fdata-sections")
+_DROP_SECTIONS = ("-Wl,--gc-sections", "-Wl,-z,start-stop-gc")
+# A long run has the checks that cost most off: every input it keeps is tried again with all of them on, by
+# the merge and by the short run. Freed memory is kept from reuse for far longer than one execution.
+_LONG_RUN = "quarantine_size_mb=8:malloc_context_size=0:detect_stack_use_after_return=0"
 
 
 @dataclass
@@ -79,8 +91,8 @@ def build(names: list[str]) -> None:
         *launcher,
     ]
     options = (
-        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTRUNKLINE_SANITIZE=fuzzer-no-link,address"),
-        *("-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
+        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DTRUNKLINE_SANITIZE=fuzzer-no-link,{_SANITIZERS}"),
+        *(f"-DCMAKE_CXX_FLAGS={' '.join(_SECTIONS)}", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
     )
     subprocess.run([*configure, *options], check=True)
     subprocess.run(["cmake", "--build", BUILD], check=True)
@@ -92,22 +104,75 @@ def build(names: list[str]) -> None:
             if line.startswith(_LINKS)
             for path in line.removeprefix(_LINKS).split()
         ]
-        flags = ("-std=c++23", "-O1", "-g", "-fsanitize=fuzzer,address")
+        flags = ("-std=c++23", "-O2", "-g1", "-fno-omit-frame-pointer", *_SECTIONS)
+        checks = (f"-fsanitize=fuzzer,{_SANITIZERS}", "-fno-sanitize-recover=all", *_DROP_SECTIONS)
         includes = ("-I", ROOT / "include", "-I", ROOT / "src")
         binary = ("-o", BUILD / f"fuzz_{name}")
         subprocess.run(
-            [CLANG, *flags, *includes, source, *linked, BUILD / "libtrunkline.a", *_LIBRARIES, *binary],
+            [
+                CLANG,
+                *flags,
+                *checks,
+                *includes,
+                source,
+                *linked,
+                BUILD / "libtrunkline.a",
+                *_LIBRARIES,
+                *binary,
+            ],
             check=True,
         )
 
 
-def run(name: str, corpus: Path, *limits: str) -> Run:
-    """Run a target from its seeds and `corpus`, into which new inputs go."""
+def kept_inputs(name: str) -> list[bytes]:
+    """Return the inputs of tests/fuzz/kept of a target."""
+    path = KEPT / f"{name}.txt"
+    lines = path.read_text("ascii").split("\n")[:-1] if path.exists() else []
+    return [line.encode().decode("unicode_escape").encode("latin-1") for line in lines]
+
+
+def starting_corpora(name: str, scratch: Path) -> list[Path]:
+    """Return the folders that a run starts from; the kept inputs are unpacked into `scratch`."""
+    for number, data in enumerate(kept_inputs(name)):
+        (scratch / str(number)).write_bytes(data)
+    seeds = [SEEDS / name] if (SEEDS / name).is_dir() else []
+    return [*seeds, scratch]
+
+
+def keep(name: str) -> bool:
+    """Write the fewest inputs that reach all that the corpus, the seeds and the kept inputs reach."""
+    (CORPUS / name).mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as first,
+        tempfile.TemporaryDirectory() as second,
+    ):
+        corpora = [CORPUS / name, *starting_corpora(name, Path(first))]
+        command = [*command_of(name), "-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}", second, *corpora]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        inputs = {path.read_bytes() for path in Path(second).iterdir()}
+    if done.returncode != 0:
+        print(done.stderr[-4000:])
+        return False
+    KEPT.mkdir(exist_ok=True)
+    lines = [
+        data.decode("latin-1").encode("unicode_escape") for data in sorted(inputs, key=lambda x: (len(x), x))
+    ]
+    (KEPT / f"{name}.txt").write_bytes(b"".join(line + b"\n" for line in lines))
+    print(f"{name}: {len(lines)} inputs kept, {sum(map(len, inputs))} bytes", flush=True)
+    return True
+
+
+def run(name: str, corpus: Path, *limits: str, asan_options: str = "") -> Run:
+    """Run a target from its seeds, its kept inputs and `corpus`, into which new inputs go."""
     corpus.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    seeds = [SEEDS / name] if (SEEDS / name).is_dir() else []
     command = (*command_of(name), *limits, "-print_final_stats=1", f"-artifact_prefix={RESULTS}/{name}-")
-    done = subprocess.run([*command, corpus, *seeds], capture_output=True, text=True, errors="replace")
+    with tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as scratch:
+        corpora = [corpus, *starting_corpora(name, Path(scratch))]
+        environment = {**os.environ, "ASAN_OPTIONS": asan_options}
+        done = subprocess.run(
+            [*command, *corpora], capture_output=True, text=True, errors="replace", env=environment
+        )
     executions = re.findall(r"stat::number_of_executed_units:\s*(\d+)", done.stderr)
     coverage = re.findall(r"\bcov: (\d+)", done.stderr)
     return Run(
@@ -144,7 +209,7 @@ def fuzz(name: str, executions: int | None, seconds: int) -> bool:
                 print(f"{name}: {total} executions, which is what was wanted", flush=True)
                 return True
             limits.append(f"-runs={executions - total}")
-        done = run(name, corpus, *limits)
+        done = run(name, corpus, *limits, asan_options=_LONG_RUN if executions else "")
         total += done.executions
         record.write_text(json.dumps({"executions": total, "coverage": done.coverage}) + "\n")
         if done.code != 0:
@@ -165,7 +230,12 @@ def main() -> int:
     parser.add_argument("--python", action="store_true", help="the targets in Python, not those in C++")
     parser.add_argument("--executions", type=int, help="of each target in all runs together")
     parser.add_argument("--seconds", type=int, default=5, help="for each target, without --executions (5)")
+    parser.add_argument(
+        "--keep", action="store_true", help="no run: write tests/fuzz/kept, of the C++ targets"
+    )
     options = parser.parse_args()
+    if options.keep and options.python:
+        parser.error("--keep: atheris cannot merge; the targets in Python have no kept inputs")
     try:
         known = python_targets() if options.python else targets()
         names = options.targets or known
@@ -177,7 +247,10 @@ def main() -> int:
         print(f"fuzz: exit {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
     os.nice(19)
-    passed = [fuzz(name, options.executions, options.seconds) for name in names]
+    if options.keep:
+        passed = [keep(name) for name in names]
+    else:
+        passed = [fuzz(name, options.executions, options.seconds) for name in names]
     return 0 if all(passed) else 1
 
 
