@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import trunkline as tl  # noqa: E402
 from trunkline import _core  # noqa: E402
-from trunkline.checkpoint import _save, _transfer  # noqa: E402
+from trunkline.checkpoint import _save, _shards, _step_save, _transfer  # noqa: E402
 
 State = dict[Any, Any]
 Operation = Callable[[Path, State], object]
@@ -143,15 +143,20 @@ def test_twice_as_many_tensors_are_twice_the_calls(
 def test_the_collector_does_not_run_for_each_few_tensors(
     operation: Operation, before: Operation | None, made: Callable[[int], State], tmp_path: Path
 ) -> None:
-    state = made(1000)
-    if before is not None:
-        before(tmp_path, state)
+    for count in (2, 1000):  # the first: what is imported and made once
+        path = tmp_path / f"{count}"
+        path.mkdir()
+        state = made(count)
+        if before is not None:
+            before(path, state)
+        if count == 2:
+            operation(path, state)
     former = gc.get_threshold()
     gc.collect()
     gc.set_threshold(50, 5, 5)
     try:
         with collections_counted() as seen:
-            operation(tmp_path, state)
+            operation(path, state)
     finally:
         gc.set_threshold(*former)
     assert gc.isenabled()
@@ -229,3 +234,30 @@ def test_a_save_that_fails_leaves_the_collector_on(suffix: str, tmp_path: Path) 
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         tl.save({"a": lambda: 0}, tmp_path / f"a{suffix}")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("volumes", [0, 2])
+def test_names_that_no_head_has_room_for_are_spread_over_more_shards(
+    volumes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format allows a head of 100 MB: a million tensors with names of some length need more."""
+    limit = 8000
+    monkeypatch.setattr(_shards, "MAX_HEAD_BYTES", limit)
+    monkeypatch.setattr(_step_save, "_FEW_TENSORS", 0)
+    state = {
+        **{f"layers.{index}.weight": torch.full((4,), float(index)) for index in range(100)},
+        "large": torch.arange(1 << 20),
+        **{'"\\Ж' * 30 + str(index): torch.full((1, 1, 1), float(index)) for index in range(100)},
+        "empty": torch.empty(0),
+    }
+    paths = [tmp_path / f"volume{index}" for index in range(volumes)]
+    for path in paths:
+        path.mkdir()
+    tl.Checkpointer(tmp_path / "run", volumes=paths or None).save(1, state, block=True)
+    shards = list(tmp_path.rglob("*.safetensors"))
+    heads = [int.from_bytes(shard.read_bytes()[:8], "little") for shard in shards]
+    assert max(heads) <= limit + 4096
+    assert len(shards) > 4
+    loaded = tl.Checkpointer(tmp_path / "run").load()
+    assert list(loaded) == list(state)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())

@@ -17,6 +17,12 @@ from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtyp
 ALIGNMENT = 4096
 CHUNK_BYTES = 1 << 20
 
+# The format bounds the head of a file, kMaxHeaderBytes of src/format/safetensors.h, less what pads it.
+MAX_HEAD_BYTES = 100_000_000 - 2 * ALIGNMENT
+# An entry with the longest name of a dtype and offsets of 19 digits, and "[BEGIN:END]" behind the name.
+_ENTRY_BYTES = len('"":{"dtype":"F8_E4M3FNUZ","shape":[],"data_offsets":[,]},') + 4 * 19 + len("[:]~")
+_EXTENT_BYTES = 20
+
 
 class Described(NamedTuple):
     """A tensor as the manifest has it: dtype by its name in safetensors files, shape in their elements."""
@@ -33,6 +39,17 @@ class Described(NamedTuple):
         if tensor.dtype is torch.float4_e2m1fn_x2:  # the format counts each of a pair
             shape = (*shape[:-1], 2 * shape[-1])
         return cls(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
+
+
+def head_bytes(described: Sequence[Described]) -> list[int]:
+    """Return, for each tensor, how many bytes it or a piece of it takes at most in the head of a shard."""
+    return [
+        _ENTRY_BYTES + _EXTENT_BYTES * len(about.shape) + _bytes_in_json(about.name) for about in described
+    ]
+
+
+def _bytes_in_json(name: str) -> int:
+    return len(name.encode()) + name.count('"') + name.count("\\")  # nothing else is escaped in our names
 
 
 class Placed(NamedTuple):

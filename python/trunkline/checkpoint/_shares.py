@@ -47,6 +47,19 @@ def divide(sizes: Sequence[int], shards: int) -> list[list[Piece]]:
     return [_between(cuts[shard], cuts[shard + 1], sizes, ends) for shard in range(shards)]
 
 
+def limited(pieces: list[Piece], costs: Sequence[int], limit: int) -> list[list[Piece]]:
+    """Cut a part so that what its tensors cost, each for its index, is within a limit."""
+    parts: list[list[Piece]] = [[]]
+    used = 0
+    for piece in pieces:
+        used += costs[piece.tensor]
+        if used > limit and parts[-1]:
+            parts.append([])
+            used = costs[piece.tensor]
+        parts[-1].append(piece)
+    return parts
+
+
 def _snap(wanted: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
     """Move a cut by at most a quarter of a block to where a cut may be."""
     index = bisect_right(ends, wanted)

@@ -1,5 +1,6 @@
 """One save of one rank into a directory of checkpoints."""
 
+import collections
 import errno
 import hashlib
 import json
@@ -15,7 +16,7 @@ from trunkline._errors import Error
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
-from trunkline.checkpoint._shares import Piece, Spread, divide, spread
+from trunkline.checkpoint._shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint._side_streams import side_streams
 from trunkline.checkpoint._state import flatten_with_features
 from trunkline.checkpoint._tensors import contiguous
@@ -26,6 +27,9 @@ T = TypeVar("T")
 # for one that saves.
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 0.01
+
+# So many fit the head of one shard, whatever their names and shapes.
+_FEW_TENSORS = 20_000
 
 
 @dataclass
@@ -83,7 +87,8 @@ class StepSave:
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
         self._streams = side_streams(self._tensors)
         self._layout = Spread(1, 1)
-        self._parts: list[list[Piece]] = []
+        self._parts: list[list[Piece]] = []  # of each shard
+        self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
@@ -103,10 +108,9 @@ class StepSave:
             self._compare(self._exchange.rank)
             self._lay_out(len(self._placement["volumes"]))
         rank = self._place.ranks.rank
-        volumes = self._layout.volumes
         if rank in self._place.writers[: self._layout.writers]:
-            writer = self._place.writers.index(rank)
-            self._mine = [i for i in range(writer * volumes, (writer + 1) * volumes) if i < len(self._parts)]
+            own = self._place.writers.index(rank)
+            self._mine = [index for index, (writer, _) in enumerate(self._homes) if writer == own]
         images = []
         for index in self._mine:
             with GcPause():
@@ -169,27 +173,32 @@ class StepSave:
         total = sum(sizes)
         self._layout = spread(total, len(self._place.writers), max(1, volumes))
         with GcPause():
-            self._parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
+            parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
+            self._parts, self._homes = [], []
+            costs: list[int] = []
+            for number, part in enumerate(parts):
+                if len(part) > _FEW_TENSORS and not costs:
+                    costs = _shards.head_bytes(self._described)
+                shards = limited(part, costs, _shards.MAX_HEAD_BYTES) if len(part) > _FEW_TENSORS else [part]
+                self._parts += shards
+                self._homes += [divmod(number, self._layout.volumes)] * len(shards)
 
     def _shards_per_volume(self) -> list[int]:
         volumes = max(1, len(self._place.store.volumes))
         self._lay_out(volumes)
-        used = [self._layout.writers if self._parts else 0] * self._layout.volumes
-        return used + [0] * (volumes - len(used))
+        used = collections.Counter(volume for _, volume in self._homes)
+        return [used[volume] for volume in range(volumes)]
 
     def _begin(self) -> Any:
         if self._exchange is not None:
             self._exchange.meet()
         placement = self._lock()
-        # The shard of writer w on volume v is number w * volumes + v here.
+        # Ours are in the order of the writers, and of the volumes of each.
         by_volume: dict[int, list[int]] = {}
         for index, shard in enumerate(placement["shards"]):
             by_volume.setdefault(shard["volume"], []).append(index)
-        order = [
-            by_volume[volume][writer]
-            for writer in range(self._layout.writers)
-            for volume in sorted(by_volume)
-        ]
+        of_volumes = [iter(by_volume[volume]) for volume in sorted(by_volume)]
+        order = [next(of_volumes[volume]) for _, volume in self._homes]
         return {
             "volumes": placement["volumes"],
             "shards": [
