@@ -5,11 +5,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <thread>
 
 #include "arguments.h"
 #include "bindings.h"
+#include "checkpoint/home.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
 #include "engine_object.h"
@@ -231,6 +233,14 @@ nb::dict collect(const StoreObject& self, bool dry_run) {
   return dict_of(unwrap(std::move(result)));
 }
 
+nb::object why_gone(const StoreObject& self, nb::handle path_value, nb::handle step_value) {
+  const std::string path = path_argument(path_value, "path");
+  const std::uint64_t step = count_argument(step_value, "step");
+  const std::string volume = std::filesystem::path(path).parent_path().parent_path().string();
+  const auto why = without_gil([&] { return checkpoint::why_gone(volume, self.store->directory(), step); });
+  return why ? nb::object(decode_path(*why)) : nb::none();
+}
+
 void remove(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   unwrap(without_gil([&] { return self.store->remove(step); }));
@@ -389,6 +399,9 @@ void register_checkpoint_store(nb::module_& module) {
           "Removes the checkpoint of a step. Raises FileNotFoundError; Error with EBUSY while another saves.")
       .def("collect_if_used", &collect_if_used, nb::sig("def collect_if_used(self) -> dict[str, typing.Any]"),
            "The same where a save was begun before; otherwise nothing, and no lock is made.")
+      .def("why_gone", &why_gone, "path"_a.none(), "step"_a.none(),
+           nb::sig("def why_gone(self, path: trunkline._types.Path, step: int) -> str | None"),
+           "Why the shard at `path` is missing, where its volume belongs to another directory: a clause.")
       .def("verify", &verify, "step"_a.none(), nb::kw_only(), "engine"_a = nb::none(),
            "progress"_a = nb::none(),
            nb::sig("def verify(self, step: int, *, engine: Engine | None = None, progress: "

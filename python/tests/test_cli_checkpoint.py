@@ -292,7 +292,10 @@ def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> No
 def test_a_step_that_was_dropped_by_hand_leaves_its_shards_to_gc(store: CheckpointStore) -> None:
     shards = store.shard_paths(store.read_manifest(10))
     shutil.rmtree(Path(store.directory) / "step-00000010")
-    removed = [each["path"] for each in document("gc", store.directory)["removed"]]
+    left = document("gc", store.directory, expect=1)
+    assert left["removed"] == []
+    assert "--orphaned" in left["problems"][0]["message"]
+    removed = [each["path"] for each in document("gc", store.directory, "--orphaned")["removed"]]
     assert set(shards) <= set(removed)
     assert document("ls", store.directory)["latest"] == 20
     assert document("verify", store.directory, "--all")["ok"] is True
@@ -313,7 +316,7 @@ def test_gc_leaves_what_it_cannot_judge(store: CheckpointStore) -> None:
 # Usage ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "verify", "gc"])
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "gc", "adopt"])
 def test_what_is_not_there_exits_2(tmp_path: Path, command: str) -> None:
     assert "no directory of checkpoints" in run(command, tmp_path / "missing", expect=2).stderr
     assert document(command, tmp_path, expect=2)["error"]["path"] == str(tmp_path)

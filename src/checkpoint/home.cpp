@@ -1,7 +1,10 @@
 #include "checkpoint/home.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -36,15 +39,30 @@ Result<std::optional<Home>> read_home(const std::string& volume) {
   return std::move(*home);
 }
 
+// When the directory was made, in nanoseconds since 1970; 0 where the filesystem does not say.
+std::uint64_t birth_of(const std::string& path) {
+  constexpr std::uint64_t kNanoseconds = 1'000'000'000;
+  struct statx status{};
+  if (::statx(AT_FDCWD, path.c_str(), 0, STATX_BTIME, &status) != 0) return 0;
+  if ((status.stx_mask & STATX_BTIME) == 0 || status.stx_btime.tv_sec <= 0) return 0;
+  return static_cast<std::uint64_t>(status.stx_btime.tv_sec) * kNanoseconds + status.stx_btime.tv_nsec;
+}
+
 // nullopt: there is no directory at that path.
 Result<std::optional<Home>> look_at(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode)) return std::nullopt;
-    return Home{.path = path, .device = status.st_dev, .inode = status.st_ino};
+    return Home{.path = path, .device = status.st_dev, .inode = status.st_ino, .birth = birth_of(path)};
   }
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   return std::unexpected(system_error(errno, "looking for the directory of checkpoints " + path, path));
+}
+
+// Whether a directory may have another inode after each mount, so that its path has to do.
+bool has_passing_inodes(const std::string& directory) {
+  struct statfs filesystem{};
+  return ::statfs(directory.c_str(), &filesystem) == 0 && filesystem.f_type == FUSE_SUPER_MAGIC;
 }
 
 Result<Home> home_of(const std::string& directory) {
@@ -75,46 +93,43 @@ bool refers_to(const std::string& directory, const std::string& volume) {
   });
 }
 
-// Whether checkpoints of `directory` name all the shards in `volume`. An older copy does not know the newer
-// ones.
-bool knows_all(const std::string& directory, const std::string& volume) {
-  const auto steps = step_directories_in(volume);
-  if (!steps) return false;
-  return std::ranges::all_of(*steps, [&](std::uint64_t step) {
-    auto names = names_in(volume_step_directory(directory, volume, step));
-    if (!names) return false;
-    std::erase_if(*names, [](const std::string& name) { return !is_shard_file(name); });
-    if (names->empty()) return true;
-    const auto manifest = read_newest_manifest(directory, step);
-    return manifest && std::ranges::all_of(*names, [&](const std::string& name) {
-             return std::ranges::find(manifest->shards, name, &Shard::file) != manifest->shards.end();
-           });
-  });
-}
-
-std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
-  return std::unexpected(make_error(
-      ErrorKind::unsupported,
-      fmt::format("{} is a copy of {}, whose shards {} holds: it can be read, and neither be saved into nor "
-                  "have anything removed; use the original, or load from the copy and save into a new "
-                  "directory, or remove the original if this one shall take its place",
-                  directory, home.path, volume),
-      directory));
-}
-
-std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,
-                                     const Home& home, std::string_view why) {
+std::unexpected<Error> not_the_home(const std::string& volume, const std::string& directory,
+                                    std::string_view what, std::string_view remedy) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
       fmt::format(
-          "{} holds shards of {}, which is not there, {}: {} may be a copy of it, and can be read, and "
-          "neither be saved into nor have anything removed; use the original, mount what is missing, "
-          "or, if that directory is gone for good, remove {}",
-          volume, home.path, why, directory, record_path(volume)),
+          "{} {}. Checkpoints can be loaded from it, but it cannot be saved into, and nothing in it is "
+          "removed, because its shards in {} would be lost to the directory they belong to. {}, or "
+          "load from this one and save into a new directory",
+          directory, what, volume, remedy),
       directory));
 }
 
-// The record that there should be.
+std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
+  return not_the_home(
+      volume, directory, fmt::format("is a copy of {}, and they share their shards", home.path),
+      fmt::format("Use the original, or remove it and run: trunkline checkpoint adopt {}", directory));
+}
+
+std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,
+                                     std::string_view what) {
+  return not_the_home(volume, directory, what,
+                      fmt::format("Use the original; if this directory is to take its place, run: trunkline "
+                                  "checkpoint adopt {}",
+                                  directory));
+}
+
+// A crash while a run was set aside, before its folder was recorded (set_aside.h): the recorded directory
+// still exists, holds the folder, and has no checkpoints on the volume any more.
+bool is_folder_of(const Home& here, const Home& home, const Home& found) {
+  const fs::path path = here.path;
+  return found.is_same_directory(home) && path.parent_path() == fs::path(found.path) &&
+         is_aside_directory(path.filename().string());
+}
+
+// The record that there should be. HERE is a copy unless it is the directory that was recorded, and not a
+// snapshot of it while that is in its place. A copy never takes the place of its original by itself: whether
+// that is gone, or was renamed and is still used, cannot be seen from here.
 Result<Home> agreed_home(const std::string& volume, const std::string& directory,
                          const std::optional<Home>& recorded) {
   auto here = home_of(directory);
@@ -123,18 +138,32 @@ Result<Home> agreed_home(const std::string& volume, const std::string& directory
   const auto there = look_at(recorded->path);
   if (!there) return std::unexpected(there.error());
   const std::optional<Home>& found = *there;
-  if (found && found->is_same_directory(*here)) {
-    here->path = recorded->path;  // by whichever of its names
-    return here;
+  if (found && found->is_same_now(*here)) {
+    const bool has_same_inode = recorded->inode == here->inode && (recorded->birth == 0 || here->birth == 0);
+    if (here->is_same_directory(*recorded) || has_same_inode || has_passing_inodes(directory)) {
+      here->path = recorded->path;  // by whichever of its names
+      return here;
+    }
+    return may_be_a_copy(
+        volume, directory,
+        "is not the directory that saved these checkpoints, but a copy in its place: it was "
+        "copied, or restored from a backup, and the original may be in use under another name");
   }
+  const bool is_in_place = found && found->is_same_directory(*recorded);
+  if (here->is_same_directory(*recorded) && !is_in_place) return here;  // it was renamed
   if (found && refers_to(recorded->path, volume)) return is_a_copy(volume, directory, *recorded);
-  if (here->is_same_directory(*recorded)) return here;  // it was moved
-  // Moved between filesystems, or a copy whose original is elsewhere now: in doubt nothing goes.
-  if (!found && device_under(recorded->path) != recorded->device)
-    return may_be_a_copy(volume, directory, *recorded, "and neither is its filesystem");
-  if (!knows_all(directory, volume))
-    return may_be_a_copy(volume, directory, *recorded, "and some that no checkpoint here names");
-  return here;
+  if (here->is_same_directory(*recorded)) return here;
+  if (!found) {
+    const bool mounted = device_under(recorded->path) == recorded->device;
+    return may_be_a_copy(volume, directory,
+                         fmt::format("may be a copy of {}, which is not there now{}", recorded->path,
+                                     mounted ? "" : ", and neither is its filesystem (is it mounted?)"));
+  }
+  if (is_folder_of(*here, *recorded, *found)) return here;
+  return may_be_a_copy(volume, directory,
+                       fmt::format("may be a copy of the directory that was {}, where there are other files "
+                                   "or none now",
+                                   recorded->path));
 }
 
 }  // namespace
@@ -164,6 +193,36 @@ Status take_home(const std::string& volume, const std::string& directory, const 
   if (!agreed) return std::unexpected(agreed.error());
   if (*recorded == *agreed) return {};
   return changes.replace_file_durably(record_path(volume), format_home(*agreed));
+}
+
+Status check_can_adopt(const std::string& volume, const std::string& directory) {
+  const auto here = home_of(directory);
+  if (!here) return std::unexpected(here.error());
+  const auto recorded = read_home(volume);
+  if (!recorded || !*recorded) return {};  // one that cannot be read says nothing; the user has decided
+  const auto found = look_at((*recorded)->path);
+  if (!found) return std::unexpected(found.error());
+  if (*found && !(*found)->is_same_now(*here) && refers_to((*recorded)->path, volume))
+    return is_a_copy(volume, directory, **recorded);
+  return {};
+}
+
+Status adopt_home(const std::string& volume, const std::string& directory, const Changes& changes) {
+  if (auto can = check_can_adopt(volume, directory); !can) return can;
+  const auto here = home_of(directory);
+  if (!here) return std::unexpected(here.error());
+  return changes.replace_file_durably(record_path(volume), format_home(*here));
+}
+
+std::optional<std::string> why_gone(const std::string& volume, const std::string& directory,
+                                    std::uint64_t step) {
+  const auto recorded = read_home(volume);
+  if (!recorded || !*recorded || check_home(volume, directory)) return std::nullopt;
+  const auto here = home_of(directory);
+  const std::string& path = (*recorded)->path;
+  const bool in_its_place = here && here->path == path;
+  return fmt::format("{} is a copy, and its shards belong to {}, where step {} was removed", directory,
+                     in_its_place ? "the directory that was in its place before" : path, step);
 }
 
 }  // namespace trunkline::checkpoint

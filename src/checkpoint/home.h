@@ -3,6 +3,8 @@
 // neither remove nor add any.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "checkpoint/changes.h"
@@ -12,8 +14,9 @@
 namespace trunkline::checkpoint {
 
 // Whether `directory` may change what lies in `volume`, a directory NAME-ID: when it is the home that is
-// recorded there, or none is, or the one that is recorded has gone. Otherwise `unsupported`, naming both and
-// what to do. A volume that is not there holds nothing to change.
+// recorded there, under this name or renamed since, or none is recorded. Otherwise `unsupported`, naming both
+// directories and what to do: a copy takes over only where adopt_home() is called. A volume that is not there
+// holds nothing to change.
 Status check_home(const std::string& volume, const std::string& directory);
 
 // The same of all volumes of a descriptor.
@@ -21,5 +24,16 @@ Status check_homes(const StoreDescriptor& descriptor, const std::string& directo
 
 // As check_home(), and records `directory` as the home, durably, if that is not what the record says.
 Status take_home(const std::string& volume, const std::string& directory, const Changes& changes);
+
+// Records `directory` as the home, whichever is recorded there, because the user or the recorded home itself
+// says so. `unsupported` where the recorded one is still in its place and has checkpoints that lie there;
+// check_can_adopt() says so beforehand.
+Status adopt_home(const std::string& volume, const std::string& directory, const Changes& changes);
+Status check_can_adopt(const std::string& volume, const std::string& directory);
+
+// Where `volume` belongs to another directory than `directory`: a clause for a message that a shard of `step`
+// is missing there.
+std::optional<std::string> why_gone(const std::string& volume, const std::string& directory,
+                                    std::uint64_t step);
 
 }  // namespace trunkline::checkpoint

@@ -12,7 +12,8 @@ namespace trunkline::checkpoint {
 namespace {
 
 constexpr std::string_view kMagic = "trunkline home ";
-constexpr std::string_view kVersion = "1";
+constexpr std::string_view kVersion = "2";
+constexpr std::string_view kFirstVersion = "1";  // without the time of birth
 
 std::string checksum_of(std::string_view text) {
   return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
@@ -34,31 +35,36 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
   return true;
 }
 
+// Paths are any bytes, so that the record is no JSON.
+std::string format_version(const Home& home, std::string_view version) {
+  const std::string birth = version == kFirstVersion ? "" : fmt::format("{} ", home.birth);
+  const std::string body = fmt::format("{} {} {}{}\n", home.device, home.inode, birth, home.path);
+  return fmt::format("{}{} crc32c={}\n{}", kMagic, version, checksum_of(body), body);
+}
+
 }  // namespace
 
-// Paths are any bytes, so that the record is no JSON.
-std::string format_home(const Home& home) {
-  const std::string body = fmt::format("{} {} {}\n", home.device, home.inode, home.path);
-  return fmt::format("{}{} crc32c={}\n{}", kMagic, kVersion, checksum_of(body), body);
-}
+std::string format_home(const Home& home) { return format_version(home, kVersion); }
 
 Result<Home> parse_home(std::string_view text, const std::string& record) {
   if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is no such record");
   std::string_view rest = text.substr(kMagic.size());
   const std::string_view version = rest.substr(0, rest.find(' '));
-  if (version != kVersion) {
+  if (version != kVersion && version != kFirstVersion) {
     constexpr std::size_t kShown = 16;  // without a space all that follows is the version
     return fail(ErrorKind::format, record,
-                fmt::format("it is of version {}, not {}", version.substr(0, kShown), kVersion));
+                fmt::format("it is of version {}, and this build reads up to {}", version.substr(0, kShown),
+                            kVersion));
   }
   Home home;
   const std::size_t line = rest.find('\n');
   if (line == std::string_view::npos) return fail(ErrorKind::corrupt, record, "it is cut off");
   rest.remove_prefix(line + 1);
-  if (take_number(rest, home.device) && take_number(rest, home.inode) && rest.ends_with('\n'))
+  if (take_number(rest, home.device) && take_number(rest, home.inode) &&
+      (version == kFirstVersion || take_number(rest, home.birth)) && rest.ends_with('\n'))
     home.path = rest.substr(0, rest.size() - 1);
   // Covers the checksum, and whatever else is not as it was written.
-  if (!home.path.starts_with('/') || format_home(home) != text)
+  if (!home.path.starts_with('/') || format_version(home, version) != text)
     return fail(ErrorKind::corrupt, record, "bytes of it have changed");
   return home;
 }

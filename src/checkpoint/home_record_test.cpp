@@ -7,7 +7,7 @@ namespace {
 
 TEST(HomeRecord, IsReadAsItWasWritten) {
   for (const std::string path : {"/", "/a b\n\"c\"", "/\xff\xfe"}) {
-    const Home home{.path = path, .device = 1, .inode = ~0ULL};
+    const Home home{.path = path, .device = 1, .inode = ~0ULL, .birth = 1'700'000'000'123'456'789};
     const auto read = parse_home(format_home(home), "volume/home");
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(*read, home);
@@ -24,6 +24,21 @@ TEST(HomeRecord, ACutOrChangedByteIsFound) {
       EXPECT_FALSE(parse_home(changed, "home")) << at;
     }
   }
+}
+
+TEST(HomeRecord, OfVersion1IsReadWithoutTheTimeOfBirth) {
+  const auto read = parse_home("trunkline home 1 crc32c=6010adf4\n7 345 /data/run\n", "home");
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(*read, (Home{.path = "/data/run", .device = 7, .inode = 345}));
+}
+
+TEST(HomeRecord, ACopyIsAnotherDirectoryAndANewDeviceNumberIsNot) {
+  const Home home{.path = "/a", .device = 1, .inode = 2, .birth = 3};
+  EXPECT_TRUE(home.is_same_directory({.path = "/b", .device = 9, .inode = 2, .birth = 3}));
+  EXPECT_FALSE(home.is_same_directory({.path = "/a", .device = 1, .inode = 2, .birth = 4}));
+  EXPECT_FALSE(home.is_same_directory({.path = "/a", .device = 1, .inode = 8, .birth = 3}));
+  EXPECT_TRUE(home.is_same_directory({.path = "/b", .device = 1, .inode = 2}));
+  EXPECT_FALSE(home.is_same_directory({.path = "/b", .device = 9, .inode = 2}));
 }
 
 TEST(HomeRecord, MessagesDoNotHoldTheWholeFile) {

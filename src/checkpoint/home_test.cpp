@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/home_record.h"
 #include "checkpoint/names.h"
 #include "checkpoint/store_fixture.h"
 #include "os/durable.h"
@@ -87,20 +88,68 @@ TEST_F(HomeTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
   load_and_save(**Store::open(root_.file("moved")), 4, 1);
 }
 
-TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGone) {
+TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo) {
   const std::string other = copy("copy");
+  EXPECT_EQ((*Store::open(other))->adopt().error().kind, ErrorKind::unsupported) << "the original is there";
   fs::remove_all(directory());
+  expect_refused(other, "adopt " + other);
+  const auto adopted = (*Store::open(other))->adopt();
+  ASSERT_TRUE(adopted) << adopted.error().message;
+  EXPECT_EQ(adopted->volumes.size(), 2U);
+  EXPECT_TRUE(adopted->missing.empty());
   load_and_save(**Store::open(other), 3, 1);
   fs::copy(other, directory(), fs::copy_options::recursive);  // comes back from a backup
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
   EXPECT_EQ((*Store::open(other))->steps(), Steps{3});
 }
 
+// mv run run.bak; cp -r run.bak run
+TEST_F(HomeTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
+  fs::rename(directory(), root_.file("run.bak"));
+  fs::copy(root_.file("run.bak"), directory(), fs::copy_options::recursive);
+  expect_refused(directory(), "a copy in its place");
+  load_and_save(**Store::open(root_.file("run.bak")), 3, 1);
+  const std::string gone = *why_gone(fs::path(home_).parent_path(), directory(), 1);
+  EXPECT_NE(gone.find("belong to " + root_.file("run.bak") + ", where step 1 was removed"), std::string::npos)
+      << gone;
+  // Where the user says so, the copy is the one that goes on.
+  fs::rename(root_.file("run.bak"), root_.file("kept"));
+  ASSERT_TRUE(open()->adopt());
+  save(*open(), 4);
+  EXPECT_TRUE(
+      is_whole(**Store::open(root_.file("kept")), *(*Store::open(root_.file("kept")))->read_manifest(3)));
+  const Error error = (*Store::open(root_.file("kept")))->begin(5, Steps{1, 1}).error();
+  EXPECT_NE(error.message.find("is a copy of " + directory()), std::string::npos) << error.message;
+}
+
+// What it saved since the backup is in the directory that was moved out of the way.
+TEST_F(HomeTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
+  const std::string backup = copy("backup");
+  save(*open(), 3);
+  fs::rename(directory(), root_.file("broken"));
+  fs::copy(backup, directory(), fs::copy_options::recursive);
+  expect_refused(directory(), "restored from a backup");
+  ASSERT_TRUE(open()->adopt());
+  const auto before = shards();
+  const auto collected = open()->collect();
+  ASSERT_TRUE(collected);
+  EXPECT_TRUE(collected->removed.empty());
+  ASSERT_EQ(collected->problems.size(), 1U);
+  EXPECT_NE(collected->problems[0].message.find("step-00000003"), std::string::npos);
+  EXPECT_EQ(shards(), before);
+  // The same step again does not end them either.
+  save(*open(), 3);
+  load_and_save(*open(), 4, 1);
+  const auto broken = Store::open(root_.file("broken"));
+  EXPECT_TRUE(is_whole(**broken, *(*broken)->read_manifest(3)));
+  EXPECT_FALSE(is_whole(**broken, *(*broken)->read_manifest(2))) << "owned by the adopting directory";
+}
+
 TEST_F(HomeTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
   const std::string other = copy("copy");
   save(*open(), 3);
   fs::rename(directory(), root_.file("renamed"));
-  expect_refused(other, "no checkpoint here names");
+  expect_refused(other, "may be a copy of " + directory());
   EXPECT_TRUE((*Store::open(root_.file("renamed")))->collect());
   expect_refused(other, "is a copy of " + root_.file("renamed"));
 }
@@ -109,6 +158,8 @@ TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   save(*open({.volumes = volumes()}), 1);
+  expect_refused(other, "where there are other files");
+  ASSERT_TRUE((*Store::open(other))->adopt());
   load_and_save(**Store::open(other), 3, 1);
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
@@ -132,8 +183,37 @@ TEST_F(HomeTest, AHomeWhoseFilesystemIsNotThereMayComeBack) {
   const std::string text =
       fmt::format("trunkline home 1 crc32c={:08x}\n{}", crc32c(std::as_bytes(std::span(body))), body);
   ASSERT_TRUE(os::write_file_durably(home_, text));
-  expect_refused(other, home_);
+  expect_refused(other, "is it mounted?");
   fs::remove(home_);
+  const auto second = fs::path(volumes()[1]) / fs::path(home_).parent_path().filename() / kHomeFile;
+  fs::remove(second);
+  load_and_save(**Store::open(other), 3, 1);
+}
+
+// As after a restart: the device number of the same filesystem is another one.
+TEST_F(HomeTest, ANewDeviceNumberIsNoOtherDirectory) {
+  auto record = parse_home(*os::read_text(home_), home_);
+  ASSERT_TRUE(record);
+  record->device += 1;
+  ASSERT_TRUE(os::write_file_durably(home_, format_home(*record)));
+  save(*open(), 3);
+  record->birth = 0;
+  record->device += 1;
+  ASSERT_TRUE(os::write_file_durably(home_, format_home(*record)));
+  load_and_save(*open(), 4, 1);
+}
+
+TEST_F(HomeTest, AVolumeThatIsMissingIsNotAdopted) {
+  const std::string other = copy("copy");
+  fs::remove_all(directory());
+  fs::rename(volumes()[1], root_.file("unmounted"));
+  const auto adopted = (*Store::open(other))->adopt();
+  ASSERT_TRUE(adopted);
+  EXPECT_EQ(adopted->volumes.size(), 1U);
+  EXPECT_EQ(adopted->missing.size(), 1U);
+  fs::rename(root_.file("unmounted"), volumes()[1]);
+  EXPECT_EQ((*Store::open(other))->begin(3, Steps{1, 1}).error().kind, ErrorKind::unsupported);
+  ASSERT_TRUE((*Store::open(other))->adopt());
   load_and_save(**Store::open(other), 3, 1);
 }
 

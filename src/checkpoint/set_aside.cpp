@@ -141,9 +141,8 @@ Result<std::string> set_aside(const std::string& directory, const std::optional<
     if (auto synced = changes.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
   for (const std::string& volume : existing_volumes(old)) {
-    // `unsupported`: shards lie there that the folder does not name. They stay, and so does the home.
-    auto taken = take_home(volume, *folder, changes);
-    if (!taken && taken.error().kind != ErrorKind::unsupported) return std::unexpected(taken.error());
+    // Also where a manifest in the folder cannot be read: all of it has moved there.
+    if (auto given = adopt_home(volume, *folder, changes); !given) return std::unexpected(given.error());
   }
   return folder;
 }

@@ -16,6 +16,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
+#include "checkpoint/shard_references.h"
 #include "os/file_lock.h"
 #include "os/fork_private_fd.h"
 
@@ -162,6 +163,14 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
       return made;
     return changes_.sync_directory(parent);
   };
+  if (!is_directory(fmt::format("{}/{}", directory_, step_directory(step)))) {
+    for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
+      for (const std::string& volume : *volumes) {
+        const std::string there = volume_step_directory(directory_, volume, step);
+        if (auto kept = keep_moved_shards(there, changes_); !kept) return kept;
+      }
+    }
+  }
   if (auto made = make(directory_); !made) return made;
   for (std::size_t i = 0; i < descriptor_.volumes.size(); ++i) {
     if (shards[i] == 0) continue;
@@ -367,17 +376,17 @@ Status Store::remove(std::uint64_t step) {
   return changes_.sync_directory(directory_);
 }
 
-Result<SweepResult> Store::collect(Sweep::DryRun dry_run) {
-  return sweep_all(dry_run, dry_run == Sweep::DryRun::no);
+Result<SweepResult> Store::collect(Sweep::DryRun dry_run, Sweep::Orphans orphans) {
+  return sweep_all(dry_run, orphans, dry_run == Sweep::DryRun::no);
 }
 
 Result<SweepResult> Store::collect_if_used() {
   struct stat status{};
   if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return SweepResult{};
-  return sweep_all(Sweep::DryRun::no, false);
+  return sweep_all(Sweep::DryRun::no, Sweep::Orphans::leave, false);
 }
 
-Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, bool may_make_lock) {
+Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, Sweep::Orphans orphans, bool may_make_lock) {
   const auto guard = enter();
   SweepResult busy;
   busy.busy = true;
@@ -396,9 +405,48 @@ Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, bool may_make_lock) 
   auto ours = dry_run == Sweep::DryRun::yes ? check_homes(descriptor, directory_)
                                             : claim_volumes(descriptor, no_shards);
   if (!ours) return std::unexpected(ours.error());
-  Sweep sweep(directory_, descriptor, changes_, dry_run);
+  Sweep sweep(directory_, descriptor, changes_, dry_run, orphans);
   sweep.clean_all();
   return sweep.take_result();
+}
+
+// Volumes that the descriptor or a manifest of the directory names.
+Result<std::set<std::string>> Store::all_volumes() const {
+  const auto recorded = read_store_descriptor(directory_);
+  if (!recorded) return std::unexpected(recorded.error());
+  const auto entries = list_steps(directory_);
+  if (!entries) return std::unexpected(entries.error());
+  std::set<std::string> volumes;
+  if (const std::optional<StoreDescriptor>& known = *recorded) {
+    volumes.insert(known->volumes.begin(), known->volumes.end());
+    volumes.insert(known->former_volumes.begin(), known->former_volumes.end());
+  }
+  for (const StepEntry& entry : *entries) {
+    const auto manifest = read_newest_manifest(directory_, entry.step);
+    if (manifest) volumes.insert(manifest->volumes.begin(), manifest->volumes.end());
+  }
+  volumes.erase(std::string(kOwnVolume));
+  return volumes;
+}
+
+Result<Store::Adopted> Store::adopt() {
+  const auto guard = enter();
+  if (save_) return busy(directory_);
+  const auto locked = lock(true);
+  if (!locked) return std::unexpected(locked.error());
+  const auto volumes = all_volumes();
+  if (!volumes) return std::unexpected(volumes.error());
+  Adopted adopted;
+  for (const std::string& volume : *volumes)
+    (is_directory(volume) ? adopted.volumes : adopted.missing).push_back(volume);
+  // All or none, as far as can be seen.
+  for (const std::string& volume : adopted.volumes) {
+    if (auto can = check_can_adopt(volume, directory_); !can) return std::unexpected(can.error());
+  }
+  for (const std::string& volume : adopted.volumes) {
+    if (auto done = adopt_home(volume, directory_, changes_); !done) return std::unexpected(done.error());
+  }
+  return adopted;
 }
 
 }  // namespace trunkline::checkpoint

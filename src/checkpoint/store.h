@@ -112,11 +112,22 @@ class Store {
 
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
   // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
-  // begin(). Nothing either in a directory with neither a descriptor nor steps.
-  Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no);
+  // begin(). Nothing either in a directory with neither a descriptor nor steps. `orphans`: shards on volumes
+  // whose step was moved or removed by hand.
+  Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no,
+                              Sweep::Orphans orphans = Sweep::Orphans::leave);
 
-  // The same where a save has been begun before, so that no lock has to be made; else nothing. For those who
-  // open the directory, maybe only to read.
+  // Records this directory as the one that its volumes belong to, in place of another that is gone or was
+  // given up: a copy of it can be saved into from then on. Fails with EBUSY while somebody saves, and with
+  // unsupported where the original is still in its place (home.h).
+  struct Adopted {
+    std::vector<std::string> volumes;  // that belong to this directory now
+    std::vector<std::string> missing;  // that are not there, and stay as they are
+  };
+  Result<Adopted> adopt();
+
+  // The same as collect() where a save has been begun before, so that no lock has to be made; else nothing.
+  // For those who open the directory, maybe only to read.
   Result<SweepResult> collect_if_used();
 
  private:
@@ -128,7 +139,7 @@ class Store {
   Store(std::string directory, Volumes volumes, Changes changes);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
-  Result<SweepResult> sweep_all(Sweep::DryRun dry_run, bool may_make_lock);
+  Result<SweepResult> sweep_all(Sweep::DryRun dry_run, Sweep::Orphans orphans, bool may_make_lock);
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
@@ -137,6 +148,7 @@ class Store {
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
+  Result<std::set<std::string>> all_volumes() const;
 
   const std::string directory_;
   const Volumes volumes_;  // StoreOptions::volumes

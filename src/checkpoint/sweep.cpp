@@ -12,6 +12,7 @@
 
 #include "checkpoint/home.h"
 #include "checkpoint/names.h"
+#include "checkpoint/shard_references.h"
 #include "os/read_text.h"
 #include "os/temporary_file.h"
 
@@ -36,11 +37,13 @@ std::uint64_t SweepResult::bytes() const {
   return total;
 }
 
-Sweep::Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run)
+Sweep::Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run,
+             Orphans orphans)
     : directory_(std::move(directory)),
       descriptor_(std::move(descriptor)),
       changes_(changes),
-      dry_run_(dry_run) {}
+      dry_run_(dry_run),
+      orphans_(orphans) {}
 
 void Sweep::note(Status status) {
   if (!status) result_.problems.push_back(std::move(status.error()));
@@ -94,23 +97,61 @@ Result<bool> Sweep::remove_debris(const std::string& directory, const std::strin
   return true;
 }
 
-Status Sweep::sweep_place(const Place& place, bool keep_known) {
+// Which shards on a volume stay, whatever happens to the step.
+Status Sweep::find_kept_on_volume(Place& place) {
+  const auto names = names_in(place.path);
+  if (!names) return std::unexpected(names.error());
+  if (std::ranges::none_of(*names, is_shard_file)) return {};
+  if (!named_below_) named_below_ = shards_named_below(directory_);
+  if (!*named_below_) return std::unexpected(named_below_->error());
+  place.kept.insert((*named_below_)->begin(), (*named_below_)->end());
+  if (orphans_ == Orphans::remove) return {};
+  auto moved = moved_shards(place.path);
+  if (!moved) return std::unexpected(moved.error());
+  place.kept.merge(*moved);
+  return {};
+}
+
+// Shards of the manifest that is kept stay on every volume: disks may be mounted in each other's place.
+Status Sweep::find_kept(std::vector<Place>& places, const Manifest* kept) {
+  for (Place& place : places) {
+    if (place.volume.empty()) {
+      auto beside = shards_named_beside(place.path);
+      if (!beside) return std::unexpected(beside.error());
+      place.kept = std::move(*beside);
+    } else if (auto found = find_kept_on_volume(place); !found) {
+      return found;
+    }
+    if (kept == nullptr) continue;
+    for (const Shard& shard : kept->shards) place.kept.insert(shard.file);
+  }
+  return {};
+}
+
+Status Sweep::sweep_place(const Place& place, bool keep_known, bool keep_directory) {
   const auto names = names_in(place.path);
   if (!names) return std::unexpected(names.error());
   std::size_t left = names->size();
+  bool lists_moved = false;
   for (const std::string& name : *names) {
+    lists_moved |= !place.volume.empty() && name == kMovedShardsFile;
     const bool known = std::ranges::binary_search(place.known, name);
     const bool ours = is_debris(name) && (known || place.own);
     // A manifest was removed before; in a dry run it is still there.
     const bool manifest_gone = dry_run_ == DryRun::yes && !keep_known && commit_of(name).has_value();
     if (manifest_gone) --left;
-    if (!ours || (known && keep_known)) continue;
+    if (!ours || (known && keep_known) || place.kept.contains(name)) continue;
     const auto removed = remove_debris(place.path, name);
     if (!removed) return std::unexpected(removed.error());
     if (*removed) --left;
   }
+  if (lists_moved && left == 1) {  // and none of them is left
+    if (auto removed = remove_file(fmt::format("{}/{}", place.path, kMovedShardsFile)); !removed)
+      return removed;
+    --left;
+  }
   struct stat status{};
-  if (left > 0 || ::lstat(place.path.c_str(), &status) != 0) return {};
+  if (left > 0 || keep_directory || ::lstat(place.path.c_str(), &status) != 0) return {};
   if (dry_run_ == DryRun::no) {
     if (auto removed = changes_.remove_directory(place.path); !removed) return removed;
   }
@@ -134,10 +175,13 @@ Status Sweep::check_homes(const std::vector<Place>& places) {
 // 2. Other manifests go, the oldest first: none that was replaced comes back as the last one.
 // 3. That made durable: no manifest may outlive its shards.
 // 4. Shards that the manifest which is kept does not name; temporary files.
-// 5. Directories that are empty now. A crash after 3 leaves debris, which the next collection finds.
+// 5. Directories that are empty now, that in DIR last and once the others are durable: without it, what is
+// left
+//    on volumes would count as moved by hand. A crash after 3 leaves debris, which the next collection finds.
 Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
-  const std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
+  std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
   if (auto homes = check_homes(places); !homes) return homes;
+  if (auto found = find_kept(places, kept); !found) return found;
   if (kept != nullptr && entry.commits.size() > 1 && dry_run_ == DryRun::no) {
     if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
   }
@@ -147,11 +191,28 @@ Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest
     if (dry_run_ == DryRun::yes) continue;
     if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
   }
-  // The step's own directory last: it is what leads to the others.
-  for (std::size_t i = places.size(); i-- > 0;) {
-    if (auto swept = sweep_place(places[i], kept != nullptr); !swept) return swept;
+  if (auto swept = sweep_volumes(places, kept != nullptr); !swept) return swept;
+  return sweep_place(places.front(), kept != nullptr, may_have_shards_elsewhere(places));
+}
+
+Status Sweep::sweep_volumes(const std::vector<Place>& places, bool keep_known) {
+  for (std::size_t i = places.size(); i-- > 1;) {
+    const std::size_t before = result_.removed.size();
+    if (auto swept = sweep_place(places[i], keep_known); !swept) return swept;
+    if (keep_known || dry_run_ == DryRun::yes || result_.removed.size() == before) continue;
+    const std::string& changed = is_there(places[i].path) ? places[i].path : places[i].volume;
+    if (auto synced = changes_.sync_directory(changed); !synced) return synced;
   }
   return {};
+}
+
+// Whether shards of the step may lie on a volume that is not mounted.
+bool Sweep::may_have_shards_elsewhere(const std::vector<Place>& places) const {
+  return std::ranges::any_of(places, [&](const Place& place) {
+    const bool in_use = !place.known.empty() ||
+                        std::ranges::find(descriptor_.volumes, place.volume) != descriptor_.volumes.end();
+    return !place.volume.empty() && in_use && !is_there(place.volume);
+  });
 }
 
 void Sweep::remove(const StepEntry& entry) {
@@ -220,6 +281,48 @@ Status Sweep::remove_temporary_files(const std::string& directory) {
   return {};
 }
 
+// Fails where a step without a directory of its own has shards on volumes that nothing names.
+Status Sweep::check_orphans(std::uint64_t step) {
+  std::vector<Place> places = places_of(step, nullptr);
+  if (is_there(places.front().path)) return {};
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    auto names = names_in(places[i].path);
+    if (!names) return std::unexpected(names.error());
+    std::erase_if(*names, [](const std::string& name) { return !is_shard_file(name); });
+    if (names->empty()) continue;
+    if (!named_below_) named_below_ = shards_named_below(directory_);
+    if (!*named_below_) return std::unexpected(named_below_->error());
+    std::erase_if(*names, [&](const std::string& name) { return (*named_below_)->contains(name); });
+    if (names->empty()) continue;
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("{} holds shards that no checkpoint in {} refers to, and {} is missing: it was moved or "
+                    "removed by hand. Move it back, or, if nothing else needs the shards, remove them with: "
+                    "trunkline checkpoint gc --orphaned {}",
+                    places[i].path, directory_, places.front().path, directory_),
+        places[i].path));
+  }
+  return {};
+}
+
+void Sweep::clean_volume(const std::string& volume, std::set<std::uint64_t>& seen) {
+  if (auto home = check_homes({{.path = {}, .volume = volume, .own = true, .known = {}}}); !home)
+    return note(std::move(home));
+  note(remove_temporary_files(volume));
+  const auto steps = step_directories_in(volume);
+  if (!steps) return note(std::unexpected(steps.error()));
+  for (const std::uint64_t step : *steps) {
+    if (!seen.insert(step).second) continue;
+    if (orphans_ == Orphans::leave) {
+      if (auto none = check_orphans(step); !none) {
+        note(std::move(none));
+        continue;
+      }
+    }
+    clean({.step = step, .commits = {}});
+  }
+}
+
 void Sweep::clean_all() {
   auto entries = list_steps(directory_);
   if (!entries) return note(std::unexpected(entries.error()));
@@ -230,21 +333,7 @@ void Sweep::clean_all() {
   }
   note(remove_temporary_files(directory_));
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
-    for (const std::string& volume : *volumes) {
-      if (auto home = check_homes({{.path = {}, .volume = volume, .own = true, .known = {}}}); !home) {
-        note(std::move(home));
-        continue;
-      }
-      note(remove_temporary_files(volume));
-      const auto steps = step_directories_in(volume);
-      if (!steps) {
-        note(std::unexpected(steps.error()));
-        continue;
-      }
-      for (const std::uint64_t step : *steps) {
-        if (seen.insert(step).second) clean({.step = step, .commits = {}});
-      }
-    }
+    for (const std::string& volume : *volumes) clean_volume(volume, seen);
   }
 }
 

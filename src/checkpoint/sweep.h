@@ -3,7 +3,8 @@
 
 #include <cstdint>
 #include <map>
-#include <span>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,11 +28,17 @@ struct SweepResult {
   std::uint64_t bytes() const;
 };
 
+// Shards of a step on volumes stay as long as a manifest below the directory names them, wherever it was
+// moved or copied to (shard_references.h). Where the directory of the step itself is gone, somebody moved or
+// removed it by hand, since saves make it first and remove it last: its shards are orphans, which only
+// Orphans::remove removes.
 class Sweep {
  public:
   enum class DryRun { no, yes };
+  enum class Orphans { leave, remove };
 
-  Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run);
+  Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run,
+        Orphans orphans = Orphans::leave);
 
   // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
   void remove(const StepEntry& entry);
@@ -47,6 +54,7 @@ class Sweep {
   void clean(const StepEntry& entry);
 
   // All steps, those that only volumes have a directory of, and files that were not given their names.
+  // Orphans that are left are problems.
   void clean_all();
 
   SweepResult take_result() { return std::move(result_); }
@@ -55,16 +63,23 @@ class Sweep {
   // A directory in which files of a step lie.
   struct Place {
     std::string path;
-    std::string volume;              // on which it lies; empty: in the directory itself
-    bool own = false;                // else only files of `known` are removed
-    std::vector<std::string> known;  // those that the manifest in question names, sorted
+    std::string volume;               // on which it lies; empty: in the directory itself
+    bool own = false;                 // else only files of `known` are removed
+    std::vector<std::string> known;   // those that the manifest in question names, sorted
+    std::set<std::string> kept = {};  // shards that stay
   };
 
   bool is_one_save(const StepEntry& entry) const;
   std::vector<Place> places_of(std::uint64_t step, const Manifest* manifest) const;
   Status check_homes(const std::vector<Place>& places);
+  Status find_kept(std::vector<Place>& places, const Manifest* kept);
+  Status find_kept_on_volume(Place& place);
+  bool may_have_shards_elsewhere(const std::vector<Place>& places) const;
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
-  Status sweep_place(const Place& place, bool keep_known);
+  Status sweep_volumes(const std::vector<Place>& places, bool keep_known);
+  Status sweep_place(const Place& place, bool keep_known, bool keep_directory = false);
+  Status check_orphans(std::uint64_t step);
+  void clean_volume(const std::string& volume, std::set<std::uint64_t>& seen);
   Status remove_file(const std::string& path);
   Result<bool> remove_debris(const std::string& directory, const std::string& name);
   Status remove_temporary_files(const std::string& directory);
@@ -74,7 +89,9 @@ class Sweep {
   StoreDescriptor descriptor_;
   const Changes& changes_;
   DryRun dry_run_;
+  Orphans orphans_;
   std::map<std::string, Status> homes_;  // of volumes: whether anything there may be removed
+  std::optional<Result<std::set<std::string>>> named_below_;  // shards_named_below(), once it was needed
   SweepResult result_;
 };
 

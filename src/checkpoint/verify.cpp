@@ -15,6 +15,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/home.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/tensor_places.h"
 #include "checkpoint/threads.h"
@@ -153,8 +154,11 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
   if (!size) {
     const Error& error = size.error();
     const bool gone = error.code == ENOENT || error.code == ENOTDIR;
+    const auto why =
+        gone ? why_gone(manifest_.volumes[shard.volume], directory_, manifest_.step) : std::nullopt;
     report({.kind = Mismatch::Kind::missing, .shard = index, .bytes = shard.bytes},
-           gone ? fmt::format("it is missing ({}), is its disk mounted?", errno_name(error.code))
+           gone ? fmt::format("it is missing ({}){}", errno_name(error.code),
+                              why ? ": " + *why : std::string(", is its disk mounted?"))
                 : error.message);
   } else if (*size != shard.bytes) {
     report({.kind = Mismatch::Kind::size, .shard = index, .bytes = *size},

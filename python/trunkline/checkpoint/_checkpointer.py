@@ -89,7 +89,8 @@ class Checkpointer:
 
         Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
-        where it cannot be read.
+        where it cannot be read. Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
+        directory.
         """
         keep = keep_argument(keep)
         fresh = bool_argument(fresh, "fresh")
@@ -116,8 +117,9 @@ class Checkpointer:
             try:
                 warn_of(store.collect_if_used(), "removing what interrupted saves left behind")
             except Error as error:
-                # The directory may also be a copy, which can be read.
-                if error.errno not in _READ_ONLY and not isinstance(error, Unsupported):
+                if isinstance(error, Unsupported):  # a copy: what it can load, the original may remove
+                    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+                elif error.errno not in _READ_ONLY:
                     raise
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
@@ -245,12 +247,11 @@ class Checkpointer:
         others = [str(each) for each in self.steps() if each != step]
         if len(others) > 6:
             others[3:-3] = ["..."]
-        error = Corrupt(
-            None,
-            f"step {step} of {self.directory} lacks a shard: {why}; mount its disk if that is not mounted, "
-            + (f"or load another step: {', '.join(others)}" if others else "there is no other step"),
-            path,
-        )
+        owner = self._place.store.why_gone(path, step)
+        why += f": {owner}" if owner else "; mount its disk if that is not mounted"
+        instead = f"{';' if owner else ', or'} load another step: {', '.join(others)}"
+        why += instead if others else "; there is no other step"
+        error = Corrupt(None, f"step {step} of {self.directory} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error

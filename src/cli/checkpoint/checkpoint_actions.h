@@ -12,6 +12,7 @@ struct CheckpointArguments {
   std::optional<std::uint64_t> step;  // the latest if not given
   bool all = false;
   bool dry_run = false;
+  bool orphaned = false;
   bool json = false;
 };
 
@@ -19,5 +20,6 @@ int list_checkpoints(const CheckpointArguments& arguments);
 int show_checkpoint(const CheckpointArguments& arguments);
 int verify_checkpoints(const CheckpointArguments& arguments);
 int collect_debris(const CheckpointArguments& arguments);
+int adopt_volumes(const CheckpointArguments& arguments);
 
 }  // namespace trunkline::cli

@@ -53,6 +53,10 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const collect =
       add("gc", "Remove what saves that were cut off have left; never a checkpoint", collect_debris);
   collect->add_flag("--dry-run", arguments->dry_run, "Only say what would be removed");
+  collect->add_flag("--orphaned", arguments->orphaned,
+                    "Also shards on volumes whose step was moved out of DIR, or removed, by hand");
+  add("adopt", "Make DIR the owner of the shards on its volumes, in place of an original that is gone",
+      adopt_volumes);
 }
 
 }  // namespace trunkline::cli

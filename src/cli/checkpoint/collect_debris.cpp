@@ -13,7 +13,8 @@ int collect_debris(const CheckpointArguments& arguments) {
   using checkpoint::Sweep;
   const auto store = open_store(arguments);
   if (!store) return fail(arguments, "gc", store.error());
-  const auto result = (*store)->collect(arguments.dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no);
+  const auto result = (*store)->collect(arguments.dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no,
+                                        arguments.orphaned ? Sweep::Orphans::remove : Sweep::Orphans::leave);
   if (!result) return fail(arguments, "gc", result.error());
 
   Json document = document_of("gc", arguments);

@@ -1,0 +1,210 @@
+// Steps and manifests that users rename, copy and move by hand, while their shards lie on volumes: nothing
+// that a manifest below the directory names is removed.
+#include <gtest/gtest.h>
+
+#include "checkpoint/names.h"
+#include "checkpoint/shard_references.h"
+#include "checkpoint/store_fixture.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Steps = std::vector<std::uint64_t>;
+
+class MovedStepsTest : public test::StoreTest {
+ protected:
+  void SetUp() override {
+    const auto store = open({.volumes = volumes()});
+    save(*store, 1);
+    save(*store, 2);
+    first_ = *store->read_manifest(1);
+  }
+
+  std::string step(std::uint64_t number) const { return directory() + "/" + step_directory(number); }
+
+  std::string volume(std::size_t index) const { return open()->descriptor().volumes.at(index); }
+
+  // Shards of the first step as it was saved, wherever its manifest is now.
+  bool is_first_whole() const { return is_whole(*open(), first_); }
+
+  // What happens to a directory when training goes on in it, back over the same step too.
+  void train_on() const {
+    const auto store = open();
+    load(*store);
+    save(*store, 3, 2);
+    const auto swept = store->collect();
+    ASSERT_TRUE(swept) << swept.error().message;
+    for (const std::uint64_t number : {4, 1, 5, 6, 7}) save(*store, number, 2);
+    ASSERT_TRUE(store->collect());
+    EXPECT_EQ(store->steps(), (Steps{6, 7}));
+  }
+
+  Manifest first_;
+};
+
+TEST_F(MovedStepsTest, ARenamedStepKeepsItsShards) {
+  fs::rename(step(1), step(1) + ".best");
+  EXPECT_TRUE(open()->collect()->problems.empty());
+  train_on();
+  EXPECT_TRUE(is_first_whole());
+  fs::rename(step(1) + ".best", step(1));
+  EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
+}
+
+TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
+  fs::copy(step(1), directory() + "/best", fs::copy_options::recursive);
+  fs::create_directory(directory() + "/keep");
+  fs::copy(step(2), directory() + "/keep/step-00000002", fs::copy_options::recursive);
+  const Manifest second = *open()->read_manifest(2);
+  train_on();
+  EXPECT_TRUE(is_first_whole());
+  EXPECT_TRUE(is_whole(*open(), second));
+  // Without the copies nothing names them, and they are left for the user to decide on.
+  fs::remove_all(directory() + "/best");
+  fs::remove_all(directory() + "/keep");
+  const auto before = everything();
+  const auto collected = open()->collect();
+  EXPECT_EQ(collected->problems.size(), 2U);
+  EXPECT_EQ(everything(), before);
+  ASSERT_TRUE(open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  EXPECT_FALSE(is_first_whole());
+  for (const std::string& path : everything())
+    EXPECT_TRUE(path.find("step-00000001") == std::string::npos) << path;
+}
+
+TEST_F(MovedStepsTest, ADeletedStepLeavesTheShardsOfItsCopy) {
+  fs::copy(step(1), directory() + "/best", fs::copy_options::recursive);
+  ASSERT_TRUE(open()->remove(1));
+  EXPECT_EQ(open()->steps(), Steps{2});
+  EXPECT_TRUE(is_first_whole());
+  EXPECT_TRUE(open()->collect()->problems.empty());
+}
+
+TEST_F(MovedStepsTest, AStepUnderTheNumberOfAnotherKeepsItsShards) {
+  fs::rename(step(1), step(101));
+  EXPECT_EQ(open()->collect()->problems.size(), 1U) << "its manifest is of another step";
+  EXPECT_TRUE(is_first_whole());
+  fs::rename(step(101), directory() + "/step-1");
+  train_on();
+  EXPECT_TRUE(is_first_whole());
+}
+
+TEST_F(MovedStepsTest, AStepThatWasMovedAwayLeavesItsShardsUntilToldOtherwise) {
+  fs::rename(step(1), root_.file("archive"));
+  const auto before = everything();
+  for (const auto dry : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+    const auto collected = open()->collect(dry);
+    ASSERT_EQ(collected->problems.size(), 1U);
+    EXPECT_EQ(collected->problems[0].kind, ErrorKind::unsupported);
+    for (const std::string& part : {step(1), volume(0), std::string("gc --orphaned " + directory())})
+      EXPECT_NE(collected->problems[0].message.find(part), std::string::npos);
+    EXPECT_TRUE(collected->removed.empty());
+  }
+  EXPECT_EQ(everything(), before);
+  train_on();
+  EXPECT_TRUE(is_first_whole());
+  fs::rename(root_.file("archive"), step(1));
+  EXPECT_TRUE(open()->collect()->removed.empty());
+  EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
+}
+
+TEST_F(MovedStepsTest, OrphansGoWithTheirListWhenTheyAreAskedFor) {
+  fs::rename(step(1), root_.file("archive"));
+  train_on();
+  const auto dry = open()->collect(Sweep::DryRun::yes, Sweep::Orphans::remove);
+  const auto collected = open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove);
+  EXPECT_EQ(dry->bytes(), collected->bytes());
+  EXPECT_GE(collected->bytes(), 4U * 5000);
+  EXPECT_FALSE(is_first_whole());
+  for (const std::string& path : everything())
+    EXPECT_TRUE(path.starts_with("archive") || path.find("step-00000001") == std::string::npos) << path;
+  EXPECT_TRUE(open()->collect()->problems.empty());
+}
+
+TEST_F(MovedStepsTest, ALinkToAStepElsewhereKeepsItsShards) {
+  fs::rename(step(1), root_.file("archive"));
+  fs::create_directory_symlink(root_.file("archive"), directory() + "/best");
+  fs::create_directory_symlink(".", directory() + "/loop");
+  EXPECT_TRUE(open()->collect()->problems.empty());
+  ASSERT_TRUE(open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  EXPECT_TRUE(is_first_whole());
+}
+
+TEST_F(MovedStepsTest, ARenamedManifestKeepsTheShardsOfItsStep) {
+  for (const bool on_volumes : {true, false}) {
+    if (!on_volumes) {
+      const auto store = open({.volumes = {{}}});
+      load(*store);
+      save(*store, 8);
+    }
+    const std::uint64_t number = on_volumes ? 1 : 8;
+    const Manifest manifest = *open()->read_manifest(number);
+    const std::string path = manifest_path(directory(), number, manifest.commit);
+    fs::rename(path, path + ".bak");
+    ASSERT_TRUE(open()->collect());
+    EXPECT_TRUE(is_whole(*open(), manifest));
+    fs::rename(path + ".bak", path);
+  }
+}
+
+TEST_F(MovedStepsTest, WhatCannotBeReadKeepsAllShardsOnVolumes) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root reads everything";
+  fs::create_directory(directory() + "/private");
+  fs::permissions(directory() + "/private", fs::perms(0));
+  EXPECT_EQ(open()->remove(1).error().code, EACCES);
+  EXPECT_EQ(open()->steps(), (Steps{1, 2}));
+  EXPECT_TRUE(is_first_whole());
+  fs::permissions(directory() + "/private", fs::perms(0700));
+  EXPECT_TRUE(open()->remove(1));
+}
+
+// As when two disks are mounted in each other's place.
+TEST_F(MovedStepsTest, ShardsOnTheWrongVolumeStay) {
+  const std::string one = volume(0);
+  const std::string two = volume(1);
+  const auto swap = [&] {
+    fs::rename(one, root_.file("x"));
+    fs::rename(two, one);
+    fs::rename(root_.file("x"), two);
+  };
+  const auto store = open();
+  load(*store);
+  swap();
+  ASSERT_TRUE(store->collect());
+  ASSERT_TRUE(store->commit(write_shards(2, begin(*store, 2)))) << "a manifest is replaced meanwhile";
+  const Manifest second = *store->read_manifest(2);
+  ASSERT_TRUE(store->retain({}));
+  store->release();
+  EXPECT_TRUE(is_whole(*store, second));
+  swap();
+  EXPECT_TRUE(is_first_whole());
+}
+
+TEST_F(MovedStepsTest, AVolumeUnmountedDuringRetentionIsCleanedLater) {
+  const auto store = open();
+  load(*store);
+  const std::string gone = volume(1);
+  fs::rename(gone, root_.file("unmounted"));
+  ASSERT_TRUE(store->remove(1));
+  EXPECT_EQ(store->steps(), Steps{2});
+  fs::rename(root_.file("unmounted"), gone);
+  const auto collected = store->collect();
+  ASSERT_TRUE(collected);
+  EXPECT_TRUE(collected->problems.empty());
+  EXPECT_FALSE(fs::exists(gone + "/step-00000001"));
+  EXPECT_FALSE(fs::exists(step(1)));
+}
+
+TEST(ShardReferences, AreFoundInAnyText) {
+  const std::string nonce = random_hex(16);
+  const std::string one = shard_file(0, 2, nonce);
+  const std::string two = shard_file(1, 2, nonce);
+  std::set<std::string> names;
+  add_shard_names("shard-" + one + "\"shard-shard-" + two + "shard-00000-of-", names);
+  EXPECT_EQ(names, (std::set<std::string>{one, two}));
+}
+
+}  // namespace
+}  // namespace trunkline::checkpoint
