@@ -46,7 +46,10 @@ Status Changes::sync_directory(const std::string& path) const {
 
 Status Changes::create_file_durably(const std::string& path, std::string_view contents) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
-  return os::write_file_durably(path, contents, os::IfPresent::fail);
+  const auto directory = os::write_synced_file(path, contents, os::IfPresent::fail);
+  if (!directory) return std::unexpected(directory.error());
+  if (auto watched = about_to(Kind::sync_name, path); !watched) return watched;
+  return os::fsync_directory(*directory);
 }
 
 Status Changes::replace_file_durably(const std::string& path, std::string_view contents) const {

@@ -13,7 +13,16 @@ namespace trunkline::checkpoint {
 
 class Changes {
  public:
-  enum class Kind { make_directory, sync_directory, write_file, rename, remove_file, remove_directory };
+  // sync_name: of a file that create_file_durably() has written and named, before the fsync of its directory.
+  enum class Kind {
+    make_directory,
+    sync_directory,
+    write_file,
+    sync_name,
+    rename,
+    remove_file,
+    remove_directory
+  };
   // Called before each change; an error is returned in place of making it.
   using Watch = std::function<Status(Kind, const std::string& path)>;
 

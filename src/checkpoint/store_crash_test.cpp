@@ -1,6 +1,7 @@
 // A save, its retention and the collection of debris, stopped before any of their changes to the disk.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <map>
 #include <random>
 #include <set>
@@ -214,6 +215,80 @@ TEST_F(StoreCrashTest, WhatMustBeDurableFirstIs) {
   }
   EXPECT_EQ(manifests, 3U);
   EXPECT_EQ(shards, 4U);
+}
+
+// The manifest has its name, and the fsync of its directory fails: the checkpoint may be there after a power
+// failure or not. The save fails, and saving again replaces it.
+TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsSavedAgain) {
+  for (const bool there_before : {false, true}) {
+    for (const bool name_is_lost : {false, true}) {
+      clear();
+      bool fails = false;
+      const auto watch = [&](Kind kind, const std::string& path) -> Status {
+        if (!fails || kind != Kind::sync_name) return {};
+        fails = false;
+        return std::unexpected(system_error(EIO, "fsync of the directory", path));
+      };
+      const auto opened = Store::open(directory(), {.volumes = volumes(), .watch = watch});
+      ASSERT_TRUE(opened);
+      Store& store = **opened;
+      save(store, 1, {}, 300);
+      if (there_before) save(store, 2, {}, 300);
+      const std::uint64_t number = there_before ? 3 : 2;
+
+      const Manifest manifest = write_shards(2, begin(store, 2), 400);
+      fails = true;
+      const auto committed = store.commit(manifest);
+      ASSERT_FALSE(committed);
+      EXPECT_EQ(committed.error().code, EIO);
+      EXPECT_FALSE(fails) << "it was not injected";
+      if (name_is_lost) std::filesystem::remove(manifest_path(directory(), 2, number));
+      const auto abandoned = store.abandon();
+      ASSERT_TRUE(abandoned) << abandoned.error().message;
+      EXPECT_TRUE(abandoned->problems.empty());
+      // What is there is whole, whether it survives or not.
+      const auto found = commits_that_are_there(store);
+      EXPECT_EQ(found.contains(2), there_before || !name_is_lost);
+      if (!name_is_lost) {
+        EXPECT_EQ(found.at(2), number);
+      }
+
+      const auto again = store.commit(write_shards(2, begin(store, 2), 500));
+      ASSERT_TRUE(again) << again.error().message;
+      EXPECT_EQ(*again, name_is_lost ? number : number + 1);
+      ASSERT_TRUE(store.retain(2));
+      store.release();
+      EXPECT_EQ(store.latest(), 2U);
+      EXPECT_EQ(commits_that_are_there(store), (std::map<std::uint64_t, std::uint64_t>{{1, 1}, {2, *again}}));
+      EXPECT_EQ(open()->read_manifest(2)->shards.front().bytes, 500U);
+      expect_no_debris(store);
+      // It goes on from there, also where it saves a later step instead.
+      save(store, 3, 1);
+      EXPECT_EQ(store.steps(), Steps{3});
+      expect_no_debris(store);
+    }
+  }
+}
+
+// The same, and the run goes on with the next step: what may not be durable is one of its own.
+TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsFollowedByTheNext) {
+  bool fails = false;
+  const auto watch = [&](Kind kind, const std::string& path) -> Status {
+    if (!fails || kind != Kind::sync_name) return {};
+    fails = false;
+    return std::unexpected(system_error(EIO, "fsync of the directory", path));
+  };
+  const auto store = open({.volumes = volumes(), .watch = watch});
+  const Manifest manifest = write_shards(5, begin(*store, 5));
+  fails = true;
+  ASSERT_FALSE(store->commit(manifest));
+  ASSERT_TRUE(store->abandon());
+  EXPECT_EQ(store->latest(), 5U);
+  save(*store, 4);
+  EXPECT_EQ(store->latest(), 4U);
+  save(*store, 6, 1);
+  EXPECT_EQ(store->steps(), Steps{6});
+  expect_no_debris(*store);
 }
 
 // Random saves, rollbacks to older steps, collections and crashes, against a model: the order of commits.

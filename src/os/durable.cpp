@@ -100,7 +100,8 @@ std::string directory_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
+Result<std::string> write_synced_file(const std::string& path, std::string_view contents,
+                                      IfPresent if_present) {
   std::optional<ReplacedFile> replaced;
   if (if_present == IfPresent::replace) {
     auto found = ReplacedFile::find(path, "writing to " + path);
@@ -114,25 +115,31 @@ Status write_file_durably(const std::string& path, std::string_view contents, If
   auto file = TemporaryFile::create(directory, replaced ? replaced->create_mode() : kNewFile);
   if (!file) return std::unexpected(file.error());
   // 2. All of the contents, and the attributes of the file that is replaced.
-  if (auto written = file->write(contents); !written) return written;
+  if (auto written = file->write(contents); !written) return std::unexpected(written.error());
   if (replaced) {
     if (auto copied = replaced->copy_attributes_to(file->fd()); !copied)
       return std::unexpected(copied.error());
   }
   // 3. Both to the device, before any name leads to them: else a crash could leave an empty file.
   //    A failed fsync is not repeated, since the kernel may have dropped the pages that it could not write.
-  if (auto synced = file->sync(); !synced) return synced;
+  if (auto synced = file->sync(); !synced) return std::unexpected(synced.error());
   // 4. The real name, in one step. Access may have been withdrawn meanwhile.
   if (replaced) {
     const auto changed = replaced->copy_attributes_to(file->fd());
     if (!changed) return std::unexpected(changed.error());
     if (*changed) {
-      if (auto synced = file->sync(); !synced) return synced;
+      if (auto synced = file->sync(); !synced) return std::unexpected(synced.error());
     }
   }
-  if (auto renamed = file->rename_to(target, if_present); !renamed) return renamed;
+  if (auto renamed = file->rename_to(target, if_present); !renamed) return std::unexpected(renamed.error());
+  return directory;
+}
+
+Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
+  const auto directory = write_synced_file(path, contents, if_present);
+  if (!directory) return std::unexpected(directory.error());
   // 5. The name to the device.
-  return fsync_directory(directory);
+  return fsync_directory(*directory);
 }
 
 Status fsync_directory(const std::string& path) {

@@ -19,6 +19,10 @@ enum class IfPresent { replace, fail };
 Status write_file_durably(const std::string& path, std::string_view contents,
                           IfPresent if_present = IfPresent::replace);
 
+// The same but for the last step: returns the directory whose fsync_directory() makes the name durable.
+Result<std::string> write_synced_file(const std::string& path, std::string_view contents,
+                                      IfPresent if_present);
+
 // The directory that holds `path`; "." for a plain name.
 std::string directory_of(const std::string& path);
 
