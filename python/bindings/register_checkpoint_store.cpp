@@ -417,6 +417,14 @@ void register_checkpoint_store(nb::module_& module) {
           "directory", [](const StoreObject& self) { return decode_path(self.store->directory()); },
           nb::for_getter(nb::sig("def directory(self) -> str")), "The directory, absolute (str).")
       .def_prop_ro(
+          "aside",
+          [](const StoreObject& self) -> nb::object {
+            const auto path = without_gil([&] { return self.store->aside(); });
+            return path ? nb::object(decode_path(*path)) : nb::none();
+          },
+          nb::for_getter(nb::sig("def aside(self) -> str | None")),
+          "The folder that begin() has set the earlier run aside in (str), until a save is committed.")
+      .def_prop_ro(
           "volumes", [](const StoreObject& self) { return paths_of(descriptor_of(self).volumes); },
           nb::for_getter(nb::sig("def volumes(self) -> list[str]")),
           "The store's own directories on its volumes (list of str); empty when shards lie beside the "

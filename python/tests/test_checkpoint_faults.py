@@ -121,6 +121,36 @@ def test_each_command_that_fails_fails_the_save(way: Way, tmp_path: Path, op: An
         assert_version(saver.load(), version + 1)
 
 
+@pytest.mark.parametrize("volumes", [[], ["v0", "v1"]])
+def test_a_fresh_run_that_cannot_save_says_where_the_earlier_one_is(
+    tmp_path: Path, volumes: list[str]
+) -> None:
+    faults = tl.Faults()
+    with small_engine(faults) as engine:
+        options: Any = {"process_group": False, "engine": engine, "volumes": [tmp_path / v for v in volumes]}
+        tl.Checkpointer(tmp_path / "run", **options).save(7, tensors_of(7), block=True)
+        fresh = tl.Checkpointer(tmp_path / "run", fresh=True, **options)
+        faults.fail("write", faults.commands("write"), errno.ENOSPC)
+        with pytest.raises(tl.Error) as caught:
+            fresh.save(0, tensors_of(0)).wait()
+        (aside,) = (tmp_path / "run").glob("aside-*")
+        assert caught.value.errno == errno.ENOSPC
+        assert f"whole in {aside}: open that directory to go on" in str(caught.value)
+        assert fresh.steps() == []
+        earlier = tl.Checkpointer(aside, process_group=False, engine=engine)
+        assert_version(earlier.load(), 7)
+        # Saving again starts over, and sets nothing else aside.
+        fresh.save(0, tensors_of(0), block=True)
+        assert_version(fresh.load(), 0)
+        faults.fail("write", faults.commands("write"), errno.ENOSPC)
+        with pytest.raises(tl.Error) as caught:
+            fresh.save(1, tensors_of(1), block=True)
+        assert "aside" not in str(caught.value)
+        earlier.save(8, tensors_of(8), block=True)
+        assert_version(earlier.load(), 8)
+        assert list((tmp_path / "run").glob("aside-*")) == [aside]
+
+
 def test_disturbed_commands_make_no_difference(way: Way, tmp_path: Path) -> None:
     faults = tl.Faults()
     with small_engine(faults) as engine:

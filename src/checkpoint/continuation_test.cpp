@@ -276,6 +276,34 @@ TEST_F(ContinuationTest, NothingIsSetAsideThatCouldNotBeReadThere) {
   expect_old_run();
 }
 
+// Its manifest cannot be read, and so not say which shards it has: they belong to the folder all the same.
+TEST_F(ContinuationTest, ARunWithADamagedManifestIsSetAsideWithItsShards) {
+  save_old_run();
+  const std::string path = manifest_path(directory(), 8, 2);
+  const std::string good = *os::read_text(path);
+  std::string flipped = good;
+  flipped[good.size() / 2] ^= 1;
+  ASSERT_TRUE(os::write_file_durably(path, flipped));
+  const auto store = open({.fresh = true});
+  EXPECT_EQ(store->aside(), std::nullopt);
+  const Placement placement = begin(*store, 1);
+  ASSERT_EQ(asides().size(), 1U);
+  EXPECT_EQ(store->aside(), asides()[0]);
+  ASSERT_TRUE(store->commit(write_shards(1, placement)));
+  EXPECT_EQ(store->aside(), std::nullopt) << "the save is there";
+  store->release();
+  const auto aside = Store::open(asides()[0]);
+  ASSERT_TRUE(aside);
+  const auto collected = (*aside)->collect();
+  ASSERT_TRUE(collected) << collected.error().message;
+  EXPECT_EQ(collected->problems.size(), 1U) << "the damaged one";
+  load(**aside);
+  ASSERT_TRUE((*aside)->commit(write_shards(10, begin(**aside, 10)))) << "its volumes are its own";
+  (*aside)->release();
+  ASSERT_TRUE(os::write_file_durably(manifest_path(asides()[0], 8, 2), good));
+  expect_old_run();
+}
+
 TEST_F(ContinuationTest, ACopyIsNotSetAside) {
   save_old_run();
   fs::copy(directory(), root_.file("copy"), fs::copy_options::recursive);

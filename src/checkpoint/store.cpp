@@ -297,6 +297,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
     return std::unexpected(written.error());
   }
   save_->committed = manifest.commit;
+  aside_.reset();
   return manifest.commit;
 }
 

@@ -98,6 +98,10 @@ class Store {
   // manifest is damaged is left alone as well.
   Result<SweepResult> retain(std::optional<std::uint64_t> keep);
 
+  // The folder that a begin() has set the earlier run aside in, until a save is committed: an error of that
+  // save should say where the run is.
+  std::optional<std::string> aside();
+
   // Ends a save; nothing if there is none. What was written and not committed stays for collect().
   void release();
 
@@ -161,6 +165,7 @@ class Store {
   Continuation known_;                   // its id is that of the descriptor when it was last looked at
   std::set<Commit> told_;                // that retain() left alone, and has said so
   bool fresh_ = false;                   // what is in the directory goes aside
+  std::optional<std::string> aside_;     // where it went, until a save is committed
   std::unique_ptr<Save> save_;
   os::ForkTakeover ownership_;  // of mutex_ and what it guards
 };

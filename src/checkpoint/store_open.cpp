@@ -62,6 +62,18 @@ std::unexpected<Error> no_store(const std::string& directory, bool exists) {
             .path = directory});
 }
 
+// Steps move once the directory has its new descriptor.
+std::unexpected<Error> stopped_midway(const std::string& directory, const StoreDescriptor& after,
+                                      Error error) {
+  const auto descriptor = read_store_descriptor(directory);
+  if (descriptor && id_of(*descriptor) == after.id)
+    error.message += fmt::format(
+        "; it stopped while the earlier run was set aside: each of its checkpoints is "
+        "whole, in {} or in the newest folder aside-* there",
+        directory);
+  return std::unexpected(std::move(error));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const StoreOptions& options) {
@@ -96,6 +108,11 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
       return std::unexpected(ours.error());
   }
   return store;
+}
+
+std::optional<std::string> Store::aside() {
+  const auto guard = enter();
+  return aside_;
 }
 
 StoreDescriptor Store::descriptor() {
@@ -191,7 +208,8 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
   auto moved = set_aside(directory_, *recorded, after, changes_);
-  if (!moved) return std::unexpected(moved.error());
+  if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
+  aside_ = *std::move(moved);
   known_ = {};
   descriptor_ = after;
   recorded_ = true;

@@ -155,6 +155,7 @@ class StepSave:
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
+        self._say_where_the_earlier_run_is(error)
         try:
             if self._exchange is not None:
                 error = cause(self._exchange, error)
@@ -163,6 +164,16 @@ class StepSave:
         finally:
             if self._place.ranks.rank == 0:
                 self._place.store.abandon()
+
+    def _say_where_the_earlier_run_is(self, error: BaseException) -> None:
+        """Add to the error of a first save that its user finds the directory empty now (fresh=True)."""
+        aside = self._place.store.aside if self._place.ranks.rank == 0 else None
+        if aside is None or not isinstance(error, Error):
+            return
+        error.strerror = (
+            f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
+            f"go on with it, or save again to start over in {self._place.store.directory}"
+        )
 
     def _lay_out(self, volumes: int) -> None:
         """Divide the bytes among the writers, and those of each among so many volumes.
