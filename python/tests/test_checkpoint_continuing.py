@@ -104,7 +104,7 @@ def test_another_job_in_the_same_directory_is_found(tmp_path: Path) -> None:
     other.load()
     for step in (2, 3):
         other.save(step, state_of(step), block=True)
-    with pytest.raises(FileExistsError, match=r"steps 2, 3, which another job has saved"):
+    with pytest.raises(FileExistsError, match=r"steps 2, 3, which this run has neither loaded nor saved"):
         one.save(2, state_of(2), block=True)
     assert_whole(tmp_path / "run", 1, 2, 3)
 

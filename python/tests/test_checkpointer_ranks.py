@@ -250,7 +250,7 @@ def test_ranks_that_differ(crew: RankProcesses, directory: Path, difference: str
     ours = {rank: error for rank, error in failed.items() if error.kind != "ValueError"}
     for error in ours.values():
         if difference == "another value":
-            assert "names, dtypes, shapes, or values that are no tensors" in error.message
+            assert "names, dtypes, shapes, or values that are not tensors" in error.message
         # With an odd rank 0 it is one of the others that differs from it.
         assert f"rank {odd}" in error.message, error
     crew.all("save", 4, {"seed": 4}, block=True)

@@ -264,23 +264,23 @@ def test_a_skeleton_that_was_changed_is_a_format_error_or_another_state(
         ({"int": "0x1f"}, "beyond 64 bits"),
         ({"float": "3ff0"}, "16 hexadecimal"),
         ({"dict": [1]}, "keys and values"),
-        ({"dict": ["a", 1, "a", 2]}, "twice"),
-        ({"dict": [[1], 1]}, "no value"),
+        ({"dict": ["a", 1, "a", 2]}, "duplicated"),
+        ({"dict": [[1], 1]}, "not a value"),
         ({"dict": [], "more": 1}, "keys"),
-        ({"set": [1, 1]}, "twice"),
-        ({"ndarray": "a", "dtype": "|O", "shape": [2]}, "no dtype"),
-        ({"ndarray": "a", "dtype": [["a", "|O"]], "shape": [2]}, "no d"),
-        ({"numpy.scalar": "AAAAAAAAAAA=", "dtype": "|O8"}, "no dtype"),
-        ({"numpy.scalar": "AAAA", "dtype": "<f4"}, "no scalar"),
+        ({"set": [1, 1]}, "duplicated"),
+        ({"ndarray": "a", "dtype": "|O", "shape": [2]}, "not a dtype"),
+        ({"ndarray": "a", "dtype": [["a", "|O"]], "shape": [2]}, "not a d"),
+        ({"numpy.scalar": "AAAAAAAAAAA=", "dtype": "|O8"}, "not a dtype"),
+        ({"numpy.scalar": "AAAA", "dtype": "<f4"}, "not a scalar"),
         ({"tensor": "a", "dtype": "F32", "shape": [3]}, "not torch.float32, [3]"),
         ({"tensor": "b", "dtype": "F32", "shape": [2]}, "missing"),
         ({"tensor": "a", "dtype": "I64", "shape": [2], "requires_grad": True}, "gradients"),
         ({"tensor": "a", "dtype": "F32", "shape": [-2]}, "shape"),
-        ({"tensor": "a", "dtype": "F9", "shape": [2]}, "no dtype of this torch"),
+        ({"tensor": "a", "dtype": "F9", "shape": [2]}, "not a dtype of this torch"),
         ({"device": "toaster"}, "device"),
         ({"bytes": "A"}, "bytes"),
         ({"str": "/w=="}, "str"),
-        ({"nonsense": 1}, "no value"),
+        ({"nonsense": 1}, "not a value"),
         (
             [{"tensor": "a", "dtype": "F32", "shape": [2]}, {"tensor": "a", "dtype": "I32", "shape": [2]}],
             "elsewhere",
@@ -485,7 +485,7 @@ def test_names_of_dtypes() -> None:
     assert _state.dtype_name(torch.bfloat16) == "BF16"
     assert _state.dtype_name(torch.complex128) == "torch.complex128"
     for bad in ("bfloat16", "", "torch.nn", "torch.float32"):
-        with pytest.raises(ValueError, match="no dtype"):
+        with pytest.raises(ValueError, match="not a dtype"):
             _state.dtype_named(bad)
 
 

@@ -64,7 +64,7 @@ class Inspector : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& name) override {
     const auto [place, inserted] = keys_.back().insert(std::move(name));
-    if (!inserted) why_ = fmt::format("the key \"{}\" stands there twice", *place);
+    if (!inserted) why_ = fmt::format("the key \"{}\" is duplicated", *place);
     return inserted;
   }
   bool end_object() override {

@@ -33,8 +33,8 @@ TEST(PartsOfJson, AreTexts) {
 
 TEST(ParseJsonObject, RefusesWhatALenientParserLetsPass) {
   using namespace std::string_view_literals;
-  EXPECT_EQ(parse_json_object(R"({"a":1,"b":{"a":1,"a":2}})", 4).error(), "the key \"a\" stands there twice");
-  EXPECT_EQ(parse_json_object("{\"a\":1,\"\\u0061\":1}", 4).error(), "the key \"a\" stands there twice");
+  EXPECT_EQ(parse_json_object(R"({"a":1,"b":{"a":1,"a":2}})", 4).error(), "the key \"a\" is duplicated");
+  EXPECT_EQ(parse_json_object("{\"a\":1,\"\\u0061\":1}", 4).error(), "the key \"a\" is duplicated");
   EXPECT_EQ(parse_json_object("{}\0"sv, 4).error(), "it contains a zero byte");
   for (const std::string_view text : {"[]", "1", "", "{", "{}{}", "{\"a\":1,}", "{'a':1}", "{\"a\":NaN}",
                                       "{\"a\":1e999}", "{\"\xFF\":1}", "{\"\\ud800\":1}"}) {

@@ -117,7 +117,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
     if (fraction_digits.empty()) return refuse(text, "has no digit after the point");
   }
   const std::optional<std::uint64_t> unit = unit_bytes(trim(rest));
-  if (!unit) return refuse(text, fmt::format("\"{}\" is no unit", trim(rest).substr(0, 16)));
+  if (!unit) return refuse(text, fmt::format("\"{}\" is not a unit", trim(rest).substr(0, 16)));
 
   const std::optional<std::uint64_t> fraction = fraction_bytes(fraction_digits, *unit);
   if (!fraction) return refuse(text, "is not a whole number of bytes");

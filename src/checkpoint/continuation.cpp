@@ -18,13 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kSavedByAnother =
-    "another job has saved since this one loaded or saved; let one job at a time save into a directory, and "
-    "call load() to continue from there";
+constexpr std::string_view kNeitherLoadedNorSaved =
+    "this run has neither loaded nor saved: they are of an earlier run, or another job saves into the "
+    "directory; call load() to continue from them, and let one job at a time save into a directory";
 constexpr std::string_view kNotLoaded =
-    "this run did not load, and would overwrite or remove; to continue from there call load() before "
-    "saving, to start over use another directory, or fresh=True, which moves the earlier run to a folder of "
-    "its own and deletes nothing";
+    "this run did not load, and would overwrite or remove. To continue from them, call load() before saving; "
+    "to start over, use another directory, or fresh=True, which moves the earlier run into a folder of its "
+    "own and deletes nothing";
 
 }  // namespace
 
@@ -72,7 +72,7 @@ Status check_continues(const std::string& directory, const std::string& id, std:
       Error{.kind = ErrorKind::system,
             .code = EEXIST,
             .message = fmt::format("cannot save step {} into {}: it holds {}, which {}", step, directory,
-                                   in_words(steps), known.is_empty() ? kNotLoaded : kSavedByAnother),
+                                   in_words(steps), known.is_empty() ? kNotLoaded : kNeitherLoadedNorSaved),
             .path = directory});
 }
 

@@ -162,7 +162,7 @@ TEST_F(ContinuationTest, AnotherJobThatSavesMeanwhileIsFound) {
   save(*other, 3);
   const Error error = refusal(*one, 2);
   EXPECT_EQ(error.code, EEXIST);
-  EXPECT_NE(error.message.find("another job has saved"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("neither loaded nor saved"), std::string::npos) << error.message;
   EXPECT_NE(error.message.find("steps 2, 3"), std::string::npos) << error.message;
   load(*one);
   save(*one, 2);
@@ -194,7 +194,7 @@ TEST_F(ContinuationTest, WhatWasSavedAfterADeletionIsNotKnown) {
   EXPECT_EQ(other->read_manifest(200)->commit, 1U);
   const Error error = refusal(*one, 150);
   EXPECT_EQ(error.code, EEXIST);
-  EXPECT_NE(error.message.find("another job has saved"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("neither loaded nor saved"), std::string::npos) << error.message;
 }
 
 TEST_F(ContinuationTest, AJobDoesNotGoOnWhereAnotherHasStartedOver) {

@@ -47,7 +47,7 @@ std::string format_version(const Home& home, std::string_view version) {
 std::string format_home(const Home& home) { return format_version(home, kVersion); }
 
 Result<Home> parse_home(std::string_view text, const std::string& record) {
-  if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is no such record");
+  if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is not such a record");
   std::string_view rest = text.substr(kMagic.size());
   const std::string_view version = rest.substr(0, rest.find(' '));
   if (version != kVersion && version != kFirstVersion) {

@@ -57,7 +57,7 @@ using Text = std::string_view;
 class Object {
  public:
   Object(Text text, std::string_view what) : what_(what) {
-    if (!text.starts_with('{')) throw Refusal{fmt::format("{} is no object", what)};
+    if (!text.starts_with('{')) throw Refusal{fmt::format("{} is not an object", what)};
     members_ = members_of(text);
   }
   void check_keys(std::span<const std::string_view> known) const {
@@ -93,7 +93,7 @@ std::uint64_t number(Text value, std::string_view what) {
 std::uint64_t number_of(const Object& object, std::string_view key) { return number(object.at(key), key); }
 
 std::string text(Text value, std::string_view what) {
-  if (!value.starts_with('"')) throw Refusal{fmt::format("\"{}\" is no string", what)};
+  if (!value.starts_with('"')) throw Refusal{fmt::format("\"{}\" is not a string", what)};
   if (value.find('\\') == Text::npos) return std::string(value.substr(1, value.size() - 2));
   return Json::parse(value.begin(), value.end()).get<std::string>();
 }
@@ -101,7 +101,7 @@ std::string text(Text value, std::string_view what) {
 std::string text_of(const Object& object, std::string_view key) { return text(object.at(key), key); }
 
 std::vector<Text> array(Text value, std::string_view what) {
-  if (!value.starts_with('[')) throw Refusal{fmt::format("\"{}\" is no array", what)};
+  if (!value.starts_with('[')) throw Refusal{fmt::format("\"{}\" is not an array", what)};
   return items_of(value);
 }
 
@@ -305,7 +305,7 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
   if (!take(head, at, kMagic)) return refuse(path, "it does not begin with \"trunkline checkpoint\"");
   const auto version = take_number(head, at);
   if (!version || *version == 0 || !take(head, at, " "))
-    return refuse(path, "its first line names no version");
+    return refuse(path, "its first line does not name a version");
   if (*version > kFeatureVersion) {
     return std::unexpected(make_error(
         ErrorKind::format,
@@ -315,12 +315,13 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
             path, *version, kFeatureVersion),
         path));
   }
-  if (!take(head, at, "crc32c=")) return refuse(path, "its first line names no checksum");
+  if (!take(head, at, "crc32c=")) return refuse(path, "its first line does not name a checksum");
   const auto crc = crc_of(head.substr(at, kCrcDigits));
   at = std::min(at + kCrcDigits, head.size());
-  if (!crc || !take(head, at, " bytes=")) return refuse(path, "its first line names no checksum or no size");
+  if (!crc || !take(head, at, " bytes="))
+    return refuse(path, "its first line does not name a checksum and a size");
   const auto bytes = take_number(head, at);
-  if (!bytes || !take(head, at, "\n")) return refuse(path, "its first line names no size");
+  if (!bytes || !take(head, at, "\n")) return refuse(path, "its first line does not name a size");
   if (file_bytes - at != *bytes) {
     return damaged(path, fmt::format("{} bytes follow its first line, which says {}: it was cut or grew",
                                      file_bytes - at, *bytes));
@@ -402,7 +403,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
   if (!framed) return std::unexpected(framed.error());
   auto manifest = manifest_from_json(framed->json, path);
   if (manifest && manifest->features.empty() != (framed->version == kFirstVersion))
-    return refuse(path, fmt::format("\"features\" do not go with its version, {}", framed->version));
+    return refuse(path, fmt::format("\"features\" do not belong to its version, {}", framed->version));
   return manifest;
 }
 

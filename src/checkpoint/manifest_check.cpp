@@ -51,7 +51,7 @@ Objection of_numbers(const Manifest& manifest) {
   }
   if (manifest.features.size() > 1 ||
       (manifest.features.size() == 1 && manifest.features.front() != kViewsFeature))
-    return "\"features\" has one that is not known, or twice";
+    return "\"features\" has an entry that is unknown or duplicated";
   if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
     return fmt::format("\"world_size\" is not of 1 .. {}", kMaxWorldSize);
   return std::nullopt;
@@ -62,7 +62,7 @@ Objection of_volumes(const Manifest& manifest) {
   for (const std::string& volume : manifest.volumes) {
     if (volume != kOwnVolume && (!volume.starts_with('/') || volume.find('\0') != std::string::npos))
       return fmt::format("the volume \"{}\" is neither \".\" nor an absolute path", volume);
-    if (!seen.insert(volume).second) return fmt::format("the volume \"{}\" stands there twice", volume);
+    if (!seen.insert(volume).second) return fmt::format("the volume \"{}\" is duplicated", volume);
   }
   return std::nullopt;
 }
@@ -75,7 +75,7 @@ Objection of_shards(const Manifest& manifest) {
     if (!is_plain_file_name(shard.file))
       return fmt::format("shard \"{}\": \"file\" is not a plain file name", shard.file);
     if (!seen.emplace(shard.volume, shard.file).second)
-      return fmt::format("shard \"{}\" stands there twice", shard.file);
+      return fmt::format("shard \"{}\" is duplicated", shard.file);
     if (shard.bytes > kMaxNumber) return fmt::format("shard \"{}\": \"bytes\" is too large", shard.file);
     const std::uint64_t chunks = chunks_of(shard.bytes, manifest.chunk_bytes);
     if (shard.crc32c.size() != chunks) {
@@ -115,8 +115,7 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
 Objection of_tensors(const Manifest& manifest) {
   std::unordered_set<std::string_view> names;
   for (const Tensor& tensor : manifest.tensors) {
-    if (!names.insert(tensor.name).second)
-      return fmt::format("tensor \"{}\" stands there twice", tensor.name);
+    if (!names.insert(tensor.name).second) return fmt::format("tensor \"{}\" is duplicated", tensor.name);
     if (auto why = of_tensor(manifest, tensor)) return why;
   }
   return std::nullopt;

@@ -123,7 +123,7 @@ TEST(Manifest, FirstLineSaysWhatIsWrong) {
       {other_crc, ErrorKind::corrupt, "CRC-32C"},
       {good.substr(0, good.size() - 1), ErrorKind::corrupt, "was cut or grew"},
       {good + "\n", ErrorKind::corrupt, "was cut or grew"},
-      {upper, ErrorKind::format, "no checksum"},
+      {upper, ErrorKind::format, "not name a checksum"},
       {"trunkline checkpoint 3 blake3=00 zstd\n", ErrorKind::format, "newer version"},
       {"trunkline checkpoint 18446744073709551615 x\n", ErrorKind::format, "newer version"},
       {"trunkline checkpoint 0 crc32c=00000000 bytes=2\n{}", ErrorKind::format, "version"},
@@ -155,7 +155,7 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("\"step\":12,", ""), "\"step\" is missing"},
       {with("\"state\"", "\"State\""), "unknown key \"State\""},
       {with("\"state\"", "\"\\u0073tate\""), "unknown key \"\\u0073tate\""},
-      {with("\"step\":12", "\"step\":12,\"step\":12"), "twice"},
+      {with("\"step\":12", "\"step\":12,\"step\":12"), "duplicated"},
       {with("\"step\":12", "\"step\":-1"), "\"step\""},
       {with("\"step\":12", "\"step\":12.0"), "\"step\""},
       {with("\"step\":12", "\"step\":9223372036854775808"), "\"step\""},
@@ -172,9 +172,9 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("\"/fast/run-0011\"", "\"fast\""), "volume"},
       {with("\"/fast/run-0011\"", "\"\""), "volume"},
       {with("\"/fast/run-0011\"", "\"/a\\u0000b\""), "volume"},
-      {with("\"/fast/run-0011\"", "\".\""), "twice"},
+      {with("\"/fast/run-0011\"", "\".\""), "duplicated"},
       {with("\"/fast/run-0011\"", "7"), "\"volumes\""},
-      {with("[\".\",\"/fast/run-0011\"]", "{}"), "\"volumes\" is no array"},
+      {with("[\".\",\"/fast/run-0011\"]", "{}"), "\"volumes\" is not an array"},
       {with("\"volume\":1", "\"volume\":2"), "no volume 2"},
       {with("\"volume\":1", "\"volume\":1,\"colour\":1"), "\"colour\""},
       {with("shard-b.safetensors", "../x"), "plain file name"},
@@ -184,14 +184,14 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("shard-b.safetensors", ""), "plain file name"},
       {with("shard-b.safetensors", "a\\u0000"), "plain file name"},
       {with("shard-b.safetensors", std::string(256, 'x')), "plain file name"},
-      {with("\"volume\":1,\"file\":\"shard-b", "\"volume\":0,\"file\":\"shard-a"), "twice"},
+      {with("\"volume\":1,\"file\":\"shard-b", "\"volume\":0,\"file\":\"shard-a"), "duplicated"},
       {with("\"bytes\":1048577", "\"bytes\":1048576"), "checksums"},
       {with("\"bytes\":1048577", "\"bytes\":18446744073709551615"), "too large"},
       {with("ffffffff00000000", "ffffffff0000000"), "\"crc32c\""},
       {with("ffffffff00000000", "ffffffff0000000G"), "\"crc32c\""},
       {with("ffffffff00000000", "FFFFFFFF00000000"), "\"crc32c\""},
       {with("ffffffff00000000", "ffffffff"), "checksums"},
-      {with("\"µ\"", "\"model.weight\""), "twice"},
+      {with("\"µ\"", "\"model.weight\""), "duplicated"},
       {with("\"BF16\"", "\"F32\""), "shape and dtype"},
       {with("\"BF16\"", "16"), "\"dtype\""},
       {with("torch.complex128", ""), "\"dtype\""},
@@ -210,7 +210,7 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("{\"name\":\"\"", "{\"title\":1,\"name\":\"\""), "\"title\""},
       {with("\"state\":{", "\"state\":" + std::string(600, '[') + std::string(600, ']') + ",\"x\":{"),
        "nested"},
-      {with("\"epoch\"", "\"z\""), "twice"},
+      {with("\"epoch\"", "\"z\""), "duplicated"},
   };
   for (const auto& [json, why] : cases) {
     const auto parsed = parse_manifest(frame_manifest(json), "/d/m");
@@ -241,12 +241,12 @@ TEST(Manifest, FeaturesMakeAVersionThatOlderReadersRefuse) {
     std::string other = json;
     return frame_manifest(other.replace(other.find(from), from.size(), to), kFeatureVersion);
   };
-  refused(frame_manifest(json, kFirstVersion), "do not go with its version, 1");
-  refused(frame_manifest(plain, kFeatureVersion), "do not go with its version, 2");
+  refused(frame_manifest(json, kFirstVersion), "do not belong to its version, 1");
+  refused(frame_manifest(plain, kFeatureVersion), "do not belong to its version, 2");
   refused(changed("[\"views\"]", "[]"), "\"features\" is empty");
-  refused(changed("[\"views\"]", "{}"), "\"features\" is no array");
-  refused(changed("[\"views\"]", "[7]"), "\"features\" is no string");
-  refused(changed("[\"views\"]", "[\"views\",\"views\"]"), "twice");
+  refused(changed("[\"views\"]", "{}"), "\"features\" is not an array");
+  refused(changed("[\"views\"]", "[7]"), "\"features\" is not a string");
+  refused(changed("[\"views\"]", "[\"views\",\"views\"]"), "duplicated");
   // Whatever else a feature that is not known brings with it.
   std::string newer = json;
   newer.replace(newer.find("[\"views\"]"), 9, "[\"views\",\"colours\"]");
@@ -271,7 +271,7 @@ TEST(Manifest, FormattingRefusesWhatParsingWould) {
   refused([](Manifest& m) { m.state = ""; }, "state");
   refused([](Manifest& m) { m.state = "1,\"more\":2"; }, "one JSON value");
   refused([](Manifest& m) { m.state = "NaN"; }, "state");
-  refused([](Manifest& m) { m.state = R"({"a":1,"a":2})"; }, "twice");
+  refused([](Manifest& m) { m.state = R"({"a":1,"a":2})"; }, "duplicated");
 }
 
 }  // namespace

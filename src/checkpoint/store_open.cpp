@@ -27,7 +27,7 @@ std::unexpected<Error> invalid(std::string message) {
 
 Result<std::string> absolute_path(const std::string& path, std::string_view argument) {
   if (path.empty() || path.find('\0') != std::string::npos)
-    return invalid(fmt::format("{}: \"{}\" is no path", argument, path));
+    return invalid(fmt::format("{}: the path \"{}\" is empty or contains a NUL byte", argument, path));
   std::error_code error;
   fs::path whole = fs::absolute(path, error);
   // Behind a symbolic link, ".." leads elsewhere than the names say.
@@ -44,7 +44,7 @@ Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>
     auto volume = absolute_path(path, "volumes");
     if (!volume) return std::unexpected(volume.error());
     if (std::ranges::find(volumes, *volume) != volumes.end())
-      return invalid(fmt::format("volumes: {} stands there twice", *volume));
+      return invalid(fmt::format("volumes: {} is listed twice", *volume));
     volumes.push_back(std::move(*volume));
   }
   return volumes;
@@ -54,7 +54,7 @@ std::unexpected<Error> no_store(const std::string& directory, bool exists) {
   return std::unexpected(
       Error{.kind = ErrorKind::system,
             .code = ENOENT,
-            .message = fmt::format("{} is no directory of checkpoints: {}; name the directory that a "
+            .message = fmt::format("{} is not a directory of checkpoints: {}; name the directory that a "
                                    "Checkpointer was given",
                                    directory,
                                    exists ? fmt::format("it has neither {} nor steps in it", kDescriptorFile)
@@ -103,7 +103,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   store->descriptor_ = store->next_descriptor(*recorded);
   if (recorded->has_value() && *recorded != store->descriptor_) {
     if (options.if_missing == IfMissing::fail)
-      return invalid(fmt::format("volumes: {} has its shards on others", store->directory_));
+      return invalid(fmt::format(
+          "volumes: they differ from those on which {} has its shards; leave volumes out to open it as it is",
+          store->directory_));
     if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
       return std::unexpected(ours.error());
   }

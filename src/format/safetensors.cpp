@@ -111,7 +111,7 @@ Result<Metadata> parse_metadata(const Json& json, const std::string& path) {
   Metadata metadata;
   for (const auto& item : json.items()) {
     if (!item.value().is_string())
-      return refuse(path, fmt::format("\"__metadata__\": the value of \"{}\" is no string", item.key()));
+      return refuse(path, fmt::format("\"__metadata__\": the value of \"{}\" is not a string", item.key()));
     metadata.emplace(item.key(), item.value().get<std::string>());
   }
   return metadata;
@@ -274,7 +274,7 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> ten
   std::vector<std::uint64_t> bytes;
   for (const TensorToStore& tensor : tensors) {
     if (tensor.name == kMetadataKey) return bad_tensor(tensor.name, "is the name of the metadata");
-    if (!names.insert(tensor.name).second) return bad_tensor(tensor.name, "stands there twice");
+    if (!names.insert(tensor.name).second) return bad_tensor(tensor.name, "is duplicated");
     const auto size = tensor_bytes(tensor.dtype, tensor.shape);
     if (!size) return bad_tensor(tensor.name, "has a size that is no 64-bit number of whole bytes");
     bytes.push_back(*size);

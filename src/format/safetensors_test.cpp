@@ -72,9 +72,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"ZeroByteBehind", std::string("{}\0", 3), 0, "zero byte"},
         Bad{"Trailing", "{}{}", 0, "not a JSON object"},
         Bad{"NotUtf8", "{\"\xFF\":{}}", 0, "not a JSON object"},
-        Bad{"Repeated", "{" + kA + "," + kA + "}", 4, "\"a\" stands there twice"},
+        Bad{"Repeated", "{" + kA + "," + kA + "}", 4, "\"a\" is duplicated"},
         Bad{"RepeatedField", R"({"a":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}})", 1,
-            "\"dtype\" stands there twice"},
+            "\"dtype\" is duplicated"},
         Bad{"Deep", "{\"a\":" + std::string(200, '[') + std::string(200, ']') + "}", 0, "nested too deeply"},
         Bad{"TensorIsNumber", "{\"a\":1}", 0, "tensor \"a\""},
         Bad{"UnknownDtype", "{" + entry("a", "F7", "[4]", "[0,4]") + "}", 4, "\"F7\" is unknown"},
@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"CutOff", "{" + kA + "}", 3, "take 4 bytes and 3 follow"},
         Bad{"BytesBehind", "{" + kA + "}", 5, "take 4 bytes and 5 follow"},
         Bad{"MetadataNoObject", "{\"__metadata__\":null}", 0, "__metadata__"},
-        Bad{"MetadataNoString", "{\"__metadata__\":{\"a\":1}}", 0, "\"a\" is no string"}),
+        Bad{"MetadataNoString", "{\"__metadata__\":{\"a\":1}}", 0, "\"a\" is not a string"}),
     [](const auto& bad) { return std::string(bad.param.what); });
 
 TEST(Safetensors, TheLengthMustFitTheFile) {

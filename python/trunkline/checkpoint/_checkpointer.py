@@ -64,7 +64,7 @@ class Checkpointer:
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
     is one, False this process alone. Then making one, save() and load() are collective, and each writer
     writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes, shapes and
-    values that are no tensors are compared, the values of tensors are not. writers: "rank" (all), "node" (the
+    values that are not tensors are compared, those of tensors are not. writers: "rank" (all), "node" (the
     first rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
     seconds makes the save fail on all others, with an error that names it; earlier checkpoints stay intact.
 
@@ -426,7 +426,7 @@ class Checkpointer:
                     if theirs[option] != ours:
                         raise rank_error(
                             rank,
-                            f"rank {rank} has other {option} than rank 0; pass the same on all ranks",
+                            f"rank {rank}: {option} differs from rank 0; pass the same on all ranks",
                         )
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
 

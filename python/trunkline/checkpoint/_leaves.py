@@ -155,13 +155,13 @@ def encode_key(value: Any) -> Json:
 
 def _text(value: Json) -> str:
     if type(value) is not str:
-        raise BadLeaf("it holds no string where one belongs")
+        raise BadLeaf("it must hold a string here")
     return value
 
 
 def _array(value: Json) -> list[Json]:
     if type(value) is not list:
-        raise BadLeaf("it holds no array where one belongs")
+        raise BadLeaf("it must hold an array here")
     return value
 
 
@@ -171,13 +171,13 @@ def _decode_base64(value: Json) -> bytes:
 
 def _decode_int(value: Json) -> int:
     if not _HEX_INT.fullmatch(_text(value)) or int(value, 16) in _INT64:
-        raise BadLeaf("it is no integer beyond 64 bits in hexadecimal digits")
+        raise BadLeaf("it is not an integer beyond 64 bits in hexadecimal digits")
     return int(value, 16)
 
 
 def _decode_float(value: Json) -> float:
     if not _HEX_FLOAT.fullmatch(_text(value)):
-        raise BadLeaf("it is no float of 16 hexadecimal digits")
+        raise BadLeaf("it is not a float of 16 hexadecimal digits")
     number: float = struct.unpack(">d", bytes.fromhex(value))[0]
     return number
 
@@ -185,7 +185,7 @@ def _decode_float(value: Json) -> float:
 def _decode_complex(value: Json) -> complex:
     parts = [decode(part) for part in _array(value)]
     if len(parts) != 2 or any(type(part) is not float for part in parts):
-        raise BadLeaf("it is no pair of floats")
+        raise BadLeaf("it is not a pair of floats")
     return complex(*parts)
 
 
@@ -203,7 +203,7 @@ def _decode_descr(value: Json) -> Any:
         return tuple(_decode_descr(item) for item in _array(value["tuple"]))
     descr = decode(value)
     if type(descr) not in (str, int):
-        raise BadLeaf("it is no description of a dtype of numpy")
+        raise BadLeaf("it is not a description of a dtype of numpy")
     return descr
 
 
@@ -211,15 +211,15 @@ def decode_numpy_dtype(value: Json) -> "numpy.dtype[Any]":
     """Return the dtype of numpy that encode_numpy_dtype described. Raises BadLeaf."""
     descr = _decode_descr(value)
     if type(descr) is str and not _NUMPY_DTYPE.fullmatch(descr):
-        raise BadLeaf(f"{descr!r} is no dtype of numpy")
+        raise BadLeaf(f"{descr!r} is not a dtype of numpy")
     try:
         dtype: numpy.dtype[Any] = numpy.lib.format.descr_to_dtype(descr)
         plain = dtype.itemsize > 0 and not dtype.hasobject
         canonical = plain and numpy.lib.format.dtype_to_descr(dtype) == descr
     except Exception as error:  # whatever numpy makes of a hostile description
-        raise BadLeaf(f"{descr!r} is no dtype of numpy ({error})") from None
+        raise BadLeaf(f"{descr!r} is not a dtype of numpy ({error})") from None
     if not canonical:
-        raise BadLeaf(f"{descr!r} is no dtype of numpy as it describes them")
+        raise BadLeaf(f"{descr!r} is not a dtype of numpy as it describes them")
     return dtype
 
 
@@ -231,7 +231,7 @@ def _decode_numpy_scalar(value: Json, described: Json) -> Any:
         or len(data) != dtype.itemsize
         or not data
     ):
-        raise BadLeaf("it is no scalar of its dtype")
+        raise BadLeaf("it is not a scalar of its dtype")
     # A copy: a scalar of structured dtype would keep and show the bytes that it was made from.
     return numpy.ndarray((), dtype, bytearray(data))[()]
 
@@ -239,7 +239,7 @@ def _decode_numpy_scalar(value: Json, described: Json) -> Any:
 def _decode_elements(value: Json) -> list[Any]:
     elements = [decode_key(element) for element in _array(value)]
     if len(set(elements)) != len(elements):
-        raise BadLeaf("an element stands there twice")
+        raise BadLeaf("an element is duplicated")
     return elements
 
 
@@ -282,8 +282,8 @@ def decode(value: Json) -> Any:
     except RecursionError:
         raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # of base64, UTF-8, torch, numpy
-        raise BadLeaf(f"it is no {' '.join(map(repr, value))} ({error})") from None
-    raise BadLeaf(f"it is no value that a state can hold: {_shown(value)}")
+        raise BadLeaf(f"it is not a {' '.join(map(repr, value))} ({error})") from None
+    raise BadLeaf(f"it is not a value that a state can hold: {_shown(value)}")
 
 
 def decode_key(value: Json) -> Any:
@@ -294,7 +294,7 @@ def decode_key(value: Json) -> Any:
     try:
         hash(decoded)
     except TypeError:
-        raise BadLeaf("it is no key: it cannot be hashed") from None
+        raise BadLeaf("it is not a key: it cannot be hashed") from None
     return decoded
 
 

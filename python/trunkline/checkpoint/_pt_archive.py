@@ -157,7 +157,7 @@ class Archive:
             raise Format(
                 None,
                 f"{self.path} records no CRC-32 for {record.name} (torch.save writes none under "
-                'set_crc32_options(False)), and verify=True asks for it; load it with verify="auto"',
+                'set_crc32_options(False)), and verify=True requires it; load it with verify="auto"',
                 self.path,
             )
         return None

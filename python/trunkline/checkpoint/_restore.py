@@ -32,7 +32,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "Counter": collections.Counter,
 }
 _PLAIN_FIELDS = {"tensor", "dtype", "shape"}  # of most tensors
-_BAD_SHAPE = 'its "shape" is no array of integers from 0'
+_BAD_SHAPE = 'its "shape" is not an array of integers from 0'
 _NOTHING: Any = object()  # there is nothing to load into
 
 
@@ -149,7 +149,7 @@ class _Restoring:
 
     def _items(self, nodes: Json, into: Any) -> list[Any]:
         if type(nodes) is not list:
-            raise BadLeaf("it holds no array where one belongs")
+            raise BadLeaf("it must hold an array here")
         if into is not _NOTHING:
             if not isinstance(into, (list, tuple)):
                 raise self._mismatch(f"a {type(into).__name__}", f"a list or tuple of {len(nodes)}")
@@ -164,7 +164,7 @@ class _Restoring:
         _check_fields(node, tag, *(["_metadata"] if tag == "OrderedDict" and len(node) == 2 else []))
         nodes = node[tag]
         if type(nodes) is not list or len(nodes) % 2 != 0:
-            raise BadLeaf("it holds no array of keys and values where one belongs")
+            raise BadLeaf("it must hold an array of keys and values here")
         keys = [key if type(key) is str else decode_key(key) for key in nodes[::2]]
         if into is not _NOTHING:
             self._check_keys(keys, into)
@@ -173,7 +173,7 @@ class _Restoring:
         for key, item in zip(keys, nodes[1::2], strict=True):
             value[key] = self._child(key, item, _NOTHING if into is _NOTHING else into[key])
         if len(value) != len(keys):
-            raise BadLeaf("a key stands there twice")
+            raise BadLeaf("a key is duplicated")
         if "_metadata" in node:
             vars(value)["_metadata"] = self._child(METADATA, node["_metadata"], _NOTHING)
         return value
@@ -200,7 +200,7 @@ class _Restoring:
         """Return the name of a tensor; `stored`: as what, None for a view of memory."""
         name = node[tag]
         if type(name) is not str:
-            raise BadLeaf("the name of a tensor is no string")
+            raise BadLeaf("the name of a tensor is not a string")
         if stored is None:
             self.named.setdefault(name, None)
             return name
@@ -216,7 +216,7 @@ class _Restoring:
         if tensor is None:
             raise BadLeaf(f"the tensor {name!r} is missing")
         if not isinstance(tensor, torch.Tensor) or not (is_ordinary(tensor) or objection(tensor) is None):
-            raise BadLeaf(f"the tensor {name!r} is no dense tensor of the CPU or a CUDA GPU")
+            raise BadLeaf(f"the tensor {name!r} is not a dense tensor of the CPU or a CUDA GPU")
         if stored is None:
             if not tensor.is_contiguous():
                 raise BadLeaf(f"the tensor {name!r} is not contiguous")

@@ -115,7 +115,7 @@ def parse_index(data: bytes, path: str) -> dict[str, str]:
         raise _bad_index(path, str(error)) from None
     weight_map = index.get("weight_map") if type(index) is dict else None
     if type(weight_map) is not dict:
-        raise _bad_index(path, 'it is no object with a "weight_map" that is an object')
+        raise _bad_index(path, 'it is not an object with a "weight_map" that is an object')
     for name, file_name in weight_map.items():
         why = _objection_to_name(file_name)
         if why is not None:
@@ -128,7 +128,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands there twice")
+        raise ValueError(f"the key {twice!r} is duplicated")
     return made
 
 
@@ -139,7 +139,7 @@ def _no_constant(text: str) -> None:
 def _objection_to_name(name: Any) -> str | None:
     """Why a file may not be of that name; None if it may."""
     if type(name) is not str:
-        return "is no string"
+        return "is not a string"
     if "\0" in name or "\\" in name:
         return "has a character that no file name of an index may have"
     try:
@@ -147,7 +147,7 @@ def _objection_to_name(name: Any) -> str | None:
     except UnicodeEncodeError:
         return "is not valid UTF-8"
     if any(part in ("", ".", "..") for part in name.split("/")):
-        return "is no path below the index"
+        return "is not a path below the index"
     return None
 
 

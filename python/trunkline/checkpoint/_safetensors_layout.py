@@ -50,7 +50,7 @@ def lay_out(
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(
-            f"tensors: safetensors files hold a dict of tensors by name, no {type(tensors).__name__}{_HINT}"
+            f"tensors: safetensors files hold a dict of tensors by name, not {type(tensors).__name__}{_HINT}"
         )
     kept = {name: _storable(name, tensor) for name, tensor in tensors.items()}
     described = [(name, dtype_name(tensor.dtype), _shape_in_file(tensor)) for name, tensor in kept.items()]

@@ -138,7 +138,7 @@ def targets(
         memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
         return manifest.images(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
     except (KeyError, ValueError) as error:
-        raise Format(None, f"{path}: the state does not go with the tensors: {error}", path) from None
+        raise Format(None, f"{path}: the state and the tensors do not fit: {error}", path) from None
 
 
 def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:

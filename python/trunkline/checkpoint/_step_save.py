@@ -236,7 +236,7 @@ class StepSave:
         same = {
             "step": self._step,
             "writers": self._place.writers,
-            "state (names, dtypes, shapes, or values that are no tensors)": [self._skeleton, about],
+            "state (names, dtypes, shapes, or values that are not tensors)": [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
 
@@ -247,8 +247,8 @@ class StepSave:
         if other:
             raise rank_error(
                 rank,
-                f"rank {rank} has another {other[0]} than rank 0; ranks that save together must have the "
-                "same (keep what differs out of the state)",
+                f"rank {rank}: {other[0]} differs from rank 0; ranks that save together must have the same "
+                "(keep what differs out of the state)",
             )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:

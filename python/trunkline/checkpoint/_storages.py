@@ -34,9 +34,9 @@ def view_in(node: dict[str, Json], shape: tuple[int, ...], itemsize: int) -> Vie
         return None
     stride, offset = node["stride"], node.get("offset", 0)
     if type(stride) is not list or len(stride) != len(shape):
-        raise BadLeaf('its "stride" is no array of a number for each dimension')
+        raise BadLeaf('its "stride" is not an array of one number for each dimension')
     if any(type(step) is not int or not 0 <= step < _MAX for step in [*stride, offset]):
-        raise BadLeaf('its "stride" or "offset" is no integer from 0')
+        raise BadLeaf('its "stride" or "offset" is not an integer from 0')
     at = Strided(shape, tuple(stride), itemsize, offset)
     if "storage" not in node:
         if not at.is_dense():
@@ -111,5 +111,5 @@ class Storages:
             self._memory[name] = view.storage, memory
         storage, memory = self._memory[name]
         if storage != view.storage:
-            raise BadLeaf(f'"storage" of {name!r} is another elsewhere')
+            raise BadLeaf(f'"storage" of {name!r} differs between views of it')
         return view_of(memory, view.at, dtype)

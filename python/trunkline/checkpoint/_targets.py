@@ -127,7 +127,7 @@ def _check_storages(name: str, nbytes: int, uses: Sequence[Use], has_gaps: bool)
     """
     storages = {use.view.storage for use in uses if use.view is not None and use.view.storage is not None}
     if len(storages) > 1:
-        raise BadLeaf(f'"storage" of {name!r} is another elsewhere')
+        raise BadLeaf(f'"storage" of {name!r} differs between views of it')
     if storages and not has_gaps and storages != {nbytes}:
         raise BadLeaf(f'"storage" of {name!r} is not the {nbytes} bytes that it has')
 

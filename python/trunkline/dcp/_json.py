@@ -28,12 +28,12 @@ def loads(text: bytes) -> object:
         return made
 
     def no_constant(name: str) -> object:
-        raise Refusal(f"the JSON holds {name}, which is no number")
+        raise Refusal(f"the JSON holds {name}, which is not a number")
 
     try:
         return json.loads(text.decode("ascii"), object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"it is no valid JSON: {error}") from None
+        raise Refusal(f"it is not valid JSON: {error}") from None
 
 
 def encode(value: object, what: str, depth: int = 0) -> Any:
@@ -90,7 +90,7 @@ def _float(digits: str, what: str) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or number.hex() != digits:
-        raise Refusal(f"{what}: {digits!r} is no number as it is written here")
+        raise Refusal(f"{what}: {digits!r} is not a number in the form that is written here")
     return number
 
 

@@ -244,7 +244,7 @@ def _item_from_json(value: object, files: list[DataFile]) -> tuple[MetadataIndex
     if nbytes != expected:
         raise Refusal(f"{what}: its {nbytes} bytes are not those of its dtype and shape")
     if offset % SMALL_ALIGNMENT != 0:
-        raise Refusal(f"{what}: its offset is no multiple of {SMALL_ALIGNMENT}")
+        raise Refusal(f"{what}: its offset is not a multiple of {SMALL_ALIGNMENT}")
     return MetadataIndex(fqn, chunk, hint), StoredItem(file, offset, nbytes, item["dtype"], tuple(shape))
 
 
@@ -252,7 +252,7 @@ def _file_from_json(value: object) -> DataFile:
     file = _json.record(value, "files", ("name", "bytes", "crc32c"))
     name = _json.text(file["name"], "files: name")
     if not is_data_file_name(name):
-        raise Refusal(f"files: {name!r} is no name of such a file")
+        raise Refusal(f"files: {name!r} is not the name of a data file")
     nbytes = _json.count(file["bytes"], f"{name}: bytes")
     digits = _json.text(file["crc32c"], f"{name}: crc32c")
     if re.fullmatch(r"(?:[0-9a-f]{8})*", digits) is None or len(digits) // 8 != -(-nbytes // CHUNK_BYTES):

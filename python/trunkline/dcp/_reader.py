@@ -41,7 +41,7 @@ class StorageReader(Endpoint, TorchStorageReader):
     Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
     file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
     another format, or a checkpoint of torch's FileSystemWriter beside this one. After an error tensors may
-    hold anything. The reader unpickles nothing; torch's planners unpickle objects that are no tensors, so
+    hold anything. The reader unpickles nothing; torch's planners unpickle objects that are not tensors, so
     load these only from sources that you trust.
 
     One load at a time uses a reader.
@@ -50,7 +50,7 @@ class StorageReader(Endpoint, TorchStorageReader):
     def __init__(
         self, path: "str | os.PathLike[str]", *, verify: bool = True, engine: Engine | None = None
     ) -> None:
-        """Make a reader; touches nothing. Raises TypeError or ValueError for what names no directory."""
+        """Make a reader; touches nothing. Raises TypeError or ValueError for bad arguments."""
         super().__init__(path, engine)
         self._verify = bool_argument(verify, "verify")
         self._load_id = str(uuid.uuid4())

@@ -79,21 +79,21 @@ def make_request(
     if stored is None:
         error = Corrupt(
             None,
-            f"{path}: no file holds {name!r} at {item.storage_index.offset}, though the plan asks for it",
+            f"{path}: no file holds {name!r} at {item.storage_index.offset}, though the plan requires it",
             path,
         )
         error.tensor = name
         raise error
     if item.type == LoadItemType.BYTE_IO:
         if stored.dtype is not None:
-            raise Format(None, f"{path}: {name!r} is stored as a tensor, the plan asks for an object", path)
+            raise Format(None, f"{path}: {name!r} is stored as a tensor, the plan requires an object", path)
         return Request(item, stored, None)
     if stored.shape is None:
-        raise Format(None, f"{path}: {name!r} is stored as an object, the plan asks for a tensor", path)
+        raise Format(None, f"{path}: {name!r} is stored as an object, the plan requires a tensor", path)
     if not _within(stored.shape, item.storage_offsets, item.lengths):
         raise Format(
             None,
-            f"{path}: {name!r} is stored with the shape {list(stored.shape)}, the plan asks for "
+            f"{path}: {name!r} is stored with the shape {list(stored.shape)}, the plan requires "
             f"{list(item.lengths)} at {list(item.storage_offsets)}",
             path,
         )

@@ -103,7 +103,7 @@ def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
     if not isinstance(path, str):
         raise TypeError(f"{name}: must be str or os.PathLike of str, not of {type(path).__name__}")
     if not path or "\0" in path:
-        raise ValueError(f"{name}: {path!r} names no directory")
+        raise ValueError(f"{name}: {path!r} does not name a directory")
     return path
 
 

@@ -59,7 +59,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     failure (fsync of files and directories).
 
     Every rank writes its share to files of its own, with a CRC-32C for each MiB. Nothing is pickled but what
-    the planner hands over pickled: objects that are no tensors. Tensors may be on any device, of any strided
+    the planner hands over pickled: objects that are not tensors. Tensors may be on any device, of any strided
     dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
     JSON cannot hold. Errors of one rank reach all as CheckpointException.
 
@@ -78,7 +78,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         overwrite: bool | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """Make a writer; touches nothing. Raises TypeError or ValueError for what names no directory."""
+        """Make a writer; touches nothing. Raises TypeError or ValueError for bad arguments."""
         super().__init__(path, engine)
         self._volumes = _volume_directories(volumes)
         self._durable = bool_argument(durable, "durable")
