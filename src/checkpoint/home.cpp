@@ -199,11 +199,14 @@ Status check_can_adopt(const std::string& volume, const std::string& directory) 
   const auto here = home_of(directory);
   if (!here) return std::unexpected(here.error());
   const auto recorded = read_home(volume);
-  if (!recorded || !*recorded) return {};  // one that cannot be read says nothing; the user has decided
-  const auto found = look_at((*recorded)->path);
-  if (!found) return std::unexpected(found.error());
-  if (*found && !(*found)->is_same_now(*here) && refers_to((*recorded)->path, volume))
-    return is_a_copy(volume, directory, **recorded);
+  if (!recorded) return {};  // one that cannot be read says nothing; the user has decided
+  const std::optional<Home>& home = *recorded;
+  if (!home) return {};
+  const auto there = look_at(home->path);
+  if (!there) return std::unexpected(there.error());
+  const std::optional<Home>& found = *there;
+  if (found && !found->is_same_now(*here) && refers_to(home->path, volume))
+    return is_a_copy(volume, directory, *home);
   return {};
 }
 
@@ -217,9 +220,11 @@ Status adopt_home(const std::string& volume, const std::string& directory, const
 std::optional<std::string> why_gone(const std::string& volume, const std::string& directory,
                                     std::uint64_t step) {
   const auto recorded = read_home(volume);
-  if (!recorded || !*recorded || check_home(volume, directory)) return std::nullopt;
+  if (!recorded) return std::nullopt;
+  const std::optional<Home>& home = *recorded;
+  if (!home || check_home(volume, directory)) return std::nullopt;
   const auto here = home_of(directory);
-  const std::string& path = (*recorded)->path;
+  const std::string& path = home->path;
   const bool in_its_place = here && here->path == path;
   return fmt::format("{} is a copy, and its shards belong to {}, where step {} was removed", directory,
                      in_its_place ? "the directory that was in its place before" : path, step);
