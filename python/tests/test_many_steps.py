@@ -1,5 +1,6 @@
 """A directory of many steps: a save does not read the manifests of the others."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -27,3 +28,16 @@ def test_a_save_that_keeps_all_reads_no_other_manifest(tmp_path: Path) -> None:
         checkpoints.save(STEPS, {"x": torch.zeros(3)}, block=True)  # replaces the one before
         assert torch.equal(checkpoints.load()["x"], torch.zeros(3))
     assert len(list(run.glob(f"step-{STEPS:08d}/manifest-*"))) == 1
+
+
+def test_clocks_decide_nothing(tmp_path: Path) -> None:
+    """Clocks jump, and machines differ: what was committed last counts, whatever the times of files are."""
+    run = tmp_path / "run"
+    checkpoints = tl.Checkpointer(run, keep=2)
+    for step, seconds in ((1, 1 << 33), (2, 0), (3, 1 << 31)):
+        checkpoints.save(step, {"step": step}, block=True)
+        for path in (*run.glob(f"step-{step:08d}/*"), run / f"step-{step:08d}"):
+            os.utime(path, (seconds, seconds))
+    assert checkpoints.steps() == [2, 3]
+    assert tl.Checkpointer(run).latest() == 3
+    assert tl.Checkpointer(run).load() == {"step": 3}
