@@ -20,10 +20,10 @@ inline constexpr std::uint64_t kMaxChunkBytes = 64 * kMiB;
 inline constexpr std::uint64_t kMaxNumber = (1ULL << 63) - 1;  // of any number in a manifest
 inline constexpr std::uint64_t kMaxWorldSize = 1 << 24;
 inline constexpr std::uint64_t kMaxManifestBytes = 2 * kGiB;  // of the JSON: bounds the memory of readers
-inline constexpr std::uint64_t kFirstVersion = 1;           // of manifests without features
-inline constexpr std::uint64_t kFeatureVersion = 2;         // of those with some
-inline constexpr std::string_view kViewsFeature = "views";  // the state has views of shared memory
-inline constexpr std::string_view kOwnVolume = ".";         // the directory that holds the manifests
+inline constexpr std::uint64_t kFirstVersion = 1;             // of manifests without features
+inline constexpr std::uint64_t kFeatureVersion = 2;           // of those with some
+inline constexpr std::string_view kViewsFeature = "views";    // the state has views of shared memory
+inline constexpr std::string_view kOwnVolume = ".";           // the directory that holds the manifests
 
 struct Shard {
   std::uint64_t volume = 0;           // index into Manifest::volumes
