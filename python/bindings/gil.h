@@ -7,10 +7,22 @@
 #include <atomic>
 #include <chrono>
 
+#include "os/fork_generation.h"
+
 namespace trunkline::python {
 
-// On Linux the thread whose id is the process's is the main one. Python runs signal handlers only there.
-inline bool on_main_thread() { return gettid() == getpid(); }
+// On Linux the thread whose id is the process's is the main one. Python runs signal handlers only there. The
+// thread that forks is the main one of the child.
+inline bool on_main_thread() {
+  // Remembered: both ids are system calls, which an opening of a cached file notices.
+  struct Known {
+    unsigned generation;
+    bool main;
+  };
+  thread_local Known known{os::fork_generation(), gettid() == getpid()};
+  if (known.generation != os::fork_generation()) known = {os::fork_generation(), gettid() == getpid()};
+  return known.main;
+}
 
 // Gives up the GIL for its lifetime.
 //

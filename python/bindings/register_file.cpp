@@ -1,6 +1,9 @@
+#include <array>
 #include <cerrno>
+#include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "arguments.h"
 #include "bindings.h"
@@ -43,23 +46,24 @@ Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, 
 // local filesystem. Guarded by the GIL.
 class LocalDirectories {
  public:
-  static bool has(const std::string& path, Direct direct) { return names().contains(key(path, direct)); }
+  static bool has(std::string_view path, Direct direct) { return names(direct).contains(directory(path)); }
 
   static void add(const File& file) {
     constexpr std::size_t kMost = 256;
     const os::FilePair& pair = file.core()->members.front().pair;
     if (!pair.local || pair.probed) return;
-    if (names().size() == kMost) names().clear();
-    names().insert(key(file.path(), file.core()->options.direct));
+    Names& known = names(file.core()->options.direct);
+    if (known.size() == kMost) known.clear();
+    known.emplace(directory(file.path()));
   }
 
  private:
-  static std::string key(const std::string& path, Direct direct) {
-    return (direct == Direct::never ? "b" : "d") + path.substr(0, path.rfind('/') + 1);
-  }
-  static std::set<std::string>& names() {
-    static auto* names = new std::set<std::string>;  // used until the process ends
-    return *names;
+  using Names = std::set<std::string, std::less<>>;
+
+  static std::string_view directory(std::string_view path) { return path.substr(0, path.rfind('/') + 1); }
+  static Names& names(Direct direct) {
+    static auto* names = new std::array<Names, 2>;  // used until the process ends
+    return (*names)[direct == Direct::never ? 0 : 1];
   }
 };
 
@@ -68,15 +72,15 @@ class LocalDirectories {
 // a server, or of a program, make even such an opening wait.
 Result<File> open_plain(const std::string& path, const std::optional<Engine>& engine,
                         const OpenOptions& options) {
-  const auto open = [path, engine, options](os::Lookup lookup) {
-    return io::open_members(engine, {path}, {}, options, path, io::kUsualPermissions, lookup);
-  };
   const bool exists = options.mode == Mode::read || options.mode == Mode::read_write;
   if (on_main_thread() && exists && LocalDirectories::has(path, options.direct)) {
-    Result<File> file = call_unlocked([&] { return open(os::Lookup::cached); });
+    Result<File> file = call_unlocked([&] {
+      return io::open_members(engine, {path}, {}, options, path, io::kUsualPermissions, os::Lookup::cached);
+    });
     if (file || file.error().code != EAGAIN) return file;
   }
-  Result<File> file = call_interruptibly([open] { return open(os::Lookup::any); });
+  Result<File> file = call_interruptibly(
+      [path, engine, options] { return io::open_members(engine, {path}, {}, options, path); });
   if (file && exists) LocalDirectories::add(*file);
   return file;
 }
