@@ -28,6 +28,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
       if (piece.offset > limit || piece.bytes > limit - piece.offset) std::abort();
     }
   }
+  // Which version may say it: fuzzing finds no checksum by itself.
+  for (const std::uint64_t version : {checkpoint::kFirstVersion, checkpoint::kFeatureVersion}) {
+    const auto framed = checkpoint::parse_manifest(checkpoint::frame_manifest(text, version), "fuzz");
+    const bool fits = manifest->features.empty() == (version == checkpoint::kFirstVersion);
+    if (framed.has_value() != fits || (fits && *framed != *manifest)) std::abort();
+  }
   const auto again = checkpoint::format_manifest(*manifest);
   if (!again) std::abort();
   const auto parsed = checkpoint::parse_manifest(*again, "fuzz");

@@ -38,8 +38,8 @@ def checksum(text: bytes) -> str:
     return f"{crc32c(text):08x}"
 
 
-def framed_manifest(text: bytes) -> bytes:
-    return f"trunkline checkpoint 1 crc32c={checksum(text)} bytes={len(text)}\n".encode() + text
+def framed_manifest(text: bytes, version: int = 1) -> bytes:
+    return f"trunkline checkpoint {version} crc32c={checksum(text)} bytes={len(text)}\n".encode() + text
 
 
 def store_descriptor(volumes: list[str], former: list[str]) -> bytes:
@@ -85,7 +85,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
     "checkpoint_manifest": {
         "json": compact(MANIFEST),
         "framed": framed_manifest(compact(MANIFEST)),
-        "newer": b"trunkline checkpoint 2 crc32c=00000000 bytes=2\n{}",
+        "features": framed_manifest(compact(MANIFEST | {"features": ["views"]}), 2),
+        "features-json": compact(MANIFEST | {"features": ["views"]}),
+        "newer": b"trunkline checkpoint 3 crc32c=00000000 bytes=2\n{}",
         "piece-outside": compact(MANIFEST | {"tensors": [TENSOR | {"pieces": [[0, 4990, 24]]}]}),
     },
     "safetensors": {
