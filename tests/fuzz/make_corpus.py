@@ -54,8 +54,8 @@ def safetensors(header: dict[str, object], data_bytes: int) -> bytes:
     return data_bytes.to_bytes(2, "little") + compact(header)
 
 
-def home(body: bytes) -> bytes:
-    return f"trunkline home 1 crc32c={checksum(body)}\n".encode() + body
+def home(body: bytes, version: int = 2) -> bytes:
+    return f"trunkline home {version} crc32c={checksum(body)}\n".encode() + body
 
 
 MOUNTINFO = (
@@ -118,9 +118,10 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "paths": f"nvme0/run-{ID}\nnvme1/run-{ID}\n".encode(),
     },
     "volume_home": {
-        "valid": home(b"2049 131073 /data/run\n"),
+        "valid": home(b"2049 131073 1790000000123456789 /data/run\n"),
+        "first": home(b"2049 131073 /data/run\n", 1),
         "body": b"2049 131073 /data/a b\nc\n",
-        "newer": b"trunkline home 2 crc32c=00000000\n",
+        "newer": b"trunkline home 3 crc32c=00000000\n",
     },
     "strict_json": {
         "object": b'{"state": {"a": [1, -2.5e3, true, null, "x\\n"]}, "b\\u0061": {}, "": ""}',
