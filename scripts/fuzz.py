@@ -142,12 +142,14 @@ def starting_corpora(name: str, scratch: Path) -> list[Path]:
 def keep(name: str) -> bool:
     """Write the fewest inputs that reach all that the corpus, the seeds and the kept inputs reach."""
     (CORPUS / name).mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as first,
         tempfile.TemporaryDirectory() as second,
     ):
         corpora = [CORPUS / name, *starting_corpora(name, Path(first))]
-        command = [*command_of(name), "-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}", second, *corpora]
+        command = [*command_of(name), "-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}"]
+        command += [f"-artifact_prefix={RESULTS}/{name}-", second, *corpora]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         inputs = {path.read_bytes() for path in Path(second).iterdir()}
     if done.returncode != 0:
@@ -188,7 +190,7 @@ def merge(name: str, corpus: Path) -> None:
     merged = corpus.with_suffix(".merged")
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
-    command = [*command_of(name), "-merge=1", merged, corpus]
+    command = [*command_of(name), "-merge=1", f"-artifact_prefix={RESULTS}/{name}-", merged, corpus]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode == 0:
         shutil.rmtree(corpus)
