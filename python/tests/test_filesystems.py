@@ -1,4 +1,8 @@
-"""Filesystems other than those of most disks, and those that refuse to write."""
+"""Filesystems other than those of most disks, and those that refuse to write.
+
+Not f2fs, nor NFS from this machine to itself: few kernels that tests run on have either. What NFS lacks
+(flags of rename, preallocation, locks between machines) is taken away in test_sandboxes.py.
+"""
 
 import subprocess
 import sys

@@ -60,8 +60,8 @@ Status Changes::replace_file_durably(const std::string& path, std::string_view c
 Status Changes::rename(const std::string& from, const std::string& to) const {
   if (auto watched = about_to(Kind::rename, from); !watched) return watched;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
-  // NFS and others know no flags. rename(2) replaces no directory but an empty one.
-  if (errno == EINVAL && ::rename(from.c_str(), to.c_str()) == 0) return {};
+  // rename(2) replaces no directory but an empty one.
+  if (os::may_lack_rename_flags(errno) && ::rename(from.c_str(), to.c_str()) == 0) return {};
   return std::unexpected(system_error(errno, fmt::format("moving {} to {}", from, to), from));
 }
 

@@ -19,6 +19,7 @@
 #include "checkpoint/shard_references.h"
 #include "os/file_lock.h"
 #include "os/fork_private_fd.h"
+#include "os/local_filesystem.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -81,6 +82,10 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
 struct Store::Lock {
   Lock(const std::string& path, int flags)
       : fd(path, flags, kMode), held(fd.get(), kKind, os::FileLock::Wait::never) {}
+
+  // Not where the filesystem has no locks, and not where another machine may write, whose locks may end
+  // there: its shards are debris until their manifest is there.
+  bool excludes_every_writer() const { return held.held() && os::is_on_local_filesystem(fd.get()); }
 
   static constexpr mode_t kMode = 0666;  // less the umask
   static constexpr auto kKind = os::FileLock::Kind::exclusive;
@@ -381,16 +386,16 @@ Status Store::remove(std::uint64_t step) {
 }
 
 Result<SweepResult> Store::collect(Sweep::DryRun dry_run, Sweep::Orphans orphans) {
-  return sweep_all(dry_run, orphans, dry_run == Sweep::DryRun::no);
+  return sweep_all(dry_run == Sweep::DryRun::yes ? Occasion::dry_run : Occasion::asked, orphans);
 }
 
 Result<SweepResult> Store::collect_if_used() {
   struct stat status{};
   if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return SweepResult{};
-  return sweep_all(Sweep::DryRun::no, Sweep::Orphans::leave, false);
+  return sweep_all(Occasion::opening, Sweep::Orphans::leave);
 }
 
-Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, Sweep::Orphans orphans, bool may_make_lock) {
+Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) {
   const auto guard = enter();
   SweepResult busy;
   busy.busy = true;
@@ -398,18 +403,19 @@ Result<SweepResult> Store::sweep_all(Sweep::DryRun dry_run, Sweep::Orphans orpha
   const auto is_ours = has_checkpoints(directory_);
   if (!is_ours) return std::unexpected(is_ours.error());
   if (!*is_ours) return SweepResult{};
-  const auto locked = lock(may_make_lock);
+  const auto locked = lock(occasion == Occasion::asked);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
+  if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return SweepResult{};
   // As it is by now: the directories on volumes that another process has given up are not ours to search.
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   const StoreDescriptor descriptor = recorded->value_or(StoreDescriptor{.id = descriptor_.id, .volumes = {}});
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
-  auto ours = dry_run == Sweep::DryRun::yes ? check_homes(descriptor, directory_)
-                                            : claim_volumes(descriptor, no_shards);
+  const bool dry_run = occasion == Occasion::dry_run;
+  auto ours = dry_run ? check_homes(descriptor, directory_) : claim_volumes(descriptor, no_shards);
   if (!ours) return std::unexpected(ours.error());
-  Sweep sweep(directory_, descriptor, changes_, dry_run, orphans);
+  Sweep sweep(directory_, descriptor, changes_, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
   sweep.clean_all();
   return sweep.take_result();
 }

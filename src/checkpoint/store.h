@@ -130,8 +130,9 @@ class Store {
   };
   Result<Adopted> adopt();
 
-  // The same as collect() where a save has been begun before, so that no lock has to be made; else nothing.
-  // For those who open the directory, maybe only to read.
+  // For those who open the directory, maybe only to read: the same as collect() where a save has been begun
+  // before, so that no lock has to be made, and where the lock excludes every writer: on a filesystem of this
+  // machine, which has locks. Else nothing.
   Result<SweepResult> collect_if_used();
 
  private:
@@ -143,7 +144,8 @@ class Store {
   Store(std::string directory, Volumes volumes, Changes changes);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
-  Result<SweepResult> sweep_all(Sweep::DryRun dry_run, Sweep::Orphans orphans, bool may_make_lock);
+  enum class Occasion { asked, dry_run, opening };
+  Result<SweepResult> sweep_all(Occasion occasion, Sweep::Orphans orphans);
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;

@@ -70,9 +70,8 @@ class TemporaryFile {
       close();
       return {};
     }
-    // NFS and others rename, but know no flags; a link fails as well when the name exists. The temporary name
-    // then goes at destruction.
-    if (errno == EINVAL && flags != 0 && ::link(path_.c_str(), path.c_str()) == 0) {
+    // A link fails as well when the name exists. The temporary name then goes at destruction.
+    if (flags != 0 && may_lack_rename_flags(errno) && ::link(path_.c_str(), path.c_str()) == 0) {
       close();
       return {};
     }

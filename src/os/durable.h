@@ -1,12 +1,17 @@
 // Small files that survive a power failure.
 #pragma once
 
+#include <cerrno>
 #include <string>
 #include <string_view>
 
 #include "trunkline/error.h"
 
 namespace trunkline::os {
+
+// Whether this error of renameat2(2) may be about its flags, which NFS and others do not know (EINVAL), nor
+// old kernels (ENOSYS) and the seccomp profiles of old container runtimes (EPERM).
+inline bool may_lack_rename_flags(int code) { return code == EINVAL || code == ENOSYS || code == EPERM; }
 
 enum class IfPresent { replace, fail };
 
