@@ -14,6 +14,7 @@ import torch
 from support_threads import await_saves
 
 import trunkline as tl
+from trunkline.checkpoint import _save
 
 ALL = 1 << 40  # commands
 
@@ -235,6 +236,21 @@ def test_handlers_that_raise_wherever_a_save_can_be_interrupted(tmp_path: Path) 
     assert points > 30
     checkpointer.save(points + 2, tensors_of(points + 2), block=True)
     assert version_of(checkpointer.load()) == points + 2
+
+
+def test_an_interrupt_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = tl.Checkpointer(tmp_path, process_group=False)
+
+    def interrupted(*_: object) -> None:
+        raise Interrupt
+
+    monkeypatch.setattr(_save, "start_thread", interrupted)
+    with pytest.raises(Interrupt):
+        checkpointer.save(1, tensors_of(1))
+    monkeypatch.undo()
+    checkpointer.wait()
+    checkpointer.save(2, tensors_of(2)).wait()
+    assert checkpointer.steps() == [2]
 
 
 def test_a_save_whose_wait_for_the_one_before_was_interrupted(tmp_path: Path) -> None:

@@ -95,6 +95,23 @@ def test_nested_tensors_come_back(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("view", [slice(None), slice(500, 600), slice(None, None, 2)])
+def test_storage_that_ends_before_the_last_element(tmp_path: Path, view: slice) -> None:
+    """Else it saved whatever lies behind, or the process crashed."""
+    whole = torch.arange(1000.0)
+    tensor = whole[view]
+    whole.untyped_storage().resize_(2100)
+    checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
+    checkpoints.save(1, {"x": torch.arange(1000.0)[view].clone()}, block=True)
+    for use in (
+        lambda: checkpoints.save(2, {"x": tensor}, block=True),
+        lambda: checkpoints.load(1, into={"x": tensor}),
+        lambda: tl.save({"x": tensor}, tmp_path / "a.safetensors"),
+    ):
+        with pytest.raises((tl.Unsupported, ValueError), match="lost its memory"):
+            use()
+
+
 def test_freed_memory_is_named(tmp_path: Path) -> None:
     refused(freed(), tmp_path)
 

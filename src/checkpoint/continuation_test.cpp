@@ -132,6 +132,17 @@ TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
   EXPECT_EQ(one->steps(), Steps{7});
 }
 
+TEST_F(ContinuationTest, WhatIsSavedDuringALoadStaysKnown) {
+  const auto store = open();
+  save(*store, 1);
+  auto position = store->position();
+  ASSERT_TRUE(position);
+  save(*store, 2);
+  store->continue_from(*std::move(position));
+  save(*store, 3, 1);
+  EXPECT_EQ(store->steps(), Steps{3});
+}
+
 TEST_F(ContinuationTest, ANumberThatIsUsedAgainIsAnotherCheckpoint) {
   const auto one = open();
   save(*one, 1);

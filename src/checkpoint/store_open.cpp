@@ -222,7 +222,9 @@ Result<Position> Store::position() const { return position_of(directory_); }
 
 void Store::continue_from(Position position) {
   const auto guard = enter();
-  known_ = {.loaded = std::move(position)};
+  // What was saved while it was loaded stays known.
+  if (known_.loaded.id != position.id) known_.saved = {};
+  known_.loaded = std::move(position);
   fresh_ = false;
 }
 

@@ -364,7 +364,11 @@ class Checkpointer:
         self._last = handle = SaveHandle(
             f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
         )
-        handle.start(job)
+        try:
+            handle.start(job)
+        except BaseException:
+            self._last = None  # it is over, and wait() has nothing to say of it
+            raise
         self._continues = True
         return handle
 

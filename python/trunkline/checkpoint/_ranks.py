@@ -43,6 +43,13 @@ class Ranks:
         """Begin the exchange of a call, as "save(5)"; None where there is nobody to talk to."""
         return None
 
+    def collectives(self) -> int | None:
+        """Return how many collective operations this rank has begun; None where nobody counts.
+
+        Ranks at the same point of a training have begun as many.
+        """
+        return None
+
 
 class GroupRanks(Ranks):
     """The ranks of a torch.distributed process group. Making one is a collective operation."""
@@ -62,6 +69,7 @@ class GroupRanks(Ranks):
                 "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "
                 f"None for the default group, or False for this process alone; not {group!r}"
             )
+        self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
@@ -82,6 +90,16 @@ class GroupRanks(Ranks):
     def exchange(self, call: str) -> "Exchange | None":
         """Begin the exchange of a call, as "save(5)"."""
         return None if self.size == 1 else self._exchanges.begin(call)
+
+    def collectives(self) -> int | None:
+        """Return how many collective operations of the group this rank has begun."""
+        from torch.distributed import group
+
+        counted = group.WORLD if self._group is None else self._group
+        try:
+            return int(counted._get_sequence_number_for_group())  # type: ignore[union-attr]
+        except (AttributeError, RuntimeError):  # the group is destroyed, or its backend does not count
+            return None
 
 
 class Exchanges:

@@ -176,7 +176,8 @@ class SaveHandle:
             _exit_watch.keep()
         except BaseException as error:
             if self._claim.take():
-                self._error = error
+                interrupted = f"{self._what}: interrupted before it began; {self._unchanged}"
+                self._error = error if isinstance(error, Exception) else Cancelled(None, interrupted)
                 job.abandon(error)
                 self._end()
             else:

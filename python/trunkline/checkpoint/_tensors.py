@@ -61,7 +61,7 @@ def in_safetensors(dtype: torch.dtype) -> bool:
 
 
 _FREED = (
-    "has no memory any more: its storage was resized to 0, as FSDP does with parameters between their uses. "
+    "has lost its memory: its storage was resized to less, as FSDP does with parameters between their uses. "
     "For FSDP, use the state dict that get_model_state_dict() of torch.distributed.checkpoint.state_dict "
     "returns; else resize the storage and fill it first"
 )
@@ -122,6 +122,8 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
         # Null without memory, unless there is an offset.
         and tensor.storage_offset() == 0
         and tensor.data_ptr() != 0
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes
     )
 
 
@@ -136,7 +138,11 @@ def has_own_advice(tensor: torch.Tensor) -> bool:
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
-    return bool(tensor.numel()) and not torch._is_zerotensor(tensor) and not tensor.untyped_storage().nbytes()
+    """Whether memory of the tensor is gone: its storage ends before its last element."""
+    if not tensor.numel() or torch._is_zerotensor(tensor):
+        return False
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes()
 
 
 def _about_distributed(tensor: torch.Tensor, name: str) -> str:
