@@ -13,8 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\((?P<page>[^)#:]*)#(?P<anchor>[^)]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{1,6} +(?P<title>.+?) *$", re.MULTILINE)
+QUOTED = re.compile(r"\"(?P<title>[A-Z][^\"\\\n]*)\\?\" in (?P<page>docs/[\w/-]+\.md)")
 OPTIONAL = ("torch", "transformers", "lightning")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
+SOURCES = [
+    path
+    for folder in ("python/trunkline", "python/bindings", "src", "include")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".h", ".cpp")
+]
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -50,11 +61,49 @@ def test_example_runs(place: str, code: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{place}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [
         m["target"]
         for m in LINK.finditer(page.read_text(encoding="utf-8"))
         if not (page.parent / m["target"]).exists()
+    ]
+    assert not missing
+
+
+def titles(page: Path) -> list[str]:
+    """Return the titles of the headings of a page."""
+    return [m["title"] for m in HEADING.finditer(FENCE.sub("", page.read_text(encoding="utf-8")))]
+
+
+def anchor(title: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
+def test_anchors_lead_to_headings(page: Path) -> None:
+    missing = []
+    for m in ANCHOR.finditer(page.read_text(encoding="utf-8")):
+        target = page.parent / m["page"] if m["page"] else page
+        if m["anchor"] not in {anchor(title) for title in titles(target)}:
+            missing.append(m[0])
+    assert not missing
+
+
+def test_anchors_are_found() -> None:
+    assert sum(len(ANCHOR.findall(page.read_text(encoding="utf-8"))) for page in LINKING) >= 5
+
+
+def test_anchors_quoted_by_messages_exist() -> None:
+    """The sections that error messages and pages quote by title are there."""
+    quoted = [
+        (source, m["title"], m["page"])
+        for source in [*SOURCES, *LINKING]
+        for m in QUOTED.finditer(" ".join(source.read_text(encoding="utf-8").split()))
+    ]
+    assert any(source.suffix == ".py" for source, _, _ in quoted)
+    missing = [
+        (source.name, title, page) for source, title, page in quoted if title not in titles(ROOT / page)
     ]
     assert not missing
