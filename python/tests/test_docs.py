@@ -17,6 +17,7 @@ ANCHOR = re.compile(r"\]\((?P<page>[^)#:]*)#(?P<anchor>[^)]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(?P<title>.+?) *$", re.MULTILINE)
 QUOTED = re.compile(r"\"(?P<title>[A-Z][^\"\\\n]*)\\?\" in (?P<page>docs/[\w/-]+\.md)")
+CHECKPOINTER = re.compile(r"(?:Checkpointer|TrainingArguments)\(\"(?P<directory>[^\"]+)\"")
 OPTIONAL = ("torch", "transformers", "lightning")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
@@ -45,20 +46,36 @@ def test_there_are_examples() -> None:
     assert len(BLOCKS) >= 10
 
 
-@pytest.mark.parametrize(("place", "code"), BLOCKS, ids=[place for place, _ in BLOCKS])
-def test_example_runs(place: str, code: str, tmp_path: Path) -> None:
+def run(place: str, code: str, folder: Path) -> None:
     for library in OPTIONAL:
         if re.search(rf"\b{library}\b", code) and importlib.util.find_spec(library) is None:
             pytest.skip(f"needs {library}")
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-c", code],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, f"{place}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize(("place", "code"), BLOCKS, ids=[place for place, _ in BLOCKS])
+def test_example_runs(place: str, code: str, tmp_path: Path) -> None:
+    run(place, code, tmp_path)
+    if CHECKPOINTER.search(code):  # a training is restarted with the checkpoints that are there
+        run(place, code, tmp_path)
+
+
+def test_examples_use_directories_of_their_own() -> None:
+    """Who follows the pages in one working directory does not save a run into that of another example."""
+    users: dict[str, set[str]] = {}
+    for place, code in BLOCKS:
+        for m in CHECKPOINTER.finditer(code):
+            users.setdefault(m["directory"], set()).add(place)
+    assert len(users) >= 4
+    assert all(len(places) == 1 for places in users.values()), users
 
 
 @pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
