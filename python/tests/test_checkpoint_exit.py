@@ -231,3 +231,39 @@ def test_an_exit_that_is_quick_says_nothing(tmp_path: Path) -> None:
 def test_interrupts_are_left_alone_before_the_exit() -> None:
     assert threading.main_thread().is_alive()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_a_save_that_fails_during_the_exit_makes_the_status_1(tmp_path: Path, way: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import atexit
+        atexit.register(lambda: sys.stdout.write("exit handler"))  # flushed later
+        faults.fail("sync", 0, 5, 1 << 40)
+        faults.hold("write", 0, 1 << 40)
+        saving("{way}")
+        beside_the_exit(faults.release)
+        """,
+    )
+    subject = "big.pt" if way == "pt" else "step 2 to steps"
+    assert f"trunkline: saving {subject} failed: " in done.stderr
+    assert "EIO" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "exit handler")
+
+
+@pytest.mark.parametrize(("ending", "status"), [("handle.wait()", 1), ("pass", 0), ("os._exit(3)", 3)])
+def test_the_status_where_no_failure_is_left_to_report(tmp_path: Path, ending: str, status: int) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        faults.fail("write", 0, 28, 1 << 40)
+        handle = tl.save_async(state, "big.pt", engine=engine)
+        try:
+            handle.wait()
+        except OSError:
+            {ending}
+        """,
+    )
+    assert done.returncode == status
+    assert "trunkline: saving" not in done.stderr

@@ -217,7 +217,8 @@ def test_a_save_under_way_at_the_exit_is_completed(run_script: RunScript, tmp_pa
 
 
 def test_an_error_nobody_waited_for_is_printed_at_exit(run_script: RunScript) -> None:
-    printed = run_script("""
+    printed = run_script(
+        """
         import sys
         import torch
         import trunkline as tl
@@ -226,6 +227,8 @@ def test_an_error_nobody_waited_for_is_printed_at_exit(run_script: RunScript) ->
         engine = tl.Engine("threads", faults=faults)
         faults.fail("write", 0, 28, 1 << 40)
         tl.save_async({"x": torch.ones(3)}, "file.pt", engine=engine)
-    """)
+    """,
+        expect=1,
+    )
     assert printed.startswith("trunkline: saving file.pt failed: ")
     assert "ENOSPC" in printed

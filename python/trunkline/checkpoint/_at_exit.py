@@ -1,6 +1,7 @@
 """Saves that are under way when the interpreter exits: they are finished, unless Ctrl-C abandons them."""
 
 import atexit
+import ctypes
 import signal
 import sys
 import threading
@@ -25,6 +26,18 @@ def say(text: str) -> None:
     if sys.stderr is not None:  # else print would take stdout
         with suppress(Exception):
             print(f"trunkline: {text}", file=sys.stderr, flush=True)
+
+
+def end_by_failure() -> None:
+    """Make the process exit with status 1, once the interpreter has ended, whatever its status would be.
+
+    Called by an exit handler: all others, and the flush of stdout and stderr, still happen. The status is
+    decided by then, and an os._exit here would skip the handlers that were registered earlier. So exit(1) is
+    registered as a handler of the C library: called from there, it goes on with the handlers that are left.
+    """
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc.exit, ctypes.c_void_p(1), None)
 
 
 class ExitWatch:

@@ -9,7 +9,7 @@ from trunkline._core import Engine, FileImage, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
-from trunkline.checkpoint._at_exit import ExitWatch, say
+from trunkline.checkpoint._at_exit import ExitWatch, end_by_failure, say
 from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._transfer import absolute_path, path_name, write_images
@@ -67,8 +67,8 @@ def save_async(
     last of it. The file appears when handle.wait() would return.
 
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
-    an error is raised by the next save, or printed at exit when there is none. Ctrl-C during that exit
-    abandons the save: the process says so, and ends as by SIGINT.
+    an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
+    Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
     """
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -322,8 +322,12 @@ def raise_unobserved() -> None:
 
 
 def _report_at_exit() -> None:
+    failed = False
     while (handle := _next_unobserved()) is not None:
         say(f"{handle._what} failed: {handle._error}")
+        failed = True
+    if failed:  # who started the process must not take it for a success
+        end_by_failure()
 
 
 def _forget_parent() -> None:
