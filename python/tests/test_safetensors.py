@@ -696,3 +696,25 @@ def test_entries_that_are_none() -> None:
             _safetensors_sums.find(metadata(change(entry.decode()).encode()), bytes(head), 100, "a")
         with pytest.raises(tl.Corrupt, match="damaged"):
             _safetensors_sums.find(metadata(entry), bytes(head), CHUNK + 1, "a")
+
+
+def test_a_step_of_a_checkpointer_is_not_loaded_as_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a": torch.ones(3), "more": [1, torch.zeros(2)]}
+    tl.Checkpointer(tmp_path / "run", process_group=False).save(100, state, block=True)
+    monkeypatch.chdir(tmp_path)
+    step = tmp_path / "run" / "step-00000100"
+    for path, directory in ((str(step) + "/", str(tmp_path / "run")), ("run/step-00000100", "run")):
+        with pytest.raises(tl.Format) as caught:
+            tl.load(path)
+        assert str(caught.value) == (
+            f"{path} is a step of a directory of checkpoints; "
+            f"use trunkline.Checkpointer({directory!r}).load(100)"
+        )
+    (shard,) = step.glob("*.safetensors")
+    assert tl.load(shard).keys() == {"a", "more.1"}  # a file that is asked for by its name
+    for manifest in step.glob("manifest-*"):
+        manifest.unlink()
+    with pytest.raises(tl.Format, match="is a step of a directory of checkpoints"):
+        tl.load(step)

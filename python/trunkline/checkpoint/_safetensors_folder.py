@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from trunkline.checkpoint._memory import CPU
 from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
+_MANIFEST = re.compile(r"manifest-\d{10,}")  # of a step of a Checkpointer
+_SHARD = re.compile(r"shard-\d{5,}-of-\d{5,}.*\.safetensors")
+_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _MAX_INDEX_BYTES = 100_000_000  # as the header of one file
 
 
@@ -65,6 +69,9 @@ def _find(path: str) -> str:
     if not os.path.isdir(path):  # noqa: PTH112
         return path
     names = sorted(os.listdir(path))  # noqa: PTH208
+    # What it holds beside tensors is in the manifest: a dict of the shard's tensors would pass for the state.
+    if any(_MANIFEST.fullmatch(name) or _SHARD.fullmatch(name) for name in names):
+        raise Format(None, f"{path} is a step of a directory of checkpoints; use {_reader(path)}", path)
     # As transformers: the index may be left of an older save.
     if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
         return os.path.join(path, "model.safetensors")  # noqa: PTH118
@@ -84,6 +91,14 @@ def _find(path: str) -> str:
     raise exception_of(
         "system", errno.ENOENT, f"{path} is a directory without safetensors files{_hint(names)}", path
     )
+
+
+def _reader(path: str) -> str:
+    """Return the call that loads the step in a folder."""
+    directory, name = os.path.split(path.rstrip("/"))
+    step = _STEP_DIRECTORY.fullmatch(name)
+    number = int(step[1]) if step else "STEP"
+    return f"trunkline.Checkpointer({directory or '.'!r}).load({number})"
 
 
 def _hint(names: list[str]) -> str:
