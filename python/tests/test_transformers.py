@@ -207,6 +207,28 @@ def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> 
     assert len(list((output / "checkpoints").glob("aside-*"))) == 2, "each training that starts over does"
 
 
+@pytest.mark.parametrize("given", ["run/ck", Path("run/ck"), True, {}])
+def test_a_checkpointer_of_another_type(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^checkpointer: must be a trunkline.Checkpointer or None, not "
+    ) as caught:
+        new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=given)
+    assert ("pass trunkline.Checkpointer('run/ck')" in str(caught.value)) == isinstance(given, str | Path)
+
+
+@pytest.mark.parametrize(("limit", "keep"), [(2, 3), (2, None), (2, 2), (None, 3)])
+def test_a_limit_that_the_checkpointer_does_not_use(
+    tmp_path: Path, limit: int | None, keep: int | None
+) -> None:
+    checkpointer = tl.Checkpointer(tmp_path / "checkpoints", keep=keep)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer, save_total_limit=limit)
+    said = [str(each.message) for each in caught if "save_total_limit: not used" in str(each.message)]
+    assert len(said) == (limit is not None and limit != keep)
+    assert all(f"keep={keep}" in text for text in said)
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000006"])
 def test_paths_of_our_checkpoints_resume_from_them(output: Path, name: str, reference: Any) -> None:
     trainer = new_trainer(tl.transformers.Trainer, output)
@@ -234,6 +256,7 @@ def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours:
         trainer.train(resume_from_checkpoint=True)
     assert f"resume_from_checkpoint='{output / 'checkpoint-10'}'" in str(caught.value)
     assert ("resume_from_checkpoint=8" in str(caught.value)) == ours
+    assert ("holds only checkpoints of a stock Trainer" in str(caught.value)) != ours
     for number in (9, 10):
         (output / f"checkpoint-{number}").rename(output / f"checkpoint-{number - 6}")
     if ours:

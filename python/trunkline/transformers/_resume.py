@@ -65,13 +65,19 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
 def _refuse_if_stock_is_newer(checkpointer: "Checkpointer", output_dir: str) -> None:
     latest = checkpointer.latest()
     stock = max(_stock_folders(output_dir), default=None)
-    if stock is not None and (latest is None or stock[0] > latest):
-        ours = "no checkpoint" if latest is None else f"step {latest}"
-        other = "" if latest is None else f"resume_from_checkpoint={latest} for the latter, or "
+    if stock is None:
+        return
+    if latest is None:
+        raise _exists(
+            f"resume_from_checkpoint=True: {output_dir} holds only checkpoints of a stock Trainer; to "
+            f"continue from one, pass its path: resume_from_checkpoint={str(stock[1])!r}",
+            str(stock[1]),
+        )
+    if stock[0] > latest:
         raise _exists(
             f"resume_from_checkpoint=True is ambiguous: {stock[1]} of a stock Trainer is newer than what "
-            f"{checkpointer.directory} holds, {ours}; pass {other}"
-            f"resume_from_checkpoint={str(stock[1])!r} for the former",
+            f"{checkpointer.directory} holds, step {latest}; pass resume_from_checkpoint={latest} for the "
+            f"latter, or resume_from_checkpoint={str(stock[1])!r} for the former",
             str(stock[1]),
         )
 

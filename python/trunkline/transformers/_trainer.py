@@ -3,6 +3,7 @@
 import copy
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,11 +46,15 @@ class BackgroundCheckpoints:
 
         Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
         checkpoints to the Hub, save_only_model, FSDP, DeepSpeed. Raises ValueError for ranks of torchrun that
-        do not know of each other.
+        do not know of each other, TypeError for a `checkpointer` of another type. Warns (RuntimeWarning) of a
+        save_total_limit that is not used: the `checkpointer` has a number of its own.
         """
+        _check_type(checkpointer)
         super().__init__(*args, **kwargs)
         trainer: Any = self
         _refuse_what_cannot_be(trainer)
+        if checkpointer is not None:
+            _warn_of_unused_limit(trainer.args.save_total_limit, checkpointer)
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=trainer.args.save_total_limit
         )
@@ -176,6 +181,28 @@ class _StagedBeforeStep(transformers.TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         if self._trainer._saving is not None:
             self._trainer._saving.wait_staged()
+
+
+def _check_type(checkpointer: Any) -> None:
+    if checkpointer is None or isinstance(checkpointer, Checkpointer):
+        return
+    shown = repr(os.fspath(checkpointer)) if isinstance(checkpointer, str | os.PathLike) else "..."
+    raise TypeError(
+        "checkpointer: must be a trunkline.Checkpointer or None, not "
+        f"{type(checkpointer).__name__}; pass trunkline.Checkpointer({shown})"
+    )
+
+
+def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None:
+    keep = checkpointer._place.keep
+    if limit is None or limit == keep:
+        return
+    kept = "all checkpoints (keep=None)" if keep is None else f"keep={keep} checkpoints"
+    warnings.warn(
+        f"save_total_limit: not used: the Checkpointer keeps {kept}; pass keep={limit} to it instead",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _of_model(model: Any) -> dict[str, Any]:
