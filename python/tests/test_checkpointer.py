@@ -250,11 +250,13 @@ def test_processes_that_do_not_know_of_each_other_are_refused(
 
 def test_bad_arguments(tmp_path: Path) -> None:
     for options in ({"keep": 0}, {"keep": True}, {"timeout": 0}, {"writers": "nobody"}, {"writers": [1]}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))}:"):
+        with pytest.raises(
+            TypeError if options == {"keep": True} else ValueError, match=f"{next(iter(options))}:"
+        ):
             tl.Checkpointer(tmp_path, **options)  # type: ignore[arg-type]
     checkpointer = tl.Checkpointer(tmp_path)
     for step in (-1, 1 << 63, True, 1.5):
-        with pytest.raises(ValueError, match="step:"):
+        with pytest.raises((TypeError, ValueError), match="step:"):
             checkpointer.save(step, {})  # type: ignore[arg-type]
     (tmp_path / "file").write_text("x")
     with pytest.raises(tl.Error):
@@ -285,16 +287,17 @@ def test_whole_numbers_of_any_type_are_steps(tmp_path: Path, number: Any) -> Non
 
 @pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 1.0, np.float64(1), "1", -1, 1 << 63])
 def test_what_is_no_step_is_refused_everywhere(checkpointer: tl.Checkpointer, value: Any) -> None:
+    error = ValueError if type(value) is int else TypeError
     for call in (
         lambda: checkpointer.save(value, {}),
         lambda: checkpointer.load(value),
         lambda: checkpointer.verify(value),
         lambda: checkpointer.delete(value),
     ):
-        with pytest.raises(ValueError, match="^step: "):
+        with pytest.raises(error, match="^step: "):
             call()
     if type(value) is not int or value < 1:
-        with pytest.raises(ValueError, match="^keep: "):
+        with pytest.raises(error, match="^keep: "):
             tl.Checkpointer(checkpointer.directory, keep=value)
     assert not checkpointer.directory.exists()
 

@@ -146,3 +146,26 @@ def test_tensors_with_freed_storage(tmp_path: Path) -> None:
         with pytest.raises(tl.Unsupported, match=r"'w'.* resized to 0.*get_model_state_dict\(\)") as caught:
             save()
         assert ".pt" not in str(caught.value)  # which would hold nothing of it either
+
+
+def test_what_is_passed_in_place_of_a_step(tmp_path: Path) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run")
+    state: Any = {"secret": list(range(100_000))}
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: checkpoints.save(state, 1), "not dict; the order is save(step, state)"),  # type: ignore[arg-type]
+        (lambda: checkpoints.load(state), "not dict; pass a state to fill as into="),
+        (lambda: checkpoints.load("1"), "not '1'; pass a state to fill as into="),  # type: ignore[arg-type]
+        (lambda: checkpoints.delete("1" * 41), "not str"),  # type: ignore[arg-type]
+        (lambda: checkpoints.verify(state), "not dict"),
+        (lambda: checkpoints.verify(1.5), "not 1.5"),  # type: ignore[arg-type]
+    ]
+    for call, said in calls:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value) == f"step: must be an integer from 0 to 2^63 - 1, {said}"
+    with pytest.raises(ValueError, match="not -1$"):
+        checkpoints.load(-1)
+    for keep, error in (("3", TypeError), (state, TypeError), (0, ValueError)):
+        with pytest.raises(error, match=r"^keep: .* not ('3'|dict|0)$"):
+            tl.Checkpointer(tmp_path / "run", keep=keep)
+    assert not (tmp_path / "run").exists()

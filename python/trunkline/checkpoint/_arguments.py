@@ -10,22 +10,34 @@ import torch
 
 from trunkline._core import Engine, parse_size
 
+_MAX_SHOWN = 40  # characters of a string
 
-def step_argument(value: SupportsIndex) -> int:
-    """Return the number of a step; raises ValueError."""
+
+def step_argument(value: SupportsIndex, hint: str = "") -> int:
+    """Return the number of a step; raises TypeError or ValueError. `hint`: what to do about another type."""
     step = _whole(value)
-    if step is None or not 0 <= step < 2**63:
-        raise ValueError(f"step: must be an int from 0 to 2^63 - 1, not {value!r}")
+    if step is None:
+        raise TypeError(f"step: must be an integer from 0 to 2^63 - 1, not {_shown(value)}{hint}")
+    if not 0 <= step < 2**63:
+        raise ValueError(f"step: must be an integer from 0 to 2^63 - 1, not {step}")
     return step
 
 
+def shown_step(value: Any) -> str:
+    """Show what was passed as a step, which need not be one."""
+    step = _whole(value)
+    return _shown(value) if step is None else str(step)
+
+
 def keep_argument(value: SupportsIndex | None) -> int | None:
-    """Return how many checkpoints stay, None for all; raises ValueError."""
+    """Return how many checkpoints stay, None for all; raises TypeError or ValueError."""
     if value is None:
         return None
     keep = _whole(value)
-    if keep is None or keep < 1:
-        raise ValueError(f"keep: must be an int of at least 1, or None to keep all, not {value!r}")
+    if keep is None:
+        raise TypeError(f"keep: must be an integer of at least 1, or None to keep all, not {_shown(value)}")
+    if keep < 1:
+        raise ValueError(f"keep: must be an integer of at least 1, or None to keep all, not {keep}")
     return keep
 
 
@@ -71,6 +83,17 @@ def items_argument(value: Any, message: str) -> list[Any]:
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise TypeError(message)
     return list(value)
+
+
+def _shown(value: Any) -> str:
+    """Show a number or a short string; of anything else, which may be a whole state, only the type."""
+    if (
+        value is None
+        or isinstance(value, bool | int | float | complex)
+        or (isinstance(value, str | bytes) and len(value) <= _MAX_SHOWN)
+    ):
+        return repr(value)
+    return type(value).__name__
 
 
 def _whole(value: Any) -> int | None:

@@ -23,6 +23,7 @@ from trunkline.checkpoint._arguments import (
     items_argument,
     keep_argument,
     seconds_argument,
+    shown_step,
     step_argument,
 )
 from trunkline.checkpoint._memory import Device, device_argument
@@ -144,9 +145,9 @@ class Checkpointer:
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
         """
-        self._turn.check(f"save step {step}", self.directory)
+        self._turn.check(f"save step {shown_step(step)}", self.directory)
         with self._turn.lock:
-            self._turn.begin(f"save({step})")
+            self._turn.begin(f"save({shown_step(step)})")
             try:
                 handle = self._begin_together(step, state, block)
             finally:
@@ -183,7 +184,8 @@ class Checkpointer:
         What does not fit `into` is found before the first of its tensors changes. Checksums are compared as
         the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
         former, loaded and damaged values, and must be loaded again before they are used; the error says so.
-        verify="first" reads and compares everything once before it reads into the tensors: twice the time.
+        verify="first" reads and compares everything once before it reads into the tensors: twice the time;
+        without `into` it is the same as True.
 
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
@@ -199,7 +201,11 @@ class Checkpointer:
         last = self._under_way()
         if last is not None:
             last._done.wait()
-        chosen = self._agree(self.latest) if step is None else step_argument(step)
+        chosen = (
+            self._agree(self.latest)
+            if step is None
+            else step_argument(step, "; pass a state to fill as into=")
+        )
         while True:
             if chosen is None:
                 raise self._nothing_yet()
@@ -339,7 +345,7 @@ class Checkpointer:
 
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: the others hear of it.
-        exchange = self._ranks.exchange(f"save({step})")
+        exchange = self._ranks.exchange(f"save({shown_step(step)})")
         try:
             if exchange is not None:
                 exchange.__enter__()
@@ -350,7 +356,8 @@ class Checkpointer:
             raise
 
     def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
-        step, block = step_argument(step), bool_argument(block, "block")
+        step = step_argument(step, "; the order is save(step, state)")
+        block = bool_argument(block, "block")
         try:
             self._wait_for_last(step)
             raise_unobserved()

@@ -104,7 +104,7 @@ def absolute_path(path: Any, argument: str = "path") -> str:
     """
     name = path_name(path, argument)
     if not name:
-        raise exception_of("system", errno.ENOENT, f"{argument}: must not be empty", name)
+        raise exception_of("system", errno.ENOENT, f"{argument}: is an empty path", name)
     if name.startswith("/"):
         return name
     try:
