@@ -169,3 +169,14 @@ def test_what_is_passed_in_place_of_a_step(tmp_path: Path) -> None:
         with pytest.raises(error, match=r"^keep: .* not ('3'|dict|0)$"):
             tl.Checkpointer(tmp_path / "run", keep=keep)
     assert not (tmp_path / "run").exists()
+
+
+def test_arguments_of_torch_load(tmp_path: Path) -> None:
+    tl.save(STATE, tmp_path / "a.pt")
+    with pytest.raises(TypeError, match="^map_location: .*; use device=$"):
+        tl.load(tmp_path / "a.pt", map_location="cpu")  # type: ignore[arg-type]
+    for value in (True, False):
+        with pytest.raises(TypeError, match="^weights_only: .* always on; .*serialization.add_safe_globals$"):
+            tl.load(tmp_path / "a.pt", weights_only=value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="devise"):
+        tl.load(tmp_path / "a.pt", devise="cpu")  # type: ignore[call-arg]

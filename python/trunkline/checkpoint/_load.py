@@ -22,6 +22,8 @@ def load(
     verify: Verify = "auto",
     mmap: bool = False,
     engine: Engine | None = None,
+    map_location: None = None,
+    weights_only: None = None,
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
@@ -37,9 +39,18 @@ def load(
     `device`: "cpu", or a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, after
     what its current stream holds. A file that the page cache holds is read from there, any other past it.
 
+    map_location and weights_only of torch.load raise a TypeError that says what to use instead.
+
     Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
     cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.
     """
+    if map_location is not None:
+        raise TypeError("map_location: is not an argument of trunkline.load; use device=")
+    if weights_only is not None:
+        raise TypeError(
+            "weights_only: is not an argument of trunkline.load, where it is always on; to allow other types "
+            "see torch.serialization.add_safe_globals"
+        )
     name = path_name(path)
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
