@@ -194,7 +194,7 @@ def test_calls_from_threads(store: CheckpointStore, checkpoint_writer: "Checkpoi
 
 
 def test_arguments(tmp_path: Path, store: CheckpointStore) -> None:
-    with pytest.raises(FileNotFoundError, match="no directory of checkpoints"):
+    with pytest.raises(FileNotFoundError, match="not a directory of checkpoints"):
         CheckpointStore(tmp_path / "none", create=False)
     with pytest.raises(TypeError, match="^volumes: "):
         CheckpointStore(tmp_path / "x", "volume")

@@ -255,6 +255,26 @@ def test_a_skipped_save_in_the_background(crew: RankProcesses, directory: Path) 
     works_again(crew, 20)
 
 
+def test_a_skipped_save_of_a_step_that_is_saved_again_and_again(crew: RankProcesses, directory: Path) -> None:
+    """The state of one moment on some ranks, and of a later one on others, would make one checkpoint."""
+    opened(crew, directory, TIMEOUT)
+    for rank in range(crew.size - 1):
+        crew.one(rank, "save", 5, {"seed": 1})
+    messages = []
+    for _ in range(4):
+        for rank in range(crew.size):
+            crew.tell(rank, "collective")
+        crew.collect(range(crew.size))
+        failed = crew.failures("save", 5, {"seed": 1}, block=True)
+        messages += [error.message for error in failed.values()]
+        if not failed:
+            break
+    else:
+        raise AssertionError("it never works again")
+    assert any("different points of the training" in message for message in messages)
+    works_again(crew, 20)
+
+
 def test_a_failed_save_on_one_rank_and_a_load_on_the_others(crew: RankProcesses, directory: Path) -> None:
     """A rank whose state cannot be saved has come to the save all the same."""
     opened(crew, directory, LONG)

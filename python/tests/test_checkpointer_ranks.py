@@ -284,7 +284,7 @@ def test_ranks_whose_options_differ(
     failed = crew.collect(range(3))
     # With an odd rank 0 it is the first of the others that differs from it.
     assert_named(failed, odd or 1, 3)
-    assert all(f"other {option} than rank 0" in error.message for error in failed.values())
+    assert all(f"{option} differs from rank 0" in error.message for error in failed.values())
     assert not directory.exists() or not list(directory.iterdir())
     assert list((tmp_path / "disk").iterdir()) == []
 

@@ -318,7 +318,7 @@ def test_gc_leaves_what_it_cannot_judge(store: CheckpointStore) -> None:
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "gc", "adopt"])
 def test_what_is_not_there_exits_2(tmp_path: Path, command: str) -> None:
-    assert "no directory of checkpoints" in run(command, tmp_path / "missing", expect=2).stderr
+    assert "not a directory of checkpoints" in run(command, tmp_path / "missing", expect=2).stderr
     assert document(command, tmp_path, expect=2)["error"]["path"] == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")

@@ -64,6 +64,8 @@ class GroupRanks(Ranks):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
         from torch.distributed.distributed_c10d import _get_default_store
 
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("process_group: this process is not one of its ranks")
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise TypeError(
                 "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "

@@ -90,6 +90,7 @@ class StepSave:
         self._parts: list[list[Piece]] = []  # of each shard
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
+        self._collectives = None if exchange is None else place.ranks.collectives()
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
         self._placed: dict[int, list[_shards.Placed]] = {}
@@ -217,6 +218,7 @@ class StepSave:
             ],
             "paths": [placement["shards"][index]["path"] for index in order],
             "digest": {} if self._exchange is None else self._digest(),
+            "collectives": self._collectives,
         }
 
     def _lock(self) -> Any:
@@ -242,6 +244,16 @@ class StepSave:
 
     def _compare(self, rank: int) -> None:
         """What must be the same on all ranks: nobody writes, and rank 0 hears of it, unless it is."""
+        # A rank that skips a save, and later saves the same step, would meet the one that it skipped.
+        theirs, ours = self._placement["collectives"], self._collectives
+        if theirs is not None and ours is not None and theirs != ours:
+            raise rank_error(
+                rank,
+                f"rank {rank} called save({self._step}) after {ours} collective operations of the process "
+                f"group, and rank 0 after {theirs}: they are at different points of the training, and the "
+                "checkpoint would be a mixture of both. See that all ranks make the same calls in the same "
+                "order",
+            )
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
         if other:
