@@ -5,9 +5,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <future>
-#include <thread>
+#include <memory>
 
 #include "arguments.h"
 #include "bindings.h"
@@ -33,6 +34,7 @@ struct StoreObject {
   std::shared_ptr<Store> store;
 };
 
+// For calls that only background threads make: nothing can interrupt them. Others: call_interruptibly.
 template <class Call>
 auto without_gil(Call call) {
   const GilReleased unlocked;
@@ -133,12 +135,14 @@ void continue_from(const StoreObject& self, const PositionTuple& tuple) {
   for (const auto& [step, number, first_line] : tuple.second)
     position.commits.insert(
         {.step = step, .number = number, .first_line = std::string(first_line.c_str(), first_line.size())});
-  without_gil([&] { self.store->continue_from(std::move(position)); });
+  call_interruptibly([store = self.store, position = std::move(position)]() mutable {
+    store->continue_from(std::move(position));
+  });
 }
 
 void check_continues(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
-  unwrap(without_gil([&] { return self.store->check_continues(step); }));
+  unwrap(call_interruptibly([store = self.store, step] { return store->check_continues(step); }));
 }
 
 nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
@@ -228,8 +232,9 @@ nb::dict abandon(const StoreObject& self) {
 
 nb::dict collect(const StoreObject& self, bool dry_run) {
   using checkpoint::Sweep;
-  auto result =
-      without_gil([&] { return self.store->collect(dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no); });
+  auto result = call_interruptibly([store = self.store, dry_run] {
+    return store->collect(dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no);
+  });
   return dict_of(unwrap(std::move(result)));
 }
 
@@ -237,22 +242,23 @@ nb::object why_gone(const StoreObject& self, nb::handle path_value, nb::handle s
   const std::string path = path_argument(path_value, "path");
   const std::uint64_t step = count_argument(step_value, "step");
   const std::string volume = std::filesystem::path(path).parent_path().parent_path().string();
-  const auto why = without_gil([&] { return checkpoint::why_gone(volume, self.store->directory(), step); });
+  const auto why = call_interruptibly(
+      [store = self.store, volume, step] { return checkpoint::why_gone(volume, store->directory(), step); });
   return why ? nb::object(decode_path(*why)) : nb::none();
 }
 
 void remove(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
-  unwrap(without_gil([&] { return self.store->remove(step); }));
+  unwrap(call_interruptibly([store = self.store, step] { return store->remove(step); }));
 }
 
 nb::dict collect_if_used(const StoreObject& self) {
-  return dict_of(unwrap(without_gil([&] { return self.store->collect_if_used(); })));
+  return dict_of(unwrap(call_interruptibly([store = self.store] { return store->collect_if_used(); })));
 }
 
 // Waits while another thread changes the directory.
 checkpoint::StoreDescriptor descriptor_of(const StoreObject& self) {
-  return without_gil([&] { return self.store->descriptor(); });
+  return call_interruptibly([store = self.store] { return store->descriptor(); });
 }
 
 std::vector<std::uint64_t> steps(const StoreObject& self) {
@@ -272,7 +278,7 @@ nb::object read_manifest(const StoreObject& self, nb::handle step_value) {
 ManifestObject open_manifest(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   return {.manifest = std::make_shared<const Manifest>(
-              unwrap(without_gil([&] { return self.store->read_manifest(step); }))),
+              unwrap(call_interruptibly([store = self.store, step] { return store->read_manifest(step); }))),
           .directory = self.store->directory()};
 }
 
@@ -284,30 +290,44 @@ nb::list shard_paths(const StoreObject& self, nb::handle manifest_value) {
   return paths;
 }
 
-// The verification runs beside; when a signal handler or `progress` raises, it is cancelled and awaited.
+// How long an interrupted verification is awaited.
+constexpr std::chrono::seconds kEndOfVerification{1};
+
+// What a verification that was interrupted goes on using until it is over.
+struct Verification {
+  std::atomic<bool> cancelled{false};
+  std::atomic<std::uint64_t> done{0};
+};
+
+// The verification runs beside; when a signal handler or `progress` raises, it is cancelled. A device that
+// hangs keeps it from ending, so that it is not awaited for long.
 nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engine_value,
                 const nb::object& progress) {
   const std::uint64_t step = count_argument(step_value, "step");
   const std::optional<Engine> given = engine_argument(engine_value);
-  const Engine engine = given ? *given : unwrap(without_gil([] { return Engine::default_engine(); }));
-  const Manifest manifest = unwrap(without_gil([&] { return self.store->read_manifest(step); }));
-  std::atomic<bool> cancelled{false};
-  std::atomic<std::uint64_t> done{0};
-  auto future = std::async(std::launch::async, [&] {
-    return checkpoint::verify(engine, self.store->directory(), manifest,
-                              {.on_progress = [&done](std::uint64_t bytes) { done = bytes; },
-                               .cancelled = [&cancelled] { return cancelled.load(); }});
-  });
-  const std::uint64_t total = bytes_to_verify(manifest);
+  const Engine engine = given ? *given : unwrap(call_interruptibly([] { return Engine::default_engine(); }));
+  const auto manifest = std::make_shared<const Manifest>(
+      unwrap(call_interruptibly([store = self.store, step] { return store->read_manifest(step); })));
+  const auto shared = std::make_shared<Verification>();
+  using Report = Result<checkpoint::VerifyReport>;
+  const auto task =
+      std::make_shared<std::packaged_task<Report()>>([engine, store = self.store, manifest, shared] {
+        return checkpoint::verify(engine, store->directory(), *manifest,
+                                  {.on_progress = [shared](std::uint64_t bytes) { shared->done = bytes; },
+                                   .cancelled = [shared] { return shared->cancelled.load(); }});
+      });
+  std::future<Report> future = task->get_future();
+  without_gil([&] { run_beside([task] { (*task)(); }); });
+  const std::uint64_t total = bytes_to_verify(*manifest);
   try {
     while (without_gil([&] { return future.wait_for(kSignalLatency); }) != std::future_status::ready) {
       check_signals();
-      if (!progress.is_none()) progress(done.load(), total);
+      if (!progress.is_none()) progress(shared->done.load(), total);
     }
-    if (!progress.is_none()) progress(done.load(), total);
+    if (!progress.is_none()) progress(shared->done.load(), total);
   } catch (const nb::python_error&) {
-    cancelled = true;
-    without_gil([&] { future.wait(); });
+    shared->cancelled = true;
+    without_gil([&] { return future.wait_for(kEndOfVerification); });
     throw;
   }
   return dict_of(unwrap(future.get()));
@@ -341,7 +361,9 @@ void register_checkpoint_store(nb::module_& module) {
            "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
       .def(
           "start_over",
-          [](const StoreObject& self, bool fresh) { without_gil([&] { self.store->start_over(fresh); }); },
+          [](const StoreObject& self, bool fresh) {
+            call_interruptibly([store = self.store, fresh] { store->start_over(fresh); });
+          },
           "fresh"_a, nb::sig("def start_over(self, fresh: bool) -> None"),
           "Forgets what was loaded and saved; `fresh`: the next save sets that aside.")
       .def("check_continues", &check_continues, "step"_a.none(),
@@ -419,7 +441,7 @@ void register_checkpoint_store(nb::module_& module) {
       .def_prop_ro(
           "aside",
           [](const StoreObject& self) -> nb::object {
-            const auto path = without_gil([&] { return self.store->aside(); });
+            const auto path = call_interruptibly([store = self.store] { return store->aside(); });
             return path ? nb::object(decode_path(*path)) : nb::none();
           },
           nb::for_getter(nb::sig("def aside(self) -> str | None")),
