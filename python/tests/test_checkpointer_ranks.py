@@ -399,14 +399,13 @@ def test_a_rank_whose_disk_fails(directory: Path, rank: int, what: str) -> None:
     assert_only(directory, {1: 1})
 
 
-def test_what_fails_after_the_commit_is_told_to_nobody(directory: Path) -> None:
+def test_what_fails_after_the_commit_fails_no_save(directory: Path) -> None:
     with RankProcesses(2) as ranks:
         ranks.all("open", str(directory), timeout=LONG, keep=1)
         ranks.one(0, "fail_retention")
-        failed = ranks.failures("save", 1, {"seed": 1}, block=True)
-        assert list(failed) == [0]
-        assert "injected" in failed[0].message
-        assert_only(directory, {1: 1})
+        for step in (1, 2):  # the directory is not left locked
+            ranks.all("save", step, {"seed": step}, block=True)
+        assert_only(directory, {1: 1, 2: 2})
 
 
 def test_a_slow_disk_is_no_dead_rank(directory: Path) -> None:

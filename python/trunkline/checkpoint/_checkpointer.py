@@ -32,7 +32,7 @@ from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
-from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_of
+from trunkline.checkpoint._step_save import Place, StepSave, patiently, warnings_of
 from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
@@ -116,12 +116,15 @@ class Checkpointer:
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
             try:
-                warn_of(store.collect_if_used(), "removing what interrupted saves left behind")
+                problems = store.collect_if_used()["problems"]
             except Error as error:
                 if isinstance(error, Unsupported):  # a copy: what it can load, the original may remove
                     warnings.warn(str(error), RuntimeWarning, stacklevel=2)
                 elif error.errno not in _READ_ONLY:
                     raise
+                problems = []
+            for text in warnings_of(problems, store.directory):
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -255,8 +258,7 @@ class Checkpointer:
             others[3:-3] = ["..."]
         owner = self._place.store.why_gone(path, step)
         why += f": {owner}" if owner else "; mount its disk if that is not mounted"
-        instead = f"{';' if owner else ', or'} load another step: {', '.join(others)}"
-        why += instead if others else "; there is no other step"
+        why += f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
         error = Corrupt(None, f"step {step} of {self.directory} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None

@@ -4,9 +4,10 @@ import collections
 import errno
 import hashlib
 import json
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,10 +45,20 @@ class Place:
     engine: Engine | None
 
 
-def warn_of(sweep: dict[str, Any], purpose: str) -> None:
-    """Warn of what could not be removed, and of checkpoints that cannot be read."""
-    for problem in sweep["problems"]:
-        warnings.warn(f"{purpose}: {problem}", RuntimeWarning, stacklevel=3)
+def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
+    """Return the warnings of what could not be removed, and of checkpoints that cannot be read."""
+    # EEXIST: which steps of other runs stay, which is no failure.
+    return [
+        str(problem) if problem.errno == errno.EEXIST else f"while cleaning up {directory}: {problem}"
+        for problem in problems
+    ]
+
+
+def _warn_without_failing(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    except RuntimeWarning:  # a filter makes exceptions of warnings
+        print(f"RuntimeWarning: {text}", file=sys.stderr)
 
 
 def patiently(change: Callable[[], T]) -> T:
@@ -151,8 +162,19 @@ class StepSave:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
         if self._place.ranks.rank == 0:
-            warn_of(self._place.store.retain(self._place.keep), "removing old checkpoints")
-            self._place.store.release()
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Remove old checkpoints. The new one is durable, so that nothing here makes the save fail."""
+        store = self._place.store
+        try:
+            problems = store.retain(self._place.keep)["problems"]
+        except OSError as error:
+            problems = [error]
+        finally:
+            store.release()
+        for text in warnings_of(problems, store.directory):
+            _warn_without_failing(text)
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""

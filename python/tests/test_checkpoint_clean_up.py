@@ -1,0 +1,62 @@
+"""What a save cannot remove once its checkpoint is durable is told, and does not make it fail."""
+
+import errno
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trunkline as tl
+
+STATE = {"x": torch.arange(10)}
+
+
+class FailingStore:
+    """A store that cannot remove old checkpoints."""
+
+    def __init__(self, store: Any, error: BaseException) -> None:
+        self._store, self._error = store, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def retain(self, keep: int | None) -> Any:
+        raise self._error
+
+
+def failing(directory: Path, error: BaseException) -> tl.Checkpointer:
+    checkpointer = tl.Checkpointer(directory, process_group=False)
+    checkpointer._place.store = FailingStore(checkpointer._place.store, error)  # type: ignore[assignment]
+    return checkpointer
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_failed_retention_is_a_warning(tmp_path: Path, block: bool) -> None:
+    checkpointer = failing(tmp_path, tl.Error(errno.EIO, "injected"))
+    for step in (1, 2):  # the directory is not left locked
+        with pytest.warns(RuntimeWarning, match=f"^while cleaning up {tmp_path}: .*injected"):
+            checkpointer.save(step, STATE, block=block).wait()
+    assert tl.Checkpointer(tmp_path, process_group=False).steps() == [1, 2]
+
+
+def test_warnings_as_errors_fail_no_save(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = tl.Checkpointer(tmp_path, keep=1, process_group=False)
+    first.save(1, STATE, block=True)
+    second = tl.Checkpointer(tmp_path, keep=1, process_group=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (2, 3):
+            second.save(step, STATE, block=True)  # step 1 stays, which is told once
+    assert capfd.readouterr().err.count(f"RuntimeWarning: {tmp_path} keeps the step 1") == 1
+    assert second.steps() == [1, 3]
+
+
+def test_an_interrupt_ends_the_save_and_unlocks_the_directory(tmp_path: Path) -> None:
+    checkpointer = failing(tmp_path, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(1, STATE, block=True)
+    other = tl.Checkpointer(tmp_path, process_group=False)
+    assert torch.equal(other.load()["x"], STATE["x"])
+    other.save(2, STATE, block=True)
