@@ -141,7 +141,7 @@ def encode(value: Any) -> Json:
         return _encode_numpy_scalar(value)
     if isinstance(value, numpy.dtype):
         return {"numpy.dtype": encode_numpy_dtype(value)}
-    raise NoLeaf(f"is a {type(value).__module__}.{type(value).__qualname__}, which has no form as plain data")
+    raise NoLeaf(f"is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved")
 
 
 def encode_key(value: Any) -> Json:

@@ -73,6 +73,12 @@ VIEWS = "views"
 _MAX_NAME = 400
 _SIMPLE = (int, float, str)  # what long lists are of: always encoded, so that no place needs to be known
 _HINT = "; save such objects in a .pt file (trunkline.save), or put their state_dict() into the state"
+# No .pt file: that of a Path or a Namespace could not be loaded with weights_only.
+_CONVERT = (
+    "; convert it to dicts, lists, numbers or strings (vars(args), str(path), dict(counts)); for a module or "
+    "an optimizer use its state_dict()"
+)
+_CONVERT_KEY = "; use a string, a number or a tuple of such as the key"
 
 
 def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
@@ -152,7 +158,7 @@ class _Flattener:
         try:
             return encode(value)
         except NoLeaf as why:
-            raise Unsupported(None, f"{self.place()} {why}{_HINT}") from None
+            raise Unsupported(None, f"{self.place()} {why}{_CONVERT}") from None
 
     def pairs(self, value: Mapping[Any, Any]) -> list[Json]:
         """Return keys and nodes, in turn."""
@@ -166,7 +172,7 @@ class _Flattener:
             try:
                 nodes.append(encode_key(key))
             except NoLeaf as why:
-                raise Unsupported(None, f"{self.place()}: the key {why}{_HINT}") from None
+                raise Unsupported(None, f"{self.place()}: the key {why}{_CONVERT_KEY}") from None
             nodes.append(self.node(item))
             self._path.pop()  # not after an exception: it says where it was raised
         return nodes
