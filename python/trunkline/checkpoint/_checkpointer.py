@@ -129,8 +129,10 @@ class Checkpointer:
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
 
-        `state` is any nesting of dicts, lists, tuples, numbers, strings, None, tensors of the CPU and of CUDA
-        GPUs and numpy arrays, state_dict() of modules and optimizers among them; nothing is pickled. The
+        `state` is any nesting of dict, OrderedDict, Counter, list and tuple. It may hold None, bool, int,
+        float, complex, str, bytes; set, frozenset and keys of these (or tuples of them); torch.Size,
+        torch.dtype, torch.device; tensors of the CPU and of CUDA GPUs; arrays, scalars and dtypes of numpy.
+        So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
         tensors are copied in the background, those of GPUs after what the current stream holds: they may
         change once handle.wait_staged() returned (buffers of BatchNorm change in the
         next forward pass). The checkpoint exists, for good, once handle.wait() returned. A step that is there
@@ -192,9 +194,9 @@ class Checkpointer:
 
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
-        on that. ValueError where `into` does not fit: it needs every key of the state. Collective on a
-        process group, whose ranks agree on the step; each reads for itself. Waits for a save that is under
-        way.
+        on that. ValueError where `into` does not fit: it needs every key of the state. load() without
+        a step is collective on a process group, whose ranks agree on the step; load(step) concerns this rank
+        alone. Each reads for itself. Waits for a save that is under way.
         """
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
@@ -332,7 +334,8 @@ class Checkpointer:
         """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
 
         Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
-        saves, Unsupported in a copy whose shards belong to the original. Collective on a process group.
+        saves, Unsupported in a copy whose shards belong to the original. Collective on a process group: these
+        are raised on rank 0; other ranks raise RankError, which says what rank 0 met.
         Waits for a save that is under way.
         """
         chosen = step_argument(step)

@@ -11,7 +11,10 @@ _NOT_SAVED = "the checkpoint was not saved"
 
 
 def told(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
-    """Make something, and tell the others what came of it."""
+    """Make something, and tell the others what came of it.
+
+    Only a dict is passed on; of anything else the others hear that it was made.
+    """
     try:
         value = make()
     except BaseException as error:

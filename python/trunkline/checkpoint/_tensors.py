@@ -119,7 +119,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
         and not torch._is_zerotensor(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
-        # Null without memory, unless there is an offset.
+        # data_ptr() is null without memory, but only where the offset is 0.
         and tensor.storage_offset() == 0
         and tensor.data_ptr() != 0
         and tensor.is_contiguous()

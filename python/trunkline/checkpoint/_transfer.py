@@ -15,7 +15,7 @@ from trunkline.checkpoint._flag import Flag
 class Work:
     """Runs `job` in a thread beside the caller's.
 
-    The interpreter waits for the thread before it exits, as for every one that is no daemon.
+    The interpreter waits for the job before it exits (_background.py).
     """
 
     def __init__(self, job: Callable[[], None], cancel: Callable[[], None]) -> None:

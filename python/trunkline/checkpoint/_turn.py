@@ -34,7 +34,10 @@ class Turn:
     pause = end  # while the call waits and has begun nothing; begin() when it goes on
 
     def check(self, call: str, directory: "str | os.PathLike[str]", during: str = "") -> None:
-        """Raise Error if this thread is within another call; with `during`: within that one."""
+        """Raise Error if this thread is within another call.
+
+        With `during`: only if that call's text begins with it ("save" for "save(5)").
+        """
         if not self._call or not self._call.startswith(during) or not self._held_by_this_thread():
             return
         raise Error(
