@@ -53,6 +53,23 @@ TEST_F(MovedStepsTest, ARenamedStepKeepsItsShards) {
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
 
+TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideKeepsItsShards) {
+  save(*open({.fresh = true}), 9);
+  std::string aside;
+  for (const auto& entry : fs::directory_iterator(directory())) {
+    if (is_aside_directory(entry.path().filename().string())) aside = entry.path().string();
+  }
+  fs::rename(aside + "/" + step_directory(1), step(1));
+  EXPECT_TRUE(is_first_whole());
+  const auto collected = (*Store::open(aside))->collect(Sweep::DryRun::no, Sweep::Orphans::remove);
+  ASSERT_TRUE(collected) << collected.error().message;
+  EXPECT_TRUE(is_first_whole());
+  // Moved out altogether, nothing is known to name them.
+  fs::rename(step(1), root_.file("elsewhere"));
+  ASSERT_TRUE((*Store::open(aside))->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  EXPECT_FALSE(is_first_whole());
+}
+
 TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
   fs::copy(step(1), directory() + "/best", fs::copy_options::recursive);
   fs::create_directory(directory() + "/keep");

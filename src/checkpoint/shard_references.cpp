@@ -40,6 +40,8 @@ class Search {
   Status file(const std::string& path, std::string_view name, std::optional<std::uint64_t> step);
 
   std::set<std::string> names;
+  std::string skipped = {};              // a folder that is not searched
+  bool leaves_out_steps_of_root = true;  // their manifests name shards of the root's own steps
 
  private:
   Status entry(const std::string& folder, const std::string& name, unsigned depth);
@@ -76,12 +78,13 @@ Status Search::entry(const std::string& folder, const std::string& name, unsigne
   const bool is_link = S_ISLNK(status.st_mode);
   if (is_link && ::stat(path.c_str(), &status) != 0) return {};
   if (S_ISDIR(status.st_mode)) {
-    const bool follows = !is_link || (depth == 0 && leads_outside(path));
+    const bool follows = path != skipped && (!is_link || (depth == 0 && leads_outside(path)));
     return follows && depth < kMaxFolderDepth ? this->folder(path, depth + 1) : Status{};
   }
   if (!S_ISREG(status.st_mode)) return {};
   // Steps of the directory itself; those in folders belong to copies, or to runs that were set aside.
-  return file(path, name, depth == 1 ? step_of(fs::path(folder).filename().string()) : std::nullopt);
+  const bool is_own = depth == 1 && leaves_out_steps_of_root;
+  return file(path, name, is_own ? step_of(fs::path(folder).filename().string()) : std::nullopt);
 }
 
 Status Search::folder(const std::string& path, unsigned depth) {
@@ -116,7 +119,16 @@ void add_shard_names(std::string_view text, std::set<std::string>& names) {
 Result<std::set<std::string>> shards_named_below(const std::string& directory) {
   Search search;
   if (auto searched = search.folder(directory, 0); !searched) return std::unexpected(searched.error());
-  return std::move(search.names);
+  const fs::path path = directory;
+  if (!is_aside_directory(path.filename().string())) return std::move(search.names);
+  // Steps of a run that was set aside may have been moved back into the directory that it lies in.
+  Search around;
+  around.skipped = directory;
+  around.leaves_out_steps_of_root = false;
+  if (auto searched = around.folder(path.parent_path().string(), 0); !searched)
+    return std::unexpected(searched.error());
+  around.names.merge(search.names);
+  return std::move(around.names);
 }
 
 Result<std::set<std::string>> shards_named_beside(const std::string& step_directory) {

@@ -15,10 +15,11 @@ namespace trunkline::checkpoint {
 // Adds the names of shards that stand in a text, whatever else is in it.
 void add_shard_names(std::string_view text, std::set<std::string>& names);
 
-// The shards that manifests below `directory` name, apart from those that are the manifest of their own step
-// there (DIR/step-S/manifest-C). A manifest is any file with "manifest" in its name; folders are searched
-// kMaxFolderDepth deep, and symbolic links to folders outside are followed from `directory` itself. Fails
-// where any of it cannot be read, since it may name whatever is about to be removed.
+// The shards that manifests below `directory` name, and of a run that was set aside those around it, apart
+// from those that are the manifest of their own step there (DIR/step-S/manifest-C). A manifest is any file
+// with "manifest" in its name; folders are searched kMaxFolderDepth deep, and symbolic links to folders
+// outside are followed from `directory` itself. Fails where any of it cannot be read, since it may name
+// whatever is about to be removed.
 inline constexpr unsigned kMaxFolderDepth = 8;
 Result<std::set<std::string>> shards_named_below(const std::string& directory);
 
