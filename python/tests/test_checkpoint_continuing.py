@@ -55,6 +55,21 @@ def test_starting_over_without_load_is_refused_by_the_first_save(run: Path, step
     assert_whole(run, 100, 101)
 
 
+def test_the_refusal_says_what_to_do_in_each_number(tmp_path: Path) -> None:
+    for step, held in ((1, "the step 1"), (2, "the steps 1, 2")):
+        earlier = opened(tmp_path / "run")
+        if step > 1:
+            earlier.load()
+        earlier.save(step, state_of(step), block=True)
+        with pytest.raises(FileExistsError) as caught:
+            opened(tmp_path / "run").save(0, state_of(0))
+        assert str(caught.value).startswith(
+            f"cannot save step 0 into {tmp_path / 'run'}: it already holds {held}, which this run did not "
+            "load. To continue the earlier run, call load() before saving; to start over, use another "
+            "directory, or fresh=True"
+        )
+
+
 def test_looking_is_not_loading_and_a_failed_load_neither(run: Path) -> None:
     checkpointer = opened(run, keep=2)
     assert checkpointer.latest() == 101

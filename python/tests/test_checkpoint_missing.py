@@ -145,3 +145,21 @@ def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
 
     monkeypatch.setattr(reader, "_load", read_late)
     assert torch.equal(reader.load(1)["x"], torch.ones(1000))
+
+
+def test_a_directory_whose_run_was_set_aside_says_where(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, process_group=False).save(1, {"x": torch.ones(3)}, block=True)
+    checkpointer = tl.Checkpointer(tmp_path, fresh=True, process_group=False)
+    checkpointer.save(1, {"x": torch.ones(3)}, block=True)
+    checkpointer.delete(1)
+    (aside,) = tmp_path.glob("aside-*")
+    with pytest.raises(FileNotFoundError, match=f"was set aside in {aside}; open that directory"):
+        checkpointer.load()
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_volume_that_is_a_file(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(NotADirectoryError, match=f"volumes: {tmp_path / path} is not a directory"):
+        tl.Checkpointer(tmp_path / "run", volumes=[tmp_path / path], process_group=False)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

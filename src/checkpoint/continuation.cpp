@@ -22,9 +22,9 @@ constexpr std::string_view kNeitherLoadedNorSaved =
     "this run has neither loaded nor saved: they are of an earlier run, or another job saves into the "
     "directory; call load() to continue from them, and let one job at a time save into a directory";
 constexpr std::string_view kNotLoaded =
-    "this run did not load, and would overwrite or remove. To continue from them, call load() before saving; "
-    "to start over, use another directory, or fresh=True, which moves the earlier run into a folder of its "
-    "own and deletes nothing";
+    "this run did not load. To continue the earlier run, call load() before saving; to start over, use "
+    "another directory, or fresh=True, which moves the earlier run into a folder of its own and deletes "
+    "nothing";
 
 }  // namespace
 
@@ -68,12 +68,12 @@ Status check_continues(const std::string& directory, const std::string& id, std:
     if (started_over || !(is_known || has_gone)) steps.push_back(entry.step);
   }
   if (steps.empty()) return {};
-  return std::unexpected(
-      Error{.kind = ErrorKind::system,
-            .code = EEXIST,
-            .message = fmt::format("cannot save step {} into {}: it holds {}, which {}", step, directory,
-                                   in_words(steps), known.is_empty() ? kNotLoaded : kNeitherLoadedNorSaved),
-            .path = directory});
+  return std::unexpected(Error{
+      .kind = ErrorKind::system,
+      .code = EEXIST,
+      .message = fmt::format("cannot save step {} into {}: it already holds {}, which {}", step, directory,
+                             in_words(steps), known.is_empty() ? kNotLoaded : kNeitherLoadedNorSaved),
+      .path = directory});
 }
 
 }  // namespace trunkline::checkpoint

@@ -106,9 +106,13 @@ std::unexpected<Error> not_the_home(const std::string& volume, const std::string
 }
 
 std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
-  return not_the_home(
-      volume, directory, fmt::format("is a copy of {}, and they share their shards", home.path),
-      fmt::format("Use the original, or remove it and run: trunkline checkpoint adopt {}", directory));
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format("{} is a copy of {}, and read-only: both use the shards in {}. Save into the original, or "
+                  "load from the copy and save into a new directory. Only if {} and the steps that it alone "
+                  "has are not needed any more: remove it, and run: trunkline checkpoint adopt {}",
+                  directory, home.path, volume, home.path, directory),
+      directory));
 }
 
 std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,

@@ -181,13 +181,14 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
     if (shards[i] == 0) continue;
     const std::string& volume = descriptor_.volumes[i];
     if (!is_directory(volume)) {
-      return std::unexpected(
-          Error{.kind = ErrorKind::system,
-                .code = ENOENT,
-                .message = fmt::format("saving into {}: its directory {} is missing: ENOENT; "
-                                       "mount that volume, or make the directory again",
-                                       directory_, volume),
-                .path = volume});
+      return std::unexpected(Error{
+          .kind = ErrorKind::system,
+          .code = ENOENT,
+          .message = fmt::format("cannot save into {}: {} is missing: ENOENT. Mount its volume; if that "
+                                 "disk is gone for good, open the directory with volumes=[...] that "
+                                 "exist",
+                                 directory_, volume),
+          .path = volume});
     }
     if (auto made = make(volume); !made) return made;
   }

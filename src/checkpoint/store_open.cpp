@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/home.h"
@@ -38,6 +39,18 @@ Result<std::string> absolute_path(const std::string& path, std::string_view argu
   return whole.string();
 }
 
+// One that is missing is made by the first save.
+Status check_not_a_file(const std::string& volume) {
+  std::error_code error;
+  const fs::file_status status = fs::status(volume, error);
+  const bool is_file = fs::exists(status) && !fs::is_directory(status);
+  if (!is_file && error != std::errc::not_a_directory) return {};
+  return std::unexpected(Error{.kind = ErrorKind::system,
+                               .code = ENOTDIR,
+                               .message = fmt::format("volumes: {} is not a directory (ENOTDIR)", volume),
+                               .path = volume});
+}
+
 Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>& paths) {
   std::vector<std::string> volumes;
   for (const std::string& path : paths) {
@@ -45,6 +58,7 @@ Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>
     if (!volume) return std::unexpected(volume.error());
     if (std::ranges::find(volumes, *volume) != volumes.end())
       return invalid(fmt::format("volumes: {} is listed twice", *volume));
+    if (auto usable = check_not_a_file(*volume); !usable) return std::unexpected(usable.error());
     volumes.push_back(std::move(*volume));
   }
   return volumes;

@@ -487,7 +487,7 @@ TEST_F(StoreTest, AVolumeThatIsNotMountedIsNamed) {
   const auto refused = store->begin(1, Steps{1, 1});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().path, gone);
-  EXPECT_NE(refused.error().message.find("mount"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("Mount its volume"), std::string::npos);
   EXPECT_TRUE(store->begin(1, Steps{1, 0})) << "not needed, and not locked";
 }
 

@@ -404,6 +404,8 @@ class Checkpointer:
         why = f"{self.directory} has no checkpoint yet"
         if not Path(self._absolute).exists():
             why += ": the directory does not exist (is the path mistyped?)"
+        elif aside := sorted(Path(self._absolute).glob("aside-*")):
+            why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
         return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
 
     def _start_over(self) -> None:

@@ -89,9 +89,9 @@ def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) 
         return
     shown = ", ".join(map(str, later if len(later) <= 6 else [*later[:3], "...", *later[-3:]]))
     raise _exists(
-        f"cannot start training{how} at step {start}: {checkpointer.directory} holds the checkpoints of step"
-        f"{'s' if len(later) > 1 else ''} {shown}, which would be overwritten or removed; to continue from "
-        "there pass resume_from_checkpoint=True, to start over use another output_dir, or "
+        f"cannot start training{how} at step {start}: {checkpointer.directory} already holds the checkpoints "
+        f"of step{'s' if len(later) > 1 else ''} {shown}, which this training would not continue from; to do "
+        "so pass resume_from_checkpoint=True, to start over use another output_dir, or "
         "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a folder of their own and "
         "deletes nothing",
         str(checkpointer.directory),
