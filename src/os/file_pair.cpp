@@ -40,36 +40,48 @@ struct Filesystem {
 Filesystem filesystem_of(int fd) {
   struct statfs status{};
   if (::fstatfs(fd, &status) != 0) return {};
-  switch (static_cast<std::uint32_t>(status.f_type)) {
+  const auto type = static_cast<std::uint32_t>(status.f_type);
+  Filesystem filesystem;
+  filesystem.local = is_local_filesystem(type);
+  switch (type) {
     case TMPFS_MAGIC:
     case RAMFS_MAGIC:
     case HUGETLBFS_MAGIC:
-      return {.in_memory = true, .local = true, .network = {}};
+      filesystem.in_memory = true;
+      break;
     case NFS_SUPER_MAGIC:
-      return {.in_memory = false, .local = false, .network = "NFS"};
+      filesystem.network = "NFS";
+      break;
     case SMB_SUPER_MAGIC:
     case SMB2_SUPER_MAGIC:
     case kCifsMagic:
-      return {.in_memory = false, .local = false, .network = "SMB"};
+      filesystem.network = "SMB";
+      break;
     case CEPH_SUPER_MAGIC:
-      return {.in_memory = false, .local = false, .network = "Ceph"};
+      filesystem.network = "Ceph";
+      break;
     case kLustreMagic:
-      return {.in_memory = false, .local = false, .network = "Lustre"};
+      filesystem.network = "Lustre";
+      break;
     case kGpfsMagic:
-      return {.in_memory = false, .local = false, .network = "GPFS"};
+      filesystem.network = "GPFS";
+      break;
     case kBeegfsMagic:
-      return {.in_memory = false, .local = false, .network = "BeeGFS"};
+      filesystem.network = "BeeGFS";
+      break;
     case FUSE_SUPER_MAGIC:
-      return {.in_memory = false, .local = false, .network = "FUSE"};
+      filesystem.network = "FUSE";
+      break;
     case V9FS_MAGIC:
-      return {.in_memory = false, .local = false, .network = "9p"};
+      filesystem.network = "9p";
+      break;
     case AFS_SUPER_MAGIC:
-      return {.in_memory = false, .local = false, .network = "AFS"};
+      filesystem.network = "AFS";
+      break;
     default:
-      return {.in_memory = false,
-              .local = is_local_filesystem(static_cast<std::uint32_t>(status.f_type)),
-              .network = {}};
+      break;
   }
+  return filesystem;
 }
 
 // A second open file description of the same inode, so that a path replaced meanwhile cannot split the pair.

@@ -19,6 +19,8 @@ bool is_local_filesystem(std::uint32_t type) {
     case BTRFS_SUPER_MAGIC:
     case F2FS_SUPER_MAGIC:
     case TMPFS_MAGIC:
+    case RAMFS_MAGIC:
+    case HUGETLBFS_MAGIC:
     case OVERLAYFS_SUPER_MAGIC:
     case kZfsMagic:
     case kBcachefsMagic:

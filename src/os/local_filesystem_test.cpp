@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 
+#include <cstdint>
+#include <initializer_list>
+
 #include "os/unique_fd.h"
 
 namespace trunkline::os {
 namespace {
 
 TEST(LocalFilesystem, ThoseOfServersAndProgramsAreNotLocal) {
-  for (const std::uint32_t type : {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, TMPFS_MAGIC})
+  for (const std::uint32_t type : std::initializer_list<std::uint32_t>{
+           EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC})
     EXPECT_TRUE(is_local_filesystem(type));
   for (const std::uint32_t type : {NFS_SUPER_MAGIC, FUSE_SUPER_MAGIC, PROC_SUPER_MAGIC, 0})
     EXPECT_FALSE(is_local_filesystem(type));
