@@ -239,7 +239,8 @@ void append_tensor(Output& out, const Tensor& tensor) {
   out.push_back('}');
 }
 
-// The order of the keys is that of version 1, the state last.
+// The order of the keys is that of version 1, the state last. "step" is the first: shard_references.cpp tells
+// by it which step a manifest is of (docs/formats/checkpoint.md).
 std::string json_of(const Manifest& manifest) {
   Output out;
   fmt::format_to(std::back_inserter(out), R"({{"step":{},"commit":{},"time":)", manifest.step,
