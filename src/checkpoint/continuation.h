@@ -40,7 +40,8 @@ struct Continuation {
 
 Result<Position> position_of(const std::string& directory);
 
-// The newest commit of a step. Fails when its manifest cannot be read, with system (ENOENT) when it has gone.
+// The newest commit of a step. Fails when its manifest cannot be read, with system (ENOENT) when it has gone
+// or is a link that leads nowhere.
 Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry);
 
 // Fails with system (EEXIST) when the directory has checkpoints of `step` or later steps that `known` does

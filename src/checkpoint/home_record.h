@@ -32,8 +32,7 @@ struct Home {
 std::string format_home(const Home& home);
 
 // Accepts what format_home() writes, byte for byte, and version 1, which has no `birth`: `format` for another
-// version, `corrupt` for all else.
-// `record` is the file's path, for the message.
+// version, `corrupt` for all else. `record` is the file's path, for the message.
 Result<Home> parse_home(std::string_view text, const std::string& record);
 
 }  // namespace trunkline::checkpoint

@@ -78,10 +78,10 @@ struct FramedManifest {
 // The JSON within; `corrupt` where it is not what the first line says, `format` where there is no such line
 // or one of a newer version. `path` is for messages alone, here and below.
 Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path);
-// Of a file of which only the beginning (kMaxLineBytes, or all) was read: the same for the first line and the
-// file's size.
 inline constexpr std::size_t kMaxLineBytes = 128;         // of a line of any version
 std::string_view first_line(std::string_view beginning);  // without its end; all where it does not end
+// Of a file of which only the beginning (kMaxLineBytes, or all) was read: the same as unframe_manifest() for
+// the first line and the file's size.
 Status check_first_line(std::string_view beginning, std::uint64_t file_bytes, const std::string& path);
 
 // Then the JSON. Formatting refuses (invalid_argument) what parsing would (`format`).

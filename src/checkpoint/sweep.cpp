@@ -140,7 +140,7 @@ Status Sweep::sweep_place(const Place& place, bool keep_known, bool keep_directo
     // A manifest was removed before; in a dry run it is still there.
     const bool manifest_gone = dry_run_ == DryRun::yes && !keep_known && commit_of(name).has_value();
     if (manifest_gone) --left;
-    if (!ours || (known && keep_known) || place.kept.contains(name)) continue;
+    if (!ours || place.kept.contains(name)) continue;
     const auto removed = remove_debris(place.path, name);
     if (!removed) return std::unexpected(removed.error());
     if (*removed) --left;
@@ -173,11 +173,11 @@ Status Sweep::check_homes(const std::vector<Place>& places) {
 // A checkpoint exists exactly when its manifest does, so that it ends in this order, whenever a crash comes:
 // 1. The name of the manifest that is kept is durable (its writer may have died before that).
 // 2. Other manifests go, the oldest first: none that was replaced comes back as the last one.
-// 3. That made durable: no manifest may outlive its shards.
+// 3. Each of these removals is made durable before the next: no manifest may outlive its shards.
 // 4. Shards that the manifest which is kept does not name; temporary files.
 // 5. Directories that are empty now, that in DIR last and once the others are durable: without it, what is
-// left
-//    on volumes would count as moved by hand. A crash after 3 leaves debris, which the next collection finds.
+//    left on volumes would count as moved by hand.
+// A crash after 3 leaves debris, which the next collection finds.
 Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
   std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
   if (auto homes = check_homes(places); !homes) return homes;
