@@ -128,7 +128,7 @@ def test_all_messages_of_many_ranks(new_store: MakeStore) -> None:
 def test_a_rank_that_never_comes(new_store: MakeStore) -> None:
     zero, one = make_ranks(new_store, 2, TIMEOUT)
     for each, other in ((zero, 1), (one, 0)):
-        last = "it has made no call yet" if each is zero else "its last call was save(1)"
+        last = "it has made no call yet" if each is zero else "its last call was an earlier save(1)"
         with each.begin("save(1)") as here, pytest.raises(RankError) as info:
             here.meet()
         assert f"rank {other} ({last}) has not come to save(1) for 0.5 s" in str(info.value)

@@ -423,7 +423,7 @@ class Checkpointer:
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int]) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
-        exchange = self._ranks.exchange("opening")
+        exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
         options = {"directory": directory, "fresh": self._fresh, "writers": writers, "volumes": volumes}

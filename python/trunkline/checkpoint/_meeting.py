@@ -153,13 +153,16 @@ class Meeting:
         absent = []
         for rank in ranks[:4]:
             call = self._attempts.last_call(rank)
-            last = "it has made no call yet" if call is None else f"its last call was {call}"
+            earlier = "an earlier " if call == self._call else ""
+            last = "it has made no call yet" if call is None else f"its last call was {earlier}{call}"
             absent.append(f"rank {rank} ({last})")
         shown = ", ".join(absent) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+        one = len(ranks) == 1
+        where = "it has exited, hangs, or is" if one else "they have exited, hang, or are"
         error = rank_error(
             ranks[0],
-            f"{shown} {'has' if len(ranks) == 1 else 'have'} not come to {self._call} for {self._timeout:g} "
-            f"s: either dead, hanging or stopped, or alive and elsewhere; {_ALIKE}. {_INTACT}",
+            f"{shown} {'has' if one else 'have'} not come to {self._call} for {self._timeout:g} "
+            f"s: {where} executing other code; {_ALIKE}. {_INTACT}",
         )
         error.is_absence = True  # type: ignore[attr-defined]
         return error

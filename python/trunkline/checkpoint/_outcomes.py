@@ -96,7 +96,7 @@ def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
 
 def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
-    named = why if why.startswith(f"rank {rank} ") else f"rank {rank}: {why}"
+    named = why if why.startswith((f"rank {rank} ", f"rank {rank}: ")) else f"rank {rank}: {why}"
     error = rank_error(rank, f"{but}: {named}")
     if outcome["earlier"]:
         mark_earlier(error)

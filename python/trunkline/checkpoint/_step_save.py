@@ -290,7 +290,8 @@ class StepSave:
         for rank in range(1, exchange.size):
             report = exchange.read("written", rank)
             if "error" in report:
-                failed = rank_error(rank, f"rank {rank} failed to save its share: {report['error']}")
+                why = report["error"].removeprefix(f"rank {rank}: ")
+                failed = rank_error(rank, f"rank {rank} failed to save its share: {why}")
                 if report["earlier"]:
                     mark_earlier(failed)
                 raise failed
