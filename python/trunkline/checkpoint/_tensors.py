@@ -52,7 +52,7 @@ def dtype_named(name: str) -> torch.dtype:
     try:
         return _DTYPES[name]
     except KeyError:
-        raise ValueError(f"{name!r} is no dtype of this torch ({torch.__version__})") from None
+        raise ValueError(f"{name!r} is not a dtype of this torch ({torch.__version__})") from None
 
 
 def in_safetensors(dtype: torch.dtype) -> bool:
