@@ -143,7 +143,7 @@ def test_tensors_with_freed_storage(tmp_path: Path) -> None:
         lambda: checkpoints.save(1, {"w": freed}, block=True),
         lambda: tl.save({"w": freed}, tmp_path / "a.safetensors"),
     ):
-        with pytest.raises(tl.Unsupported, match=r"'w'.* resized to 0.*get_model_state_dict\(\)") as caught:
+        with pytest.raises(tl.Unsupported, match=r"'w'.* resized .*get_model_state_dict\(\)") as caught:
             save()
         assert ".pt" not in str(caught.value)  # which would hold nothing of it either
 
