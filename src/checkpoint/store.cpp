@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <limits>
 #include <numeric>
 #include <ranges>
 #include <set>
@@ -322,6 +323,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   std::vector<Error> problems;
   std::vector<const StepEntry*> doomed;
   std::vector<Commit> strangers;
+  const std::uint64_t most = keep.value_or(std::numeric_limits<std::uint64_t>::max());
   std::uint64_t kept = 0;
   for (const StepEntry& entry : *entries) {
     const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
@@ -329,8 +331,8 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
     if (!whole || !commit) {
       problems.push_back(whole ? commit.error() : whole.error());
     } else if (!known_.knows(*commit)) {
-      if (keep && kept >= *keep) strangers.push_back(*commit);
-    } else if (keep && kept >= *keep && commit->number != save_->committed) {
+      if (kept >= most) strangers.push_back(*commit);
+    } else if (kept >= most && commit->number != save_->committed) {
       doomed.push_back(&entry);
     } else {
       ++kept;
@@ -338,7 +340,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
     }
   }
   if (!std::ranges::all_of(strangers, [&](const Commit& each) { return told_.contains(each); })) {
-    problems.push_back(not_removed(directory_, strangers, *keep));
+    problems.push_back(not_removed(directory_, strangers, most));
     told_.insert(strangers.begin(), strangers.end());
   }
   // The oldest first, so that a crash leaves no gap.

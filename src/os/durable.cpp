@@ -108,7 +108,7 @@ Result<std::string> write_synced_file(const std::string& path, std::string_view 
     replaced = std::move(*found);
   }
   const std::string target = replaced ? replaced->path() : path;
-  const std::string directory = directory_of(target);
+  std::string directory = directory_of(target);
   constexpr mode_t kNewFile = 0666;  // less the umask, as any file that a program writes
   // 1. A unique name in the target's directory: rename is atomic only within a filesystem.
   auto file = TemporaryFile::create(directory, replaced ? replaced->create_mode() : kNewFile);
