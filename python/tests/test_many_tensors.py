@@ -186,7 +186,8 @@ def test_a_collector_that_is_off_stays_off() -> None:
         gc.enable()
 
 
-def test_pauses_of_several_threads_may_overlap() -> None:
+def pausing_thread() -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """Return a thread that pauses the collector, what it sets then, and what ends the pause."""
     entered, leave = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -194,7 +195,11 @@ def test_pauses_of_several_threads_may_overlap() -> None:
             entered.set()
             leave.wait()
 
-    other = threading.Thread(target=pause)
+    return threading.Thread(target=pause), entered, leave
+
+
+def test_pauses_of_several_threads_may_overlap() -> None:
+    other, entered, leave = pausing_thread()
     with _core.GcPause():
         other.start()
         entered.wait()
@@ -205,14 +210,7 @@ def test_pauses_of_several_threads_may_overlap() -> None:
 
 
 def test_a_forked_child_collects_though_another_thread_of_the_parent_has_paused() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        with _core.GcPause():
-            entered.set()
-            leave.wait()
-
-    other = threading.Thread(target=pause)
+    other, entered, leave = pausing_thread()
     other.start()
     entered.wait()
     with _core.GcPause():
