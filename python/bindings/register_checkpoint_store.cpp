@@ -34,13 +34,6 @@ struct StoreObject {
   std::shared_ptr<Store> store;
 };
 
-// For calls that only background threads make: nothing can interrupt them. Others: call_interruptibly.
-template <class Call>
-auto without_gil(Call call) {
-  const GilReleased unlocked;
-  return call();
-}
-
 nb::list paths_of(const std::vector<std::string>& paths) {
   nb::list list;
   for (const std::string& path : paths) list.append(decode_path(path));
@@ -49,7 +42,7 @@ nb::list paths_of(const std::vector<std::string>& paths) {
 
 // Manifests travel as JSON texts, so that the state in them keeps its order and its numbers.
 nb::object dict_of(const Manifest& manifest) {
-  Result<std::string> json = without_gil([&] { return checkpoint::manifest_to_json(manifest); });
+  Result<std::string> json = call_unlocked([&] { return checkpoint::manifest_to_json(manifest); });
   const std::string text = unwrap(std::move(json));
   return nb::module_::import_("json").attr("loads")(nb::str(text.data(), text.size()));
 }
@@ -62,7 +55,7 @@ Manifest manifest_argument(nb::handle value) {
   const char* const data = PyUnicode_AsUTF8AndSize(text.ptr(), &length);
   if (data == nullptr) throw nb::python_error();
   const std::string_view json(data, static_cast<std::size_t>(length));
-  auto manifest = without_gil([&] { return checkpoint::manifest_from_text(json); });
+  auto manifest = call_unlocked([&] { return checkpoint::manifest_from_text(json); });
   if (!manifest) raise_value_error("manifest: " + manifest.error());
   return std::move(*manifest);
 }
@@ -145,6 +138,8 @@ void check_continues(const StoreObject& self, nb::handle step_value) {
   unwrap(call_interruptibly([store = self.store, step] { return store->check_continues(step); }));
 }
 
+// begin(), commit(), retain(), abandon() and release() are called by background threads alone, which nothing
+// can interrupt; all others go through call_interruptibly().
 nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   if (!PySequence_Check(shards_value.ptr()))
@@ -152,7 +147,7 @@ nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards
   std::vector<std::uint64_t> shards;
   for (const nb::handle count : nb::borrow<nb::sequence>(shards_value))
     shards.push_back(count_argument(count, "shards"));
-  auto result = without_gil([&] { return self.store->begin(step, shards); });
+  auto result = call_unlocked([&] { return self.store->begin(step, shards); });
   const checkpoint::Placement placement = unwrap(std::move(result));
   nb::list entries;
   for (std::size_t i = 0; i < placement.shards.size(); ++i) {
@@ -214,19 +209,19 @@ std::uint64_t commit(const StoreObject& self, nb::handle manifest_value,
   if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
   if (tensors) manifest.tensors = tensors_argument(*tensors);
-  auto committed = without_gil([&] { return self.store->commit(std::move(manifest)); });
+  auto committed = call_unlocked([&] { return self.store->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
 }
 
 nb::dict retain(const StoreObject& self, nb::handle keep_value) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
-  auto result = without_gil([&] { return self.store->retain(keep); });
+  auto result = call_unlocked([&] { return self.store->retain(keep); });
   return dict_of(unwrap(std::move(result)));
 }
 
 nb::dict abandon(const StoreObject& self) {
-  auto result = without_gil([&] { return self.store->abandon(); });
+  auto result = call_unlocked([&] { return self.store->abandon(); });
   return dict_of(unwrap(std::move(result)));
 }
 
@@ -317,17 +312,17 @@ nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engin
                                    .cancelled = [shared] { return shared->cancelled.load(); }});
       });
   std::future<Report> future = task->get_future();
-  without_gil([&] { run_beside([task] { (*task)(); }); });
+  call_unlocked([&] { run_beside([task] { (*task)(); }); });
   const std::uint64_t total = bytes_to_verify(*manifest);
   try {
-    while (without_gil([&] { return future.wait_for(kSignalLatency); }) != std::future_status::ready) {
+    while (call_unlocked([&] { return future.wait_for(kSignalLatency); }) != std::future_status::ready) {
       check_signals();
       if (!progress.is_none()) progress(shared->done.load(), total);
     }
     if (!progress.is_none()) progress(shared->done.load(), total);
   } catch (const nb::python_error&) {
     shared->cancelled = true;
-    without_gil([&] { return future.wait_for(kEndOfVerification); });
+    call_unlocked([&] { return future.wait_for(kEndOfVerification); });
     throw;
   }
   return dict_of(unwrap(future.get()));
@@ -409,7 +404,7 @@ void register_checkpoint_store(nb::module_& module) {
           nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
           "After commit: removes what it replaced, and all but the last `keep` checkpoints by their commits.")
       .def(
-          "release", [](const StoreObject& self) { without_gil([&] { self.store->release(); }); },
+          "release", [](const StoreObject& self) { call_unlocked([&] { self.store->release(); }); },
           "Ends a save; what was not committed stays for collect(). Nothing if there is none.")
       .def("abandon", &abandon, nb::sig("def abandon(self) -> dict[str, typing.Any]"),
            "Ends a save, and removes what was written and not committed.")
