@@ -1,7 +1,9 @@
 """Filesystems other than those of most disks, and those that refuse to write.
 
 Not f2fs, nor NFS from this machine to itself: few kernels that tests run on have either. What NFS lacks
-(flags of rename, preallocation, locks between machines) is taken away in test_sandboxes.py.
+(flags of rename, preallocation, locks between machines) is taken away in test_sandboxes.py. Devices that are
+slow or silent are posed by FUSE (test_checkpoint_hung.py) and by held operations (test_hung_device.py): dm-delay
+needs the device mapper, which such kernels lack too.
 """
 
 import subprocess
