@@ -251,6 +251,7 @@ def test_ranks_that_differ(crew: RankProcesses, directory: Path, difference: str
     for error in ours.values():
         if difference == "another value":
             assert "names, dtypes, shapes, or values that are not tensors" in error.message
+            assert "first at state['seed']" in error.message
         # With an odd rank 0 it is one of the others that differs from it.
         assert f"rank {odd}" in error.message, error
     crew.all("save", 4, {"seed": 4}, block=True)

@@ -15,6 +15,7 @@ from trunkline import _core
 from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Error
 from trunkline.checkpoint import _shards
+from trunkline.checkpoint._difference import first_difference, marks_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, limited, spread
@@ -72,6 +73,9 @@ def patiently(change: Callable[[], T]) -> T:
             if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_SECONDS)
+
+
+_STATE = "state (names, dtypes, shapes, or values that are not tensors)"
 
 
 class StepSave:
@@ -240,6 +244,7 @@ class StepSave:
             ],
             "paths": [placement["shards"][index]["path"] for index in order],
             "digest": {} if self._exchange is None else self._digest(),
+            "marks": [] if self._exchange is None else marks_of(self._skeleton),
             "collectives": self._collectives,
         }
 
@@ -260,7 +265,7 @@ class StepSave:
         same = {
             "step": self._step,
             "writers": self._place.writers,
-            "state (names, dtypes, shapes, or values that are not tensors)": [self._skeleton, about],
+            _STATE: [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
 
@@ -278,12 +283,14 @@ class StepSave:
             )
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
-        if other:
-            raise rank_error(
-                rank,
-                f"rank {rank}: {other[0]} differs from rank 0; ranks that save together must have the same "
-                "(keep what differs out of the state)",
-            )
+        if not other:
+            return
+        place = first_difference(self._skeleton, self._placement["marks"]) if other[0] == _STATE else None
+        raise rank_error(
+            rank,
+            f"rank {rank}: {other[0]} differs from rank 0{'' if place is None else f', first at {place}'}; ranks "
+            "that save together must have the same (keep what differs out of the state)",
+        )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
         shards = list(written)
