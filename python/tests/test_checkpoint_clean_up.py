@@ -49,7 +49,7 @@ def test_warnings_as_errors_fail_no_save(tmp_path: Path, capfd: pytest.CaptureFi
         warnings.simplefilter("error")
         for step in (2, 3):
             second.save(step, STATE, block=True)  # step 1 stays, which is told once
-    assert capfd.readouterr().err.count(f"RuntimeWarning: {tmp_path} keeps the step 1") == 1
+    assert capfd.readouterr().err.count(f"RuntimeWarning: {tmp_path} keeps step 1") == 1
     assert second.steps() == [1, 3]
 
 

@@ -56,7 +56,7 @@ def test_starting_over_without_load_is_refused_by_the_first_save(run: Path, step
 
 
 def test_the_refusal_says_what_to_do_in_each_number(tmp_path: Path) -> None:
-    for step, held in ((1, "the step 1"), (2, "the steps 1, 2")):
+    for step, held in ((1, "step 1"), (2, "steps 1, 2")):
         earlier = opened(tmp_path / "run")
         if step > 1:
             earlier.load()
@@ -94,7 +94,7 @@ def test_a_run_that_loaded_an_earlier_step_goes_on_from_there(run: Path) -> None
 
 def test_later_steps_need_no_load_and_remove_nothing_of_others(run: Path) -> None:
     checkpointer = opened(run, keep=1)
-    with pytest.warns(RuntimeWarning, match=r"the steps 100, 101, which this run neither loaded nor saved"):
+    with pytest.warns(RuntimeWarning, match=r"steps 100, 101, which this run neither loaded nor saved"):
         checkpointer.save(102, state_of(102), block=True)
     for step in (103, 104):  # says so once
         checkpointer.save(step, state_of(step), block=True)

@@ -111,7 +111,7 @@ def test_a_step_that_was_never_saved(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as caught:
             read(77)
         assert str(caught.value) == (
-            f"{tmp_path} has no checkpoint of step 77; it has the steps 5, 6, 7, ..., 9, 10, 11"
+            f"{tmp_path} has no checkpoint of step 77; it has steps 5, 6, 7, ..., 9, 10, 11"
         )
         assert caught.value.filename == os.fspath(tmp_path)
 

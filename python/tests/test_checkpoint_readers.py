@@ -74,7 +74,7 @@ def test_a_step_that_was_asked_for_is_retired_while_it_is_loaded(
 ) -> None:
     save(tmp_path, 1, 10)
     before_reading(lambda: save(tmp_path, 2, 20))
-    with pytest.raises(FileNotFoundError, match="no checkpoint of step 1; it has the step 2"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 1; it has step 2"):
         tl.Checkpointer(tmp_path, process_group=False).load(1)
 
 

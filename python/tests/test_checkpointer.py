@@ -305,7 +305,7 @@ def test_what_is_no_step_is_refused_everywhere(checkpointer: tl.Checkpointer, va
 def test_a_step_is_deleted(checkpointer: tl.Checkpointer) -> None:
     for step in (1, 2):
         checkpointer.save(step, make_state(step), block=True)
-    with pytest.raises(FileNotFoundError, match="no checkpoint of step 5; it has the steps 1, 2"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 5; it has steps 1, 2"):
         checkpointer.delete(5)
     checkpointer.save(3, make_state(3))
     checkpointer.delete(3)  # waits for it

@@ -347,4 +347,4 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
 def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
     for command in ("show", "verify"):
         told = run(command, store.directory, "--step", "15", expect=2).stderr
-        assert "no checkpoint of step 15; it has the steps 10, 20" in told
+        assert "no checkpoint of step 15; it has steps 10, 20" in told

@@ -163,8 +163,8 @@ Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
 std::string in_words(std::span<const std::uint64_t> steps) {
   constexpr std::size_t kEnds = 3;
   const std::string_view noun = steps.size() == 1 ? "step" : "steps";
-  if (steps.size() <= 2 * kEnds) return fmt::format("the {} {}", noun, fmt::join(steps, ", "));
-  return fmt::format("the {} {}, ..., {}", noun, fmt::join(steps.first(kEnds), ", "),
+  if (steps.size() <= 2 * kEnds) return fmt::format("{} {}", noun, fmt::join(steps, ", "));
+  return fmt::format("{} {}, ..., {}", noun, fmt::join(steps.first(kEnds), ", "),
                      fmt::join(steps.last(kEnds), ", "));
 }
 

@@ -26,10 +26,10 @@ Result<std::vector<std::uint64_t>> step_directories_in(const std::string& direct
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
 
-// "the steps 1, 2, 3, ..., 97, 98, 99"; `steps` is not empty.
+// "steps 1, 2, 3, ..., 97, 98, 99"; `steps` is not empty.
 std::string in_words(std::span<const std::uint64_t> steps);
 
-// "it has the steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
+// "it has steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
 std::string steps_in_words(const std::string& directory);
 
 // system (ENOENT), naming the steps that there are.

@@ -273,7 +273,7 @@ TEST_F(StoreTest, RemovingAStepRemovesAllOfItAndNothingElse) {
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
   const Error missing = store->remove(3).error();
   EXPECT_EQ(missing.code, ENOENT);
-  EXPECT_NE(missing.message.find("it has the step 1"), std::string::npos) << missing.message;
+  EXPECT_NE(missing.message.find("it has step 1"), std::string::npos) << missing.message;
   begin(*store, 4);
   EXPECT_EQ(open()->remove(1).error().code, EBUSY);
   EXPECT_EQ(store->remove(1).error().code, EBUSY);
