@@ -2,8 +2,8 @@
 
 Not f2fs, nor NFS from this machine to itself: few kernels that tests run on have either. What NFS lacks
 (flags of rename, preallocation, locks between machines) is taken away in test_sandboxes.py. Devices that are
-slow or silent are posed by FUSE (test_checkpoint_hung.py) and by held operations (test_hung_device.py): dm-delay
-needs the device mapper, which such kernels lack too.
+slow or silent are posed by FUSE (test_checkpoint_hung.py) and by held operations (test_hung_device.py): the
+device mapper, which dm-delay needs, is missing from such kernels too.
 """
 
 import subprocess

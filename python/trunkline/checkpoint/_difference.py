@@ -13,7 +13,7 @@ _SHOWN_KEY = 200  # characters
 
 
 def marks_of(skeleton: Json) -> list[int]:
-    """Return a mark of each of the first values of a state, in their order; `skeleton` is _state.flatten's."""
+    """Return a mark of each of the first values of a state, in order; `skeleton` is of _state.flatten."""
     return [_mark(place, value) for place, value in itertools.islice(_values("state", skeleton), MOST_MARKS)]
 
 

@@ -286,10 +286,11 @@ class StepSave:
         if not other:
             return
         place = first_difference(self._skeleton, self._placement["marks"]) if other[0] == _STATE else None
+        where = "" if place is None else f", first at {place}"
         raise rank_error(
             rank,
-            f"rank {rank}: {other[0]} differs from rank 0{'' if place is None else f', first at {place}'}; ranks "
-            "that save together must have the same (keep what differs out of the state)",
+            f"rank {rank}: {other[0]} differs from rank 0{where}; ranks that save together must have the "
+            "same (keep what differs out of the state)",
         )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
