@@ -30,6 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/fuzz"
+LONG_BUILD = ROOT / "build/fuzz-long"
 CORPUS = ROOT / "build/fuzz-corpus"
 RESULTS = ROOT / "build/results"
 SEEDS = ROOT / "tests/fuzz/corpus"
@@ -40,12 +41,17 @@ _MAX_KEPT_BYTES = 512  # of a kept input
 _LINKS = "// Links: "  # in a target: sources that are not in the library
 _LIBRARIES = ("-luring", "-laio", "-lisal", "-lfmt", "-lpthread")
 _SANITIZERS = "address,undefined"
+# A long run tries inputs with what costs a quarter as much; what it keeps is tried again with all of the
+# checks, and short runs look for more with them.
+_LONG_SANITIZERS = "undefined"
+_LONG_CHECKS = (
+    "-D_GLIBCXX_ASSERTIONS",  # of the bounds of containers and views
+    "-fno-sanitize-coverage=trace-cmp",  # the short runs learn from what is compared
+)
+_LONG_LIMITS = ("-max_len=1024",)  # bytes of an input
 # What a target does not call is left out of it: libFuzzer looks at every counter after every execution.
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 _DROP_SECTIONS = ("-Wl,--gc-sections", "-Wl,-z,start-stop-gc")
-# A long run has the checks that cost most off: every input it keeps is tried again with all of them on, by
-# the merge and by the short run. Freed memory is kept from reuse for far longer than one execution.
-_LONG_RUN = "quarantine_size_mb=8:malloc_context_size=0:detect_stack_use_after_return=0"
 
 
 @dataclass
@@ -62,10 +68,10 @@ def targets() -> list[str]:
     return sorted(path.stem.removesuffix("_fuzz") for path in (ROOT / "tests/fuzz").glob("*_fuzz.cpp"))
 
 
-def command_of(name: str) -> list[str | Path]:
+def command_of(name: str, build: Path = BUILD) -> list[str | Path]:
     """Return what runs a target, with the options of libFuzzer behind it."""
     if name in targets():
-        return [BUILD / f"fuzz_{name}"]
+        return [build / f"fuzz_{name}"]
     return [ROOT / ".venv/bin/python", ROOT / "python/tests/fuzz_python.py", name]
 
 
@@ -76,26 +82,18 @@ def python_targets() -> list[str]:
     return done.stdout.split()
 
 
-def build(names: list[str]) -> None:
-    """Build the library and the targets; raises CalledProcessError."""
+def build(names: list[str], folder: Path, sanitizers: str, *checks: str) -> None:
+    """Build the library and the targets into a folder; raises CalledProcessError."""
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    flags = (*_SECTIONS, *checks)
     configure: list[str | Path] = [
-        "cmake",
-        "-S",
-        ROOT,
-        "-B",
-        BUILD,
-        "-G",
-        "Ninja",
-        f"-DCMAKE_CXX_COMPILER={CLANG}",
-        *launcher,
+        *("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"),
+        *(f"-DCMAKE_CXX_COMPILER={CLANG}", *launcher),
+        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DTRUNKLINE_SANITIZE=fuzzer-no-link,{sanitizers}"),
+        *(f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
     ]
-    options = (
-        *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DTRUNKLINE_SANITIZE=fuzzer-no-link,{_SANITIZERS}"),
-        *(f"-DCMAKE_CXX_FLAGS={' '.join(_SECTIONS)}", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
-    )
-    subprocess.run([*configure, *options], check=True)
-    subprocess.run(["cmake", "--build", BUILD], check=True)
+    subprocess.run(configure, check=True)
+    subprocess.run(["cmake", "--build", folder], check=True)
     for name in names:
         source = ROOT / f"tests/fuzz/{name}_fuzz.cpp"
         linked = [
@@ -104,24 +102,13 @@ def build(names: list[str]) -> None:
             if line.startswith(_LINKS)
             for path in line.removeprefix(_LINKS).split()
         ]
-        flags = ("-std=c++23", "-O2", "-g1", "-fno-omit-frame-pointer", *_SECTIONS)
-        checks = (f"-fsanitize=fuzzer,{_SANITIZERS}", "-fno-sanitize-recover=all", *_DROP_SECTIONS)
-        includes = ("-I", ROOT / "include", "-I", ROOT / "src")
-        binary = ("-o", BUILD / f"fuzz_{name}")
-        subprocess.run(
-            [
-                CLANG,
-                *flags,
-                *checks,
-                *includes,
-                source,
-                *linked,
-                BUILD / "libtrunkline.a",
-                *_LIBRARIES,
-                *binary,
-            ],
-            check=True,
-        )
+        compile_and_link: list[str | Path] = [
+            *(CLANG, "-std=c++23", "-O2", "-g1", "-fno-omit-frame-pointer", *flags),
+            *(f"-fsanitize=fuzzer,{sanitizers}", "-fno-sanitize-recover=all", *_DROP_SECTIONS),
+            *("-I", ROOT / "include", "-I", ROOT / "src"),
+            *(source, *linked, folder / "libtrunkline.a", *_LIBRARIES, "-o", folder / f"fuzz_{name}"),
+        ]
+        subprocess.run(compile_and_link, check=True)
 
 
 def kept_inputs(name: str) -> list[bytes]:
@@ -164,17 +151,15 @@ def keep(name: str) -> bool:
     return True
 
 
-def run(name: str, corpus: Path, *limits: str, asan_options: str = "") -> Run:
+def run(name: str, corpus: Path, *limits: str, build: Path = BUILD) -> Run:
     """Run a target from its seeds, its kept inputs and `corpus`, into which new inputs go."""
     corpus.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    command = (*command_of(name), *limits, "-print_final_stats=1", f"-artifact_prefix={RESULTS}/{name}-")
+    options = ("-print_final_stats=1", f"-artifact_prefix={RESULTS}/{name}-")
+    command = (*command_of(name, build), *limits, *options)
     with tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as scratch:
         corpora = [corpus, *starting_corpora(name, Path(scratch))]
-        environment = {**os.environ, "ASAN_OPTIONS": asan_options}
-        done = subprocess.run(
-            [*command, *corpora], capture_output=True, text=True, errors="replace", env=environment
-        )
+        done = subprocess.run([*command, *corpora], capture_output=True, text=True, errors="replace")
     executions = re.findall(r"stat::number_of_executed_units:\s*(\d+)", done.stderr)
     coverage = re.findall(r"\bcov: (\d+)", done.stderr)
     return Run(
@@ -210,10 +195,12 @@ def fuzz(name: str, executions: int | None, seconds: int) -> bool:
             if total >= executions:
                 print(f"{name}: {total} executions, which is what was wanted", flush=True)
                 return True
-            limits.append(f"-runs={executions - total}")
-        done = run(name, corpus, *limits, asan_options=_LONG_RUN if executions else "")
+            limits += [f"-runs={executions - total}", *_LONG_LIMITS]
+        done = run(name, corpus, *limits, build=LONG_BUILD if executions else BUILD)
         total += done.executions
         record.write_text(json.dumps({"executions": total, "coverage": done.coverage}) + "\n")
+        if executions and done.code == 0 and name in targets():
+            done = run(name, corpus, "-runs=0")  # what it kept, with all of the checks
         if done.code != 0:
             print(done.failure)
             print(f"{name}: failed after {total} executions; the input is in {RESULTS}", flush=True)
@@ -244,7 +231,9 @@ def main() -> int:
         if unknown := [name for name in names if name not in known]:
             parser.error(f"unknown target {unknown[0]!r}; there are {', '.join(known)}")
         if not options.python:
-            build(names)
+            build(names, BUILD, _SANITIZERS)
+            if options.executions:
+                build(names, LONG_BUILD, _LONG_SANITIZERS, *_LONG_CHECKS)
     except subprocess.CalledProcessError as error:
         print(f"fuzz: exit {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
