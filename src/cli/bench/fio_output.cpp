@@ -19,7 +19,7 @@ FioMeasurement total_of(const Json& jobs, const char* direction) {
   double weights = 0;
   for (const Json& job : jobs) {
     const Json& part = job.at(direction);
-    total.bytes += part.at("io_bytes").get<std::uint64_t>();
+    total.bytes += part.at("io_bytes").get_ref<const std::uint64_t&>();  // get() converts what does not fit
     seconds = std::max(seconds, part.at("runtime").get<double>() / 1e3);
     // usr_cpu and sys_cpu are percentages of job_runtime (fio's HOWTO, "Interpreting the output").
     const double cpu_percent = job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>();
@@ -49,7 +49,7 @@ Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
     const Json document = Json::parse(start == std::string_view::npos ? json : json.substr(start));
     const Json& jobs = document.at("jobs");
     for (const Json& job : jobs) {
-      const int code = job.at("error").get<int>();
+      const int code = static_cast<int>(job.at("error").get_ref<const std::int64_t&>());
       if (code != 0) {
         return std::unexpected(system_error(code, fmt::format("fio's job {}", job.value("jobname", "?"))));
       }

@@ -31,6 +31,19 @@ TEST(FioOutput, AddsJobsAndTakesTheLongestTime) {
   EXPECT_DOUBLE_EQ(result->latency_us_p99, 9);
 }
 
+TEST(FioOutput, RefusesNumbersThatDoNotFit) {
+  const std::string text = "{\"jobs\": [" + job(0, 1'000, 1000, 10) + "]}";
+  for (const auto& [number, other] : {std::pair{"\"io_bytes\": 1000", "\"io_bytes\": 10411111111111111111186"},
+                                      std::pair{"\"error\": 0", "\"error\": 1e30"}}) {
+    std::string changed = text;
+    ASSERT_NE(changed.find(number), std::string::npos);
+    changed.replace(changed.find(number), std::string_view(number).size(), other);
+    const auto result = parse_fio_output(changed, Op::read);
+    ASSERT_FALSE(result) << other;
+    EXPECT_EQ(result.error().kind, ErrorKind::format);
+  }
+}
+
 TEST(FioOutput, OtherDirectionIsEmptyNotWrong) {
   const auto result = parse_fio_output("{\"jobs\": [" + job(0, 1000, 1, 1) + "]}", Op::write);
   ASSERT_TRUE(result.has_value()) << result.error().message;
