@@ -170,18 +170,22 @@ def run(name: str, corpus: Path, *limits: str, build: Path = BUILD) -> Run:
     )
 
 
-def merge(name: str, corpus: Path) -> None:
-    """Leave the inputs in the corpus that are needed for its coverage."""
+def merge(name: str, corpus: Path) -> str:
+    """Leave the inputs in the corpus that are needed for its coverage; return what failed, if anything did.
+
+    An input that ends the target does not end the merge, which leaves it out and exits with 0.
+    """
     merged = corpus.with_suffix(".merged")
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
     command = [*command_of(name), "-merge=1", f"-artifact_prefix={RESULTS}/{name}-", merged, corpus]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode == 0:
-        shutil.rmtree(corpus)
-        merged.rename(corpus)
-    else:
+    if done.returncode != 0 or "Test unit written to" in done.stderr:
         shutil.rmtree(merged)
+        return done.stderr[-4000:]
+    shutil.rmtree(corpus)
+    merged.rename(corpus)
+    return ""
 
 
 def fuzz(name: str, executions: int | None, seconds: int) -> bool:
@@ -201,12 +205,13 @@ def fuzz(name: str, executions: int | None, seconds: int) -> bool:
         record.write_text(json.dumps({"executions": total, "coverage": done.coverage}) + "\n")
         if executions and done.code == 0 and name in targets():
             done = run(name, corpus, "-runs=0")  # what it kept, with all of the checks
-        if done.code != 0:
-            print(done.failure)
+        failure = done.failure if done.code != 0 else ""
+        if done.code == 0 and name in targets():  # atheris keeps nothing when it merges
+            failure = merge(name, corpus)
+        if done.code != 0 or failure:
+            print(failure)
             print(f"{name}: failed after {total} executions; the input is in {RESULTS}", flush=True)
             return False
-        if name in targets():  # atheris keeps nothing when it merges
-            merge(name, corpus)
         kept = len(list(corpus.iterdir()))
         print(f"{name}: {total} executions, coverage {done.coverage}, {kept} inputs kept", flush=True)
         if not executions:
