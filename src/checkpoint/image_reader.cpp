@@ -210,7 +210,7 @@ void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
     const auto& expected = of.sums[sum].expected;
     const std::uint32_t found = sums_[image].value(sum);
     if (!expected || *expected == found || mismatch_) continue;
-    mismatch_ = Mismatch{.image = image, .sum = sum, .expected = *expected, .found = found};
+    mismatch_ = ChecksumMismatch{.image = image, .sum = sum, .expected = *expected, .found = found};
     fail(make_error(ErrorKind::corrupt,
                     fmt::format("{}: bytes {} to {} have the checksum {:08x} where {:08x} was recorded; they "
                                 "changed after they were written",

@@ -26,7 +26,7 @@ struct ReadOptions {
 };
 
 // A checksum that a file does not have, though it should.
-struct Mismatch {
+struct ChecksumMismatch {
   std::size_t image = 0;
   std::uint32_t sum = 0;
   std::uint32_t expected = 0;
@@ -58,7 +58,7 @@ class ImageReader {
 
   std::uint64_t bytes_total() const { return bytes_total_; }
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
-  const std::optional<Mismatch>& mismatch() const { return mismatch_; }
+  const std::optional<ChecksumMismatch>& mismatch() const { return mismatch_; }
   const std::vector<std::uint32_t>& sums(std::size_t image) const { return sums_[image].values(); }
 
  private:
@@ -101,7 +101,7 @@ class ImageReader {
   std::vector<Arrived> arrived_;  // in order of arrival; taken from the front
   std::size_t taken_ = 0;
   std::optional<Error> error_;
-  std::optional<Mismatch> mismatch_;
+  std::optional<ChecksumMismatch> mismatch_;
   std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
 
