@@ -44,6 +44,22 @@ class MovedStepsTest : public test::StoreTest {
   Manifest first_;
 };
 
+// Moved out and, while somebody collects, back in: that somebody has a list of the steps without it.
+TEST_F(MovedStepsTest, AStepMovedBackDuringACollectionKeepsItsShards) {
+  const std::string out = root_.file("out");
+  fs::rename(step(1), out);
+  const std::string debris = step(2) + "/shard-00009-of-00010-0123456789abcdef.safetensors";
+  std::ofstream(debris) << "debris";
+  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+    if (path == debris && fs::exists(out)) fs::rename(out, step(1));
+    return {};
+  });
+  Sweep sweep(directory(), open()->descriptor(), changes, Sweep::DryRun::no);
+  sweep.clean_all();
+  ASSERT_TRUE(fs::exists(step(1))) << "the debris is removed after the steps were listed";
+  EXPECT_TRUE(is_first_whole());
+}
+
 TEST_F(MovedStepsTest, ARenamedStepKeepsItsShards) {
   fs::rename(step(1), step(1) + ".best");
   EXPECT_TRUE(open()->collect()->problems.empty());

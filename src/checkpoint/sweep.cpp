@@ -313,6 +313,8 @@ void Sweep::clean_volume(const std::string& volume, std::set<std::uint64_t>& see
   if (!steps) return note(std::unexpected(steps.error()));
   for (const std::uint64_t step : *steps) {
     if (!seen.insert(step).second) continue;
+    // Moved or copied into the directory since its steps were listed: it has manifests that nobody looked at.
+    if (is_there(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
     if (orphans_ == Orphans::leave) {
       if (auto none = check_orphans(step); !none) {
         note(std::move(none));
