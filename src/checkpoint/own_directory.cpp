@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +18,8 @@ namespace trunkline::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kDcpManifest = "dcp.manifest";
 
 std::unexpected<Error> not_a_directory(const std::string& directory, std::string_view why) {
   return std::unexpected(
@@ -29,13 +33,30 @@ bool counts_as_foreign(const std::string& name) {
   return !name.starts_with('.') && name != "lost+found" && name != kLockFile && !is_aside_directory(name);
 }
 
+// What to do about a directory that is not one of checkpoints, though it has something to do with them.
+std::string advice_for(const std::string& directory, std::span<const std::string> names) {
+  const fs::path path(directory);
+  const bool is_step = std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
+  if (is_step && step_of(path.filename().string())) {
+    return fmt::format("it is step {} of {}; open that directory", *step_of(path.filename().string()),
+                       path.parent_path().string());
+  }
+  if (is_step) {
+    return fmt::format("it is a single step; open the directory that holds it, in which a step is called {}",
+                       step_directory(1));
+  }
+  if (std::ranges::find(names, kDcpManifest) != names.end())
+    return "it is a checkpoint of trunkline.dcp; load it with trunkline.dcp.StorageReader";
+  return fmt::format("give checkpoints a directory of their own, for example {}/checkpoints", directory);
+}
+
 }  // namespace
 
 Result<std::optional<std::uint64_t>> device_of_directory(const std::string& directory) {
   struct stat status{};
   if (::stat(directory.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode))
-      return not_a_directory(directory, "it is a file; name a directory, or a path that does not exist yet");
+      return not_a_directory(directory, "it is a file; name a directory of checkpoints");
     return status.st_dev;
   }
   if (errno == ENOTDIR)
@@ -84,15 +105,15 @@ Status check_not_foreign(const std::string& directory) {
     return {};
   std::erase_if(*names, [](const std::string& name) { return !counts_as_foreign(name); });
   if (names->empty()) return {};
+  const std::string advice = advice_for(directory, *names);
   const std::size_t more = names->size() - std::min(names->size(), kShown);
   names->resize(names->size() - more);
   return std::unexpected(Error{
       .kind = ErrorKind::system,
       .code = ENOTEMPTY,
-      .message = fmt::format("{} is not a directory of checkpoints, and it is not empty: it holds {}{}; give "
-                             "checkpoints a directory of their own, for example {}/checkpoints",
+      .message = fmt::format("{} is not a directory of checkpoints, and it is not empty: it holds {}{}; {}",
                              directory, fmt::join(*names, ", "),
-                             more > 0 ? fmt::format(" and {} more", more) : std::string(), directory),
+                             more > 0 ? fmt::format(" and {} more", more) : std::string(), advice),
       .path = directory});
 }
 
