@@ -65,8 +65,22 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
   return verdict;
 }
 
-Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store, std::uint64_t step) {
+// Of a step that was there a moment ago: a run that saves removes its old ones. `ok`: whether that is all well.
+Verdict removed_meanwhile(std::uint64_t step, bool ok) {
+  return {.ok = ok,
+          .json = {{"step", step}, {"ok", ok}, {"removed", true}},
+          .text = fmt::format("step {}: removed meanwhile, by another process\n", step)};
+}
+
+// Whether the files of the manifest have been removed since it was read, with it or for a newer save of the step.
+bool has_gone(const checkpoint::Store& store, const Manifest& manifest) {
+  const auto now = store.read_manifest(manifest.step);
+  return now ? now->shards != manifest.shards : now.error().code == ENOENT;
+}
+
+Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store, std::uint64_t step, bool all) {
   const auto manifest = store.read_manifest(step);
+  if (!manifest && manifest.error().code == ENOENT) return removed_meanwhile(step, all);
   if (!manifest) return verdict_of(step, manifest.error());
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   Progress progress(std::cerr, terminal, Progress::Style::bar);
@@ -79,6 +93,7 @@ Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store
                                          {.on_progress = show, .cancelled = interrupted});
   progress.end();
   if (!report) return std::unexpected(report.error());
+  if (!report->mismatches.empty() && has_gone(store, *manifest)) return verify_step(engine, store, step, all);
   return verdict_of(*manifest, *report, std::chrono::duration<double>(Clock::now() - began).count());
 }
 
@@ -113,7 +128,7 @@ int verify_checkpoints(const CheckpointArguments& arguments) {
   document["checkpoints"] = Json::array();
   bool ok = true;
   for (const std::uint64_t step : *steps) {
-    auto verdict = verify_step(*engine, **store, step);
+    auto verdict = verify_step(*engine, **store, step, arguments.all);
     if (!verdict) return fail(arguments, "verify", verdict.error());
     ok = ok && verdict->ok;
     document["checkpoints"].push_back(std::move(verdict->json));
