@@ -5,12 +5,31 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "cli/bench/bench_command.h"
 #include "cli/checkpoint/checkpoint_command.h"
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+
+namespace {
+
+// CLI11 says that a subcommand is required, also where one was given that there is not.
+void name_unknown_subcommand(const CLI::App& app) {
+  const CLI::App* group = &app;
+  while (!group->get_subcommands().empty()) group = group->get_subcommands().front();
+  const std::vector<std::string> left = group->remaining();
+  std::string known;
+  for (const CLI::App* each : group->get_subcommands([](const CLI::App*) { return true; }))
+    known += (known.empty() ? "" : ", ") + each->get_name();
+  if (left.empty() || known.empty()) return;
+  std::cerr << group->get_name() << ": there is no subcommand '" << left.front() << "'; there are " << known
+            << '\n';
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace trunkline::cli;
@@ -27,6 +46,10 @@ int main(int argc, char** argv) {
     add_checkpoint(app, chosen);
     try {
       app.parse(argc, argv);
+    } catch (const CLI::RequiredError& error) {
+      name_unknown_subcommand(app);
+      app.exit(error);
+      return kExitUsage;
     } catch (const CLI::ParseError& error) {
       return app.exit(error) == 0 ? kExitOk : kExitUsage;
     }
