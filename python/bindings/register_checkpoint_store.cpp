@@ -123,13 +123,13 @@ PositionTuple position(const StoreObject& self) {
   return tuple;
 }
 
-void continue_from(const StoreObject& self, const PositionTuple& tuple) {
+void continue_from(const StoreObject& self, const PositionTuple& tuple, std::optional<std::uint64_t> step) {
   checkpoint::Position position{.id = tuple.first};
   for (const auto& [step, number, first_line] : tuple.second)
     position.commits.insert(
         {.step = step, .number = number, .first_line = std::string(first_line.c_str(), first_line.size())});
-  call_interruptibly([store = self.store, position = std::move(position)]() mutable {
-    store->continue_from(std::move(position));
+  call_interruptibly([store = self.store, position = std::move(position), step]() mutable {
+    store->continue_from(std::move(position), step);
   });
 }
 
@@ -138,8 +138,9 @@ void check_continues(const StoreObject& self, nb::handle step_value) {
   unwrap(call_interruptibly([store = self.store, step] { return store->check_continues(step); }));
 }
 
-// begin(), commit(), retain(), abandon() and release() are called by background threads alone, which nothing
-// can interrupt; all others go through call_interruptibly().
+// begin(), commit(), retain(), abandon() and release() are called by background threads, which nothing can
+// interrupt (abandon() by the caller of save() too, when its thread cannot start); all others go through
+// call_interruptibly().
 nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   if (!PySequence_Check(shards_value.ptr()))
@@ -351,9 +352,11 @@ void register_checkpoint_store(nb::module_& module) {
                    "fresh: bool = False) -> None"))
       .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int, bytes]]]"),
            "What the directory holds, for continue_from(); to be asked for before a checkpoint is read.")
-      .def("continue_from", &continue_from, "position"_a,
-           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]]) -> None"),
-           "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
+      .def("continue_from", &continue_from, "position"_a, "step"_a = nb::none(),
+           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]], "
+                   "step: int | None = None) -> None"),
+           "Lets saves go on from the checkpoints of a position: those that were there when `step` was loaded; "
+           "None: the newest.")
       .def(
           "start_over",
           [](const StoreObject& self, bool fresh) {

@@ -69,6 +69,7 @@ class Opened:
     seen_volumes: tuple[str, ...] = ()
     run: str | None = None  # of which `known` is
     known: frozenset[int] = frozenset()  # states that it loaded or saved
+    given_up: frozenset[int] = frozenset()  # states after the one that it loaded last
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Model:
 
     def key(self) -> str:
         """Return a text that is equal for equal models."""
-        known = [(slot, each, sorted(each.known)) for slot, each in sorted(self.opened.items())]
+        known = [(slot, each, sorted(each.known), sorted(each.given_up)) for slot, each in sorted(self.opened.items())]
         return repr((sorted(self.dirs.items()), known, sorted(self.shards.items()), self.lock))
 
     def new_run(self) -> str:
@@ -130,6 +131,7 @@ class Model:
             for entry in self.dirs[opened.path].entries
             if not entry.has_bad_manifest and entry.state in opened.known
         ]
+        counted.sort(key=lambda entry: entry.state not in opened.given_up)  # otherwise as they are
         return [] if opened.keep is None else counted[: -opened.keep]
 
 
@@ -275,8 +277,9 @@ def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
             step = found.entries[-1].step
         yield model, ("look", step), None
     elif phase[0] == "look":
-        states = frozenset(entry.state for entry in found.entries)
-        yield model, ("read", phase[1], found.run, states), None
+        states = tuple(entry.state for entry in found.entries)
+        at = next((at for at, entry in enumerate(found.entries) if entry.step == phase[1]), len(states))
+        yield model, ("read", phase[1], found.run, states, states[at + 1 :]), None
     else:
         entry = found.entry(phase[1])
         if entry is None and op.get("step") is None:
@@ -287,7 +290,8 @@ def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
             before = model.copy()
             result = _readable(model, entry, op.get("verify", True))
             if result[0] == "ok":
-                model.change(op["slot"], run=phase[2], known=phase[3], fresh=False)
+                known, given_up = frozenset(phase[3]), frozenset(phase[4])
+                model.change(op["slot"], run=phase[2], known=known, given_up=given_up, fresh=False)
             yield model, phase, result
             if (
                 result[0] == "ok"

@@ -132,6 +132,36 @@ TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
   EXPECT_EQ(one->steps(), Steps{7});
 }
 
+TEST_F(ContinuationTest, WhatTheRunWentBackBehindIsRemovedFirst) {
+  for (const std::uint64_t step : {40, 50, 100, 101}) save(*open(), step);
+  const auto store = open();
+  load(*store, 50);
+  save(*store, 51, 4);
+  EXPECT_EQ(store->steps(), (Steps{40, 50, 51, 101}));
+  save(*store, 52, 4);
+  EXPECT_EQ(store->steps(), (Steps{40, 50, 51, 52}));
+  save(*store, 53, 3);
+  EXPECT_EQ(store->steps(), (Steps{51, 52, 53}));
+  load(*store, 51);
+  save(*store, 52, 2);
+  EXPECT_EQ(store->steps(), (Steps{51, 52})) << "also behind what it saved itself";
+  load(*store, 52);
+  save(*store, 53, 2);
+  EXPECT_EQ(store->steps(), (Steps{52, 53})) << "nothing is behind the newest";
+}
+
+TEST_F(ContinuationTest, CheckpointsOfOthersAreToldOnceThereAreMoreThanAreKept) {
+  for (const std::uint64_t step : {1, 2, 3}) {
+    const auto store = open();
+    ASSERT_TRUE(store->commit(write_shards(step, begin(*store, step))));
+    const auto swept = store->retain(2);
+    ASSERT_TRUE(swept);
+    EXPECT_EQ(swept->problems.size(), step > 2 ? 1U : 0U) << "a store for each save, after step " << step;
+    store->release();
+  }
+  EXPECT_EQ(open()->steps(), (Steps{1, 2, 3}));
+}
+
 TEST_F(ContinuationTest, WhatIsSavedDuringALoadStaysKnown) {
   const auto store = open();
   save(*store, 1);
@@ -327,6 +357,22 @@ TEST_F(ContinuationTest, ACopyIsNotSetAside) {
   auto expected = before;
   std::erase(expected, "copy/lock");
   EXPECT_EQ(after, expected);
+}
+
+TEST_F(ContinuationTest, ABeginThatFailedAnywhereIsTriedAgain) {
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    save(*open(), 1);
+    fs::remove(directory() + "/" + std::string(kDescriptorFile));  // a copy of a step alone has none
+    test::CrashPoint crash{.allowed = allowed};
+    const auto store = open({.watch = crash.watch()});
+    load(*store);
+    if (store->begin(2, Steps{1})) break;
+    crash.allowed = std::numeric_limits<std::size_t>::max();
+    const auto again = store->begin(2, Steps{1});
+    EXPECT_TRUE(again) << "after " << allowed << " changes: " << again.error().message;
+    ASSERT_LT(allowed, 50U);
+  }
 }
 
 // At every point: the old run is whole, no collection on either side harms it, and another fresh run goes on.

@@ -215,13 +215,13 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto settled = settle_earlier_steps(step); !settled) return std::unexpected(settled.error());
   if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
+  known_.loaded.id = descriptor_.id;
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   save_ = std::move(save);
   fresh_ = false;
-  known_.loaded.id = descriptor_.id;
 
   Placement placement{.volumes = descriptor_.volumes, .shards = {}, .paths = {}};
   if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
@@ -262,7 +262,7 @@ Status Store::check_shards(const Manifest& manifest) const {
 // is killed or the power fails:
 // 1. Every shard is written under a name that no manifest knows: the directory of its step is made and
 //    durable by then (begin()), and the name has a nonce of this save. A checkpoint of the same step that is
-//    there already is not touched. The writers write to temporary names and rename.
+//    there already is not touched. Until a manifest names it, a shard is debris to whoever has the lock.
 // 2. Each writer makes the contents of its shards durable (fsync) ...
 // 3. ... then their names (fsync of the directory). It is done here again for all directories, at the cost
 //    of nothing when it was done.
@@ -318,25 +318,39 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
   // would make every save slower than the one before.
   if (!keep) std::erase_if(*entries, [this](const StepEntry& entry) { return entry.step != save_->step; });
-  std::ranges::sort(*entries, std::greater(), [](const StepEntry& entry) { return entry.commits.back(); });
   Sweep sweep(directory_, descriptor_, changes_, Sweep::DryRun::no);
   std::vector<Error> problems;
+  struct Candidate {
+    const StepEntry* entry;
+    Commit commit;
+    bool given_up;
+  };
+  std::vector<Candidate> candidates;
+  for (const StepEntry& entry : *entries) {
+    const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
+    const auto commit = newest_commit(directory_, entry);
+    if (whole && commit)
+      candidates.push_back({&entry, *commit, known_.given_up.contains(*commit)});
+    else
+      problems.push_back(whole ? commit.error() : whole.error());
+  }
+  // The last to go comes first.
+  std::ranges::sort(candidates, std::greater(),
+                    [](const Candidate& each) { return std::pair(!each.given_up, each.commit.number); });
   std::vector<const StepEntry*> doomed;
   std::vector<Commit> strangers;
   const std::uint64_t most = keep.value_or(std::numeric_limits<std::uint64_t>::max());
   std::uint64_t kept = 0;
-  for (const StepEntry& entry : *entries) {
-    const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
-    const auto commit = newest_commit(directory_, entry);
-    if (!whole || !commit) {
-      problems.push_back(whole ? commit.error() : whole.error());
-    } else if (!known_.knows(*commit)) {
-      if (kept >= most) strangers.push_back(*commit);
-    } else if (kept >= most && commit->number != save_->committed) {
-      doomed.push_back(&entry);
+  std::uint64_t others = 0;
+  for (const auto& [entry, commit, given_up] : candidates) {
+    if (!known_.knows(commit)) {
+      if (kept + others >= most) strangers.push_back(commit);
+      ++others;
+    } else if (kept >= most && commit.number != save_->committed) {
+      doomed.push_back(entry);
     } else {
       ++kept;
-      if (entry.commits.size() > 1) sweep.clean(entry);
+      if (entry->commits.size() > 1) sweep.clean(*entry);
     }
   }
   if (!std::ranges::all_of(strangers, [&](const Commit& each) { return told_.contains(each); })) {

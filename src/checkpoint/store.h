@@ -70,9 +70,10 @@ class Store {
 
   // Which checkpoints begin() may find in its way: those up to a position, once they were loaded, and those
   // that this store saved. position() is to be asked for before loading: what others save meanwhile is
-  // theirs.
+  // theirs. `step`: the one that was loaded, if not the newest; retain() then removes those after it first,
+  // whether they were damaged or led nowhere, and the one that the run goes on from after them.
   Result<Position> position() const;
-  void continue_from(Position position);
+  void continue_from(Position position, std::optional<std::uint64_t> step = {});
   // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.
   void start_over(bool fresh);
   // What begin() would say now; system (EEXIST) as there. Changes nothing.
@@ -149,6 +150,7 @@ class Store {
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
+  void follow_own_descriptor(const std::optional<StoreDescriptor>& recorded);
   Status settle_earlier_steps(std::uint64_t step);
   Status record_descriptor();
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;

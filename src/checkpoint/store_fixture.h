@@ -88,10 +88,10 @@ class StoreTest : public testing::Test {
   }
 
   // What a run does that continues from the checkpoints there are.
-  static void load(Store& store) {
+  static void load(Store& store, std::optional<std::uint64_t> step = {}) {
     auto position = store.position();
     ASSERT_TRUE(position) << position.error().message;
-    store.continue_from(*std::move(position));
+    store.continue_from(*std::move(position), step);
   }
 
   // A whole save; its commit.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -205,6 +206,7 @@ Status Store::record_descriptor() {
 Status Store::settle_earlier_steps(std::uint64_t step) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
+  follow_own_descriptor(*recorded);
   const std::string id = id_of(*recorded);
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
@@ -232,13 +234,26 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
   return {};
 }
 
+// What was loaded from a directory without a descriptor stays known once this store has given it one, also by
+// a begin() that failed after that.
+void Store::follow_own_descriptor(const std::optional<StoreDescriptor>& recorded) {
+  if (recorded && known_.loaded.id.empty() && recorded->id == descriptor_.id) known_.loaded.id = recorded->id;
+}
+
 Result<Position> Store::position() const { return position_of(directory_); }
 
-void Store::continue_from(Position position) {
+void Store::continue_from(Position position, std::optional<std::uint64_t> step) {
   const auto guard = enter();
   // What was saved while it was loaded stays known.
   if (known_.loaded.id != position.id) known_.saved = {};
   known_.loaded = std::move(position);
+  known_.given_up = {};
+  const std::set<Commit>& commits = known_.loaded.commits;
+  const auto read = std::ranges::find_if(commits, [&](const Commit& each) { return each.step == step; });
+  if (read != commits.end()) {
+    std::ranges::copy_if(commits, std::inserter(known_.given_up, known_.given_up.end()),
+                         [&](const Commit& each) { return each.number > read->number; });
+  }
   fresh_ = false;
 }
 
@@ -253,6 +268,7 @@ Status Store::check_continues(std::uint64_t step) {
   if (fresh_) return {};
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
+  follow_own_descriptor(*recorded);
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   const std::string id = id_of(*recorded);

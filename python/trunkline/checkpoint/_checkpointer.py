@@ -219,7 +219,7 @@ class Checkpointer:
                 position = store.position()  # what another process saves from now on is not loaded
                 manifest = store.open_manifest(chosen)
                 state = self._load(chosen, manifest, into, target, verify)
-                store.continue_from(position)
+                store.continue_from(position, chosen)
                 self._continues = True
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
