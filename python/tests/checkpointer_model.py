@@ -88,7 +88,10 @@ class Model:
 
     def key(self) -> str:
         """Return a text that is equal for equal models."""
-        known = [(slot, each, sorted(each.known), sorted(each.given_up)) for slot, each in sorted(self.opened.items())]
+        known = [
+            (slot, each, sorted(each.known), sorted(each.given_up))
+            for slot, each in sorted(self.opened.items())
+        ]
         return repr((sorted(self.dirs.items()), known, sorted(self.shards.items()), self.lock))
 
     def new_run(self) -> str:

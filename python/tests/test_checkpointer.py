@@ -187,8 +187,21 @@ def test_the_error_of_a_background_save_surfaces_at_the_next(tmp_path: Path) -> 
     with pytest.raises(tl.Error) as caught:
         checkpointer.save(2, make_state(2))
     assert caught.value.errno == 28
+    assert "step 2 was not saved, because the one before it failed; call save() again" in str(caught.value)
+    assert "step-00000001" in str(caught.value)
     checkpointer.save(2, make_state(2), block=True)
     assert_is(checkpointer.load(), 2)
+
+
+def test_after_an_earlier_step_was_loaded_the_later_ones_go_first(tmp_path: Path) -> None:
+    run = tl.Checkpointer(tmp_path, keep=3)
+    for step in (50, 100, 101):
+        run.save(step, make_state(step), block=True)
+    run = tl.Checkpointer(tmp_path, keep=2)
+    run.load(50)
+    run.save(51, make_state(51), block=True)
+    assert run.steps() == [50, 51]
+    assert_is(run.load(50), 50)
 
 
 def test_debris_is_collected_but_not_of_a_save_under_way(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support_program import PROGRAM
 
+import trunkline
 from trunkline._core import CheckpointStore
 
 if TYPE_CHECKING:
@@ -348,3 +349,26 @@ def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
     for command in ("show", "verify"):
         told = run(command, store.directory, "--step", "15", expect=2).stderr
         assert "no checkpoint of step 15; it has steps 10, 20" in told
+
+
+def test_a_subcommand_that_there_is_not_is_named(tmp_path: Path) -> None:
+    done = run("delete", str(tmp_path), expect=2)
+    assert "there is no subcommand 'delete'; there are ls, show, verify, gc, adopt" in done.stderr
+
+
+def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:
+    """A step that goes between listing and reading is no damage."""
+    directory = tmp_path / "run"
+    checkpointer = trunkline.Checkpointer(directory, process_group=False, keep=None)
+    for step in range(150):
+        checkpointer.save(step, {"x": step}, block=True)
+    found = subprocess.Popen(
+        [str(PROGRAM), "checkpoint", "verify", str(directory), "--all", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for step in range(149, 1, -1):
+        checkpointer.delete(step)
+    printed, _ = found.communicate(timeout=120)
+    assert found.returncode == 0, printed
+    assert all(each["ok"] for each in json.loads(printed)["checkpoints"])

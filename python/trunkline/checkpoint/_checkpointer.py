@@ -43,6 +43,14 @@ Writers = Literal["rank", "node"] | Sequence[int]
 Verify = bool | Literal["first"]
 
 
+def _of_the_save_before(error: Error, step: int) -> Error:
+    """Make the error of a save that was not started, since the one before it had failed with `error`."""
+    text = f"step {step} was not saved, because the one before it failed; call save() again. The failure: "
+    made = type(error)(error.errno, text + str(error), error.filename)
+    vars(made).update(vars(error))
+    return made
+
+
 class Checkpointer:
     """Checkpoints of a training in one directory: crash-safe, verified, the last few kept.
 
@@ -397,7 +405,10 @@ class Checkpointer:
                 last._observed = True
                 warnings.warn(f"{last._what}: {last._error}", RuntimeWarning, stacklevel=5)
             if not last._observed:
-                last.wait()
+                try:
+                    last.wait()
+                except Error as error:
+                    raise _of_the_save_before(error, step) from error
             self._last = None
 
     def _nothing_yet(self) -> Exception:
