@@ -12,7 +12,8 @@ from trunkline.checkpoint._arguments import bool_argument, check_engine, check_s
 from trunkline.checkpoint._at_exit import ExitWatch, end_by_failure, say
 from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
-from trunkline.checkpoint._transfer import absolute_path, path_name, write_images
+from trunkline.checkpoint._save_order import OrderedFileSet
+from trunkline.checkpoint._transfer import absolute_path, path_name, write_files
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -39,6 +40,9 @@ def save(
     returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
     megabyte, which load() checks; a .pt file always has the CRC-32 of each storage.
 
+    Of several saves of one process to one file, the one that was called last is what the file holds in the
+    end: this waits for a save_async() to the same file that is still under way.
+
     Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem,
     which names the file by its absolute path: the working directory may change while it is written.
     An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
@@ -47,7 +51,7 @@ def save(
     checksum = bool_argument(checksum, "checksum")
     check_engine(engine)
     raise_unobserved()
-    write_images([lay_out(obj, path, checksum)], engine=engine, durable=durable)
+    write_files(OrderedFileSet(lay_out(obj, path, checksum), engine=engine, durable=durable))
 
 
 def save_async(
@@ -66,6 +70,9 @@ def save_async(
     of the engine's pinned budget) is streamed through it: then staging takes as long as writing all but the
     last of it. The file appears when handle.wait() would return.
 
+    Saves to one file are made one after the other, in the order of the calls: where an earlier one of this
+    process is still under way, staging begins when that is over, also when it failed or was cancelled.
+
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
     an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
     Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
@@ -75,8 +82,9 @@ def save_async(
     check_staging_bytes(staging_bytes)
     check_engine(engine)
     raise_unobserved()
-    images = [lay_out(obj, path, checksum)]
-    files = FileSet(images, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
+    image = lay_out(obj, path, checksum)
+    files = OrderedFileSet(image, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
+    del image  # its memory is free when it is staged
     try:
         name = path_name(path)
         handle = SaveHandle(name, f"{name} is as it was before")
@@ -84,6 +92,7 @@ def save_async(
     except BaseException:
         files.discard()
         raise
+    files.enter()  # its thread runs, but may not have come so far
     return handle
 
 

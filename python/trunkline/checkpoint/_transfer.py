@@ -59,6 +59,12 @@ def write_images(
 ) -> list[list[int]]:
     """Write all of `images`; each file appears whole, with `durable` for good. Returns their checksums."""
     files = FileSet(images, engine=engine, durable=durable, replace=replace)
+    write_files(files)
+    return [files.sums(index) for index in range(len(images))]
+
+
+def write_files(files: FileSet) -> None:
+    """Write them, as write_images does."""
 
     def job() -> None:
         files.stage()
@@ -69,7 +75,6 @@ def write_images(
     except BaseException:
         files.discard()  # also when the job never began
         raise
-    return [files.sums(index) for index in range(len(images))]
 
 
 def read_images(images: Sequence[FileImage], *, engine: Engine | None = None, verify: bool = True) -> None:

@@ -1,0 +1,118 @@
+"""Saves of this process to one file: the file ends as the save that was called last wrote it."""
+
+import os
+from collections.abc import Sequence
+
+from trunkline._core import Engine, FileImage, FileSet
+from trunkline.checkpoint._flag import Flag
+
+
+class OrderedFileSet(FileSet):
+    """A FileSet of one file, which writes when the earlier saves of this file are over.
+
+    Earlier saves are those that entered before, by enter() or stage(). They are over also when they failed or
+    were cancelled. A save enters only once a thread that runs no signal handlers carries it out, and no lock
+    is taken: a handler that saves never waits for the call that it has interrupted.
+    """
+
+    def __init__(
+        self,
+        image: FileImage,
+        *,
+        engine: Engine | None = None,
+        durable: bool = True,
+        stage_all: bool = False,
+        staging_bytes: "int | str | None" = None,
+    ) -> None:
+        """Create the file."""
+        super().__init__(
+            [image], engine=engine, durable=durable, stage_all=stage_all, staging_bytes=staging_bytes
+        )
+        self._place = _Place(image.path)
+
+    def enter(self) -> None:
+        """Come before all saves that enter later; does nothing the second time."""
+        self._place.enter()
+
+    def stage(self) -> None:
+        """Wait for the earlier saves, then do as FileSet does."""
+        try:
+            self._place.enter()
+            self._place.wait_for_earlier()
+            super().stage()
+        except BaseException:
+            self._place.leave()
+            raise
+
+    def finish(self) -> None:
+        """Do as FileSet does, and let the later saves go on."""
+        try:
+            super().finish()
+        finally:
+            self._place.leave()
+
+    def cancel(self) -> None:
+        """Make stage(), which may be waiting, and finish() raise Cancelled soon."""
+        super().cancel()
+        self._place.wake()
+
+    def discard(self) -> None:
+        """Do as FileSet does, and let the later saves go on."""
+        try:
+            super().discard()
+        finally:
+            self._place.leave()
+
+
+class _Place:
+    """The place of one save in the order of those of its file."""
+
+    def __init__(self, path: str) -> None:
+        self._file = _identity(path)
+        self._is_over = False
+        self._is_awake = False
+        self._waiting = Flag()
+        self._later: list[Flag] = []
+
+    def enter(self) -> None:
+        _places[self] = None  # stays where it is, if it is there
+        if self._is_over:  # looked at after entering; leave() does it the other way round
+            _places.pop(self, None)
+
+    def leave(self) -> None:
+        self._is_over = True
+        _places.pop(self, None)
+        for flag in self._later:
+            flag.set()
+
+    def wait_for_earlier(self) -> None:
+        """Return when they are over, or at wake()."""
+        for other in list(_places):
+            if other is self:
+                break
+            if other._file == self._file:
+                self._waiting = Flag()
+                other._later.append(self._waiting)
+                if not other._is_over and not self._is_awake:  # else leave() or wake() may have missed it
+                    self._waiting.wait()
+
+    def wake(self) -> None:
+        self._is_awake = True
+        self._waiting.set()
+
+
+# In the order of enter(). Adding, removing and list() are one step of the interpreter each.
+_places: dict[_Place, None] = {}
+
+# In a forked child: the saves go on in the parent alone.
+os.register_at_fork(after_in_child=_places.clear)
+
+
+def _identity(path: str) -> Sequence[object]:
+    """Return what is the same for all paths of one file, which need not exist."""
+    directory, name = os.path.split(os.path.realpath(path))
+    try:
+        found = os.stat(directory)  # noqa: PTH116
+    except OSError:
+        return directory, name
+    return found.st_dev, found.st_ino, name
