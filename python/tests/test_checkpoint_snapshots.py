@@ -232,3 +232,65 @@ def test_an_error_nobody_waited_for_is_printed_at_exit(run_script: RunScript) ->
     )
     assert printed.startswith("trunkline: saving file.pt failed: ")
     assert "ENOSPC" in printed
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
+    ids=["checkpoint", "pt", "safetensors"],
+)
+@pytest.mark.parametrize("nbytes", [0, 3, 16_000])
+def test_memory_that_is_resized_before_it_is_staged(
+    tmp_path: Path, faults: tl.Faults, begin: Begin, nbytes: int
+) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        begin(tensors_of(1), tmp_path, engine, None).wait(60)
+        tensors = {"small": torch.ones(1000), "large": torch.zeros(40 << 20, dtype=torch.uint8)}
+        faults.hold("write", faults.commands("write"), ALL)
+        if begin is begin_steps:
+            checkpointer = tl.Checkpointer(
+                tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
+            )
+            checkpointer.load()
+            handle = checkpointer.save(2, tensors)
+        else:
+            handle = begin(tensors, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)  # it waits for the writes
+        tensors["small"].untyped_storage().resize_(nbytes)
+        faults.release()
+        for wait in (handle.wait_staged, handle.wait):
+            with pytest.raises(tl.Error, match="resized or freed before it was copied") as caught:
+                wait(60)
+            assert str(tmp_path) in str(caught.value.filename)
+        assert_version(load(tmp_path), 1)
+        assert list(tmp_path.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("name", ["file.pt", "file.safetensors"])
+def test_memory_that_is_resized_before_it_is_read(tmp_path: Path, faults: tl.Faults, name: str) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, 1)
+        first = tl.save_async(tensors_of(1), tmp_path / name, engine=engine)
+        first.wait_staged(60)
+        tensors = tensors_of(2)
+        second = tl.save_async(tensors, tmp_path / name, engine=engine)  # waits for the first
+        tensors["large"].untyped_storage().resize_(0)
+        faults.release()
+        with pytest.raises(tl.Error, match="resized or freed before it was copied"):
+            second.wait(60)
+        first.wait(60)
+        assert_version(load(tmp_path), 1)
+
+
+def test_tensors_that_get_other_memory_before_they_are_staged(tmp_path: Path, faults: tl.Faults) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, 1)
+        tl.save_async({}, tmp_path / "file.pt", engine=engine).wait_staged(60)
+        tensors = tensors_of(2)
+        second = tl.save_async(tensors, tmp_path / "file.pt", engine=engine)  # waits for the first
+        for tensor in tensors.values():
+            tensor.data = torch.zeros(1)  # what they had belongs to the save now
+        faults.release()
+        second.wait(60)
+        assert_version(load(tmp_path), 2)

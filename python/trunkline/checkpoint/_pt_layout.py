@@ -17,6 +17,7 @@ import torch
 from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._memory import is_in_reach
+from trunkline.checkpoint._sources import SourceImage, Sources
 from trunkline.checkpoint._tensors import objection_in_any_file
 
 # The folder of the records, which torch.save names after the file. One letter: storages are aligned to 64
@@ -129,7 +130,7 @@ def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
     )
 
 
-def lay_out(obj: object, path: str) -> "_core.FileImage":
+def lay_out(obj: object, path: str) -> SourceImage:
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
     Nothing of the size of the storages is allocated. The image refers to the memory of obj's storages: they
@@ -141,7 +142,7 @@ def lay_out(obj: object, path: str) -> "_core.FileImage":
     pickled, storages = _pickled(obj, path)
     sizes = [storage.nbytes() for storage in storages]
     layout = lay_out_records(pickled, sizes)
-    image = _core.FileImage(path, layout.nbytes)
+    image = SourceImage(path, layout.nbytes, Sources(storages))
     addresses = [storage.data_ptr() if storage.device.type == "cpu" else 0 for storage in storages]
     image.add_archive(layout, addresses, storages)
     if 0 in addresses:  # empty, or on a GPU

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from trunkline import _core
-from trunkline._core import FileImage
 from trunkline._errors import Unsupported
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums
+from trunkline.checkpoint._sources import SourceImage, Sources
 from trunkline.checkpoint._tensors import (
     bytes_of,
     contiguous,
@@ -32,7 +32,7 @@ def lay_out(
     *,
     metadata: Mapping[str, str] | None = None,
     checksum: bool = True,
-) -> FileImage:
+) -> SourceImage:
     """Return the image of a safetensors file of `tensors`, a mapping of names to tensors, for write_images.
 
     The image refers to the tensors' memory, which must not change until it is written. Tensors that are not
@@ -65,7 +65,8 @@ def lay_out(
         shift = ALIGNMENT
         head = _padded(head, shift)
 
-    image = FileImage(path, file_bytes + shift)
+    sources = Sources([tensor.untyped_storage() for tensor in kept.values()], list(kept))
+    image = SourceImage(path, file_bytes + shift, sources)
     if checksum:
         sums_at = _safetensors_sums.fill_in(head)
         for chunk in range(_safetensors_sums.chunk_count(data_bytes)):

@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from typing import Any, Protocol
 
-from trunkline._core import Engine, FileImage, FileSet, GcPause
+from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
@@ -13,6 +13,7 @@ from trunkline.checkpoint._at_exit import ExitWatch, end_by_failure, say
 from trunkline.checkpoint._background import Claim, start_thread, unfinished
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._save_order import OrderedFileSet
+from trunkline.checkpoint._sources import SourceImage
 from trunkline.checkpoint._transfer import absolute_path, path_name, write_files
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -66,9 +67,10 @@ def save_async(
     """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
 
     The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
-    else of `obj` is looked at after this function returned. A state larger than `staging_bytes` (None: half
-    of the engine's pinned budget) is streamed through it: then staging takes as long as writing all but the
-    last of it. The file appears when handle.wait() would return.
+    else of `obj` is looked at after this function returned. If the memory of a tensor is resized or freed
+    before, the save fails, or the process crashes where that happens while the memory is read. A state larger
+    than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
+    as long as writing all but the last of it. The file appears when handle.wait() would return.
 
     Saves to one file are made one after the other, in the order of the calls: where an earlier one of this
     process is still under way, staging begins when that is over, also when it failed or was cancelled.
@@ -96,7 +98,7 @@ def save_async(
     return handle
 
 
-def lay_out(obj: Any, path: Path, checksum: bool) -> FileImage:
+def lay_out(obj: Any, path: Path, checksum: bool) -> SourceImage:
     """Describe the file that `path` asks for by its suffix."""
     name = absolute_path(path)
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Sequence
 
-from trunkline._core import Engine, FileImage, FileSet
+from trunkline._core import Engine
 from trunkline.checkpoint._flag import Flag
+from trunkline.checkpoint._sources import CheckedFileSet, SourceImage
 
 
-class OrderedFileSet(FileSet):
+class OrderedFileSet(CheckedFileSet):
     """A FileSet of one file, which writes when the earlier saves of this file are over.
 
     Earlier saves are those that entered before, by enter() or stage(). They are over also when they failed or
@@ -17,7 +18,7 @@ class OrderedFileSet(FileSet):
 
     def __init__(
         self,
-        image: FileImage,
+        image: SourceImage,
         *,
         engine: Engine | None = None,
         durable: bool = True,
@@ -26,7 +27,14 @@ class OrderedFileSet(FileSet):
     ) -> None:
         """Create the file."""
         super().__init__(
-            [image], engine=engine, durable=durable, stage_all=stage_all, staging_bytes=staging_bytes
+            [image],
+            image.sources,
+            f"saving {image.path}",
+            image.path,
+            engine=engine,
+            durable=durable,
+            stage_all=stage_all,
+            staging_bytes=staging_bytes,
         )
         self._place = _Place(image.path)
 

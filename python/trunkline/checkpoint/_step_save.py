@@ -20,6 +20,7 @@ from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_ear
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint._side_streams import side_streams
+from trunkline.checkpoint._sources import CheckedFileSet, Sources
 from trunkline.checkpoint._state import flatten_with_features
 from trunkline.checkpoint._tensors import contiguous
 
@@ -100,6 +101,10 @@ class StepSave:
             self._described = [_shards.Described.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose stream of a GPU comes before.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
+        with GcPause():
+            self._sources: Sources | None = Sources(
+                [tensor.untyped_storage() for tensor in self._tensors], list(tensors)
+            )
         self._streams = side_streams(self._tensors)
         self._layout = Spread(1, 1)
         self._parts: list[list[Piece]] = []  # of each shard
@@ -127,6 +132,16 @@ class StepSave:
         if rank in self._place.writers[: self._layout.writers]:
             own = self._place.writers.index(rank)
             self._mine = [index for index, (writer, _) in enumerate(self._homes) if writer == own]
+        sources, self._sources = self._sources, None
+        assert sources is not None
+        place = self._place
+        directory = str(place.store.directory)
+        what = f"saving step {self._step} to {directory}"
+        problem = sources.problem(what, directory)
+        if problem is not None:
+            del sources
+            self._tensors = []  # the traceback would keep them
+            raise problem
         images = []
         for index in self._mine:
             with GcPause():
@@ -140,9 +155,11 @@ class StepSave:
             self._bytes[index] = image.nbytes
             images.append(image)
         self._tensors = []
-        place = self._place
-        self._files = FileSet(
+        self._files = CheckedFileSet(
             images,
+            sources,
+            what,
+            directory,
             engine=place.engine,
             replace=False,
             stage_all=self._stage_all,

@@ -1,0 +1,100 @@
+"""The memory that a save reads, and which must stay where it is until it is staged."""
+
+from collections.abc import Sequence
+
+import torch
+
+from trunkline._core import Engine, FileImage, FileSet
+from trunkline._errors import Error
+from trunkline._types import Path
+
+
+class Sources:
+    """Storages of tensors, with their addresses and sizes when this was made.
+
+    Whoever holds them keeps them, but not their memory: resizing a storage frees it.
+    """
+
+    def __init__(self, storages: Sequence[torch.UntypedStorage], names: Sequence[str] = ()) -> None:
+        """`names`: of their tensors, for messages; none, or as many."""
+        self._storages = storages
+        self._names = names
+        self._seen = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+
+    def problem(self, what: str, path: str) -> Error | None:
+        """Return the error to raise if one of them has been resized since.
+
+        Not raised here: a traceback would keep them.
+        """
+        for index, (storage, seen) in enumerate(zip(self._storages, self._seen, strict=True)):
+            if (storage.data_ptr(), storage.nbytes()) != seen:
+                which = f"the tensor {self._names[index]!r}" if self._names else "a tensor"
+                return Error(
+                    None,
+                    f"{what}: the memory of {which} was resized or freed before it was copied, and nothing "
+                    "was saved; call wait_staged() before tensors change",
+                    path,
+                )
+        return None
+
+
+class SourceImage(FileImage):
+    """A FileImage of the memory of `sources`."""
+
+    def __init__(self, path: Path, nbytes: int, sources: Sources) -> None:
+        """As FileImage does."""
+        super().__init__(path, nbytes)
+        self.sources = sources
+
+
+class CheckedFileSet(FileSet):
+    """A FileSet that fails if what it reads is resized or freed before it is staged.
+
+    While it is being staged, memory that is freed may still end the process (SIGSEGV).
+    """
+
+    def __init__(
+        self,
+        images: Sequence[FileImage],
+        sources: Sources,
+        what: str,
+        path: str,
+        *,
+        engine: Engine | None = None,
+        durable: bool = True,
+        replace: bool = True,
+        stage_all: bool = False,
+        staging_bytes: "int | str | None" = None,
+    ) -> None:
+        """Create the files; `what`, and `path`, are for messages."""
+        super().__init__(
+            images,
+            engine=engine,
+            durable=durable,
+            replace=replace,
+            stage_all=stage_all,
+            staging_bytes=staging_bytes,
+        )
+        self._sources: Sources | None = sources
+        self._what = what
+        self._path = path
+
+    def stage(self) -> None:
+        """As FileSet does."""
+        sources, self._sources = self._sources, None  # not kept when it is staged
+        assert sources is not None
+        try:
+            problem = sources.problem(self._what, self._path)
+            if problem is None:
+                super().stage()
+                problem = sources.problem(self._what, self._path)
+        finally:
+            del sources  # whoever keeps an error keeps this frame
+        if problem is not None:
+            super().discard()
+            raise problem
+
+    def discard(self) -> None:
+        """As FileSet does."""
+        self._sources = None
+        super().discard()
