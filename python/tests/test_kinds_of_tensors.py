@@ -116,6 +116,31 @@ def test_freed_memory_is_named(tmp_path: Path) -> None:
     refused(freed(), tmp_path)
 
 
+WITH_STORAGE: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.ones(3),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "requires_grad": lambda: torch.ones(3, requires_grad=True),
+    "view": lambda: torch.ones(3)[1:],
+    "strided": lambda: torch.ones(3, 2)[1:, 1],
+    "subclass": lambda: make("subclass").clone(),
+    "quantised": lambda: make("quantised"),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_STORAGE)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_freed_memory_does_not_replace_a_pt_file(tmp_path: Path, kind: str) -> None:
+    """Else neither tl.load nor torch.load could read it."""
+    tensor = WITH_STORAGE[kind]()
+    path = tmp_path / "a.pt"
+    tl.save({"w": VALUES}, path)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(tl.Unsupported, match=r"obj\['w'\]\[1\] has lost its memory"):
+        tl.save({"big": VALUES, "w": [VALUES, tensor]}, path)
+    assert torch.equal(tl.load(path)["w"], VALUES)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("transform", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
 def test_tensors_of_torch_func_are_named(tmp_path: Path, transform: Callable[..., Any]) -> None:
     def function(tensor: torch.Tensor) -> torch.Tensor:

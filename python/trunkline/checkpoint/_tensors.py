@@ -104,6 +104,18 @@ def objection(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def objection_if_freed(tensor: torch.Tensor) -> str | None:
+    """Why a tensor of any kind that torch.save accepts has lost its memory; None if it has not."""
+    if tensor.layout is not torch.strided or tensor.is_nested or not is_in_reach(tensor.device):
+        return None  # without a storage of its own, or without one that is saved
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None  # its elements are those of other tensors
+    if type(tensor) in _PLAIN_TYPES:
+        return _FREED if _is_freed(tensor) else None
+    with torch._C.DisableTorchFunctionSubclass():  # which may reject such questions
+        return _FREED if _is_freed(tensor) else None
+
+
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Whether the tensor is one that objection() accepts, in main memory and plain already but for autograd.
 
@@ -139,8 +151,11 @@ def has_own_advice(tensor: torch.Tensor) -> bool:
 
 def _is_freed(tensor: torch.Tensor) -> bool:
     """Whether memory of the tensor is gone: its storage ends before its last element."""
-    if not tensor.numel() or torch._is_zerotensor(tensor):
+    elements = tensor.numel()
+    if not elements or torch._is_zerotensor(tensor):
         return False
+    if tensor.is_contiguous():
+        return (tensor.storage_offset() + elements) * tensor.itemsize > tensor.untyped_storage().nbytes()
     last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (tensor.storage_offset() + last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes()
 
