@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import trunkline as tl
+from trunkline.checkpoint._step_save import StepSave
 
 
 def tensors_of(version: int) -> dict[str, torch.Tensor]:
@@ -160,3 +161,23 @@ def test_disturbed_commands_make_no_difference(way: Way, tmp_path: Path) -> None
             saver.save(version)
             assert_version(saver.load(), version)
     assert faults.injected > 0
+
+
+def test_a_message_that_cannot_be_made_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpoints = tl.Checkpointer(tmp_path / "steps", process_group=False, engine=engine)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(StepSave, "_say_where_the_earlier_run_is", interrupted)
+        faults.fail("sync", faults.commands("sync"), errno.EIO)
+        with pytest.raises(tl.Error) as caught:
+            checkpoints.save(1, tensors_of(1), block=True)
+        assert caught.value.errno == errno.EIO
+        monkeypatch.undo()
+        tl.Checkpointer(tmp_path / "steps", process_group=False).save(2, tensors_of(2), block=True)
+        checkpoints.load(2)

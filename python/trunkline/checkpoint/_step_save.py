@@ -199,8 +199,8 @@ class StepSave:
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
-        self._say_where_the_earlier_run_is(error)
         try:
+            self._say_where_the_earlier_run_is(error)
             if self._exchange is not None:
                 error = cause(self._exchange, error)
                 give_up(self._exchange, error)
