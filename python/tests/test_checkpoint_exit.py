@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import trunkline as tl
+
+RunScript = Callable[..., str]
 
 # `saving()` begins a save whose writes are held. When the main thread is at its end, `at_exit()` is called in
 # a thread of its own; what is held is released as soon as the save was cancelled, or by `faults.release()`.
@@ -267,3 +270,47 @@ def test_the_status_where_no_failure_is_left_to_report(tmp_path: Path, ending: s
     )
     assert done.returncode == status
     assert "trunkline: saving" not in done.stderr
+
+
+# Loading, and tl.dcp, start threads without what saves are made with.
+WITHOUT_SAVES = """
+import sys, threading
+from trunkline.checkpoint._background import start_thread, unfinished
+from trunkline.checkpoint._flag import Flag
+assert "trunkline.checkpoint._save" not in sys.modules
+"""
+
+
+def test_an_exit_waits_for_threads_where_nothing_was_saved(run_script: RunScript, tmp_path: Path) -> None:
+    run_script(
+        WITHOUT_SAVES
+        + """
+import time
+def run():
+    threading.main_thread().join()  # ends when the interpreter begins to exit
+    for _ in range(20):
+        time.sleep(0.01)
+    open("done", "w").close()
+start_thread(run, Flag())
+"""
+    )
+    assert (tmp_path / "done").exists()
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent(run_script: RunScript) -> None:
+    run_script(
+        WITHOUT_SAVES
+        + """
+import os, signal
+over = Flag()
+start_thread(over.wait, Flag())
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # instead of hanging
+    assert not unfinished
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+over.set()
+assert os.waitstatus_to_exitcode(status) == 7, status
+"""
+    )

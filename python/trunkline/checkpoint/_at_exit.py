@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from trunkline import _core
 from trunkline._errors import Cancelled
-from trunkline.checkpoint._background import unfinished
 
 if TYPE_CHECKING:
+    from trunkline.checkpoint._flag import Flag
     from trunkline.checkpoint._save import SaveHandle
 
 _PATIENCE_SECONDS = 1.0  # after that it is said what the exit waits for
@@ -41,21 +41,29 @@ def end_by_failure() -> None:
 
 
 class ExitWatch:
-    """What happens to saves at the exit.
+    """What happens at the exit to saves, and to other work that the interpreter has to wait for.
 
     1. Before threads are joined, Ctrl-C gets another handler: KeyboardInterrupt would only end the joining,
        with exit code 0, and the save with the interpreter. Saves run in threads that nobody joins; a thread
        that is joined waits for them, and says what it waits for.
     2. When exit handlers run all saves are over. Where something ended the joining early they are waited for.
+       Then their errors are reported.
     """
 
-    def __init__(self, under_way: Callable[[], "list[SaveHandle]"]) -> None:
-        """`under_way`: the saves that are."""
-        self._under_way = under_way
+    def __init__(self, unfinished: "dict[Flag, None]") -> None:
+        """`unfinished`: set when the work is over that is no save."""
+        self._unfinished = unfinished
+        self._under_way: Callable[[], list[SaveHandle]] = list
+        self._report: Callable[[], None] = lambda: None
         self._exiting = False
 
+    def watch_saves(self, under_way: Callable[[], "list[SaveHandle]"], report: Callable[[], None]) -> None:
+        """`under_way`: returns the saves that are; `report`: called when none is any more."""
+        self._under_way = under_way
+        self._report = report
+
     def register(self) -> None:
-        """Call this before what else should come after it at the exit: the last registered comes first."""
+        """Have it called at the exit."""
         atexit.register(self._wait)
         # No public function is called before threads are joined; concurrent.futures uses this one, too.
         early = getattr(threading, "_register_atexit", None)
@@ -73,21 +81,29 @@ class ExitWatch:
         if not self._exiting:
             return
         saves = self._under_way()
-        if saves or unfinished:
+        if saves or self._unfinished:
             with suppress(RuntimeError):  # no thread to be had: step 2 waits
                 threading.Thread(
-                    target=_wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
+                    target=self._wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
                 ).start()
 
     def _wait(self) -> None:
         saves = self._under_way()
-        if not saves and not unfinished:
-            return
-        try:
-            self._take_interrupts()
-            _wait_for(saves, True)
-        except BaseException:  # of a signal handler
-            _abandon(saves)
+        if saves or self._unfinished:
+            try:
+                self._take_interrupts()
+                self._wait_for(saves, True)
+            except BaseException:  # of a signal handler
+                _abandon(saves)
+        self._report()
+
+    def _wait_for(self, saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
+        _tell_later(saves, can_abandon)
+        for save in saves:
+            save._done.wait()
+        while flags := list(self._unfinished):
+            for flag in flags:
+                flag.wait()
 
     def _take_interrupts(self) -> bool:
         """Whether Ctrl-C abandons saves from now on: a handler of the program's own stays."""
@@ -121,15 +137,6 @@ def _abandon(saves: "Sequence[SaveHandle]") -> None:
         save._done.wait()
         if isinstance(save._error, Cancelled):
             say(f"{save._what} was abandoned because of the interrupt; {save._unchanged}")
-
-
-def _wait_for(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
-    _tell_later(saves, can_abandon)
-    for save in saves:
-        save._done.wait()
-    while flags := list(unfinished):
-        for flag in flags:
-            flag.wait()
 
 
 def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:

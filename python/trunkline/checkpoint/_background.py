@@ -7,13 +7,19 @@ thread must not call threading.current_thread(), which does take one; so does Th
 """
 
 import _thread
+import os
 from collections.abc import Callable
 
+from trunkline.checkpoint._at_exit import ExitWatch
 from trunkline.checkpoint._flag import Flag
 
 # Set when work is over that the interpreter has to wait for before it exits. A dict: adding, removing and
 # list() are one step of the interpreter each, so that no lock is needed.
 unfinished: dict[Flag, None] = {}
+
+exit_watch = ExitWatch(unfinished)
+exit_watch.register()
+os.register_at_fork(after_in_child=unfinished.clear)  # the threads are the parent's
 
 
 def start_thread(run: Callable[[], object], done: Flag | None = None) -> None:

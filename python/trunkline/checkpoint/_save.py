@@ -1,6 +1,5 @@
 """Saving one file: trunkline.save and trunkline.save_async."""
 
-import atexit
 import os
 from contextlib import suppress
 from typing import Any, Protocol
@@ -9,8 +8,8 @@ from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, Timeout
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
-from trunkline.checkpoint._at_exit import ExitWatch, end_by_failure, say
-from trunkline.checkpoint._background import Claim, start_thread, unfinished
+from trunkline.checkpoint._at_exit import end_by_failure, say
+from trunkline.checkpoint._background import Claim, exit_watch, start_thread
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._save_order import OrderedFileSet
 from trunkline.checkpoint._sources import SourceImage
@@ -184,7 +183,7 @@ class SaveHandle:
             self._job = job
             _under_way[self] = None
             start_thread(self._run, Flag())
-            _exit_watch.keep()
+            exit_watch.keep()
         except BaseException as error:
             if self._claim.take():
                 interrupted = f"{self._what}: interrupted before it began; {self._unchanged}"
@@ -343,13 +342,10 @@ def _report_at_exit() -> None:
 
 def _forget_parent() -> None:
     _failed.clear()  # the parent reports them
-    unfinished.clear()
     for handle in list(_under_way):
         handle.forget_parent()
     _under_way.clear()
 
 
-atexit.register(_report_at_exit)
-_exit_watch = ExitWatch(lambda: list(_under_way))
-_exit_watch.register()
+exit_watch.watch_saves(lambda: list(_under_way), _report_at_exit)
 os.register_at_fork(after_in_child=_forget_parent)
