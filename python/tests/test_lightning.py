@@ -239,3 +239,117 @@ def test_a_run_that_starts_over_keeps_the_files_of_the_earlier_one(background: b
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=6-v1.ckpt", "step=6.ckpt"]
     for path in tmp_path.glob("*.ckpt"):
         assert tl.load(path)["global_step"] == 6
+
+
+class SlowestDisk(tl.lightning.CheckpointIO):
+    """Saves in the background of which none ends before something waits for it."""
+
+    def __init__(self) -> None:
+        self.faults = tl.Faults()
+        super().__init__(background=True, engine=tl.Engine(faults=self.faults))
+
+    def _settle(self) -> None:
+        self.faults.release()
+        super()._settle()
+        self.faults.hold("write", self.faults.commands("write"))
+
+    def _settle_unless_failed(self) -> None:
+        self.faults.release()
+        super()._settle_unless_failed()
+
+
+def best_and_newest(folder: Path) -> list[Any]:
+    """Two callbacks whose file names are the same."""
+    return [
+        callbacks.ModelCheckpoint(folder, monitor="val", save_top_k=1),
+        callbacks.ModelCheckpoint(folder, save_top_k=1, every_n_epochs=1),
+    ]
+
+
+def three_of_one_name(folder: Path) -> list[Any]:
+    return [callbacks.ModelCheckpoint(folder, monitor="val", save_top_k=3, filename="m")]
+
+
+def last_of_one_name(folder: Path) -> list[Any]:
+    return [callbacks.ModelCheckpoint(folder, save_top_k=2, monitor="val", filename="m", save_last=True)]
+
+
+class GetsWorse(Model):
+    """The first epoch is the best one."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("val", float(self.current_epoch))
+
+
+def run_of(make_savers: Callable[[Path], list[Any]], folder: Path, plugin: Any) -> dict[str, Any]:
+    """Return what a run leaves: the epochs in its files, and what each callback calls its best."""
+    savers = make_savers(folder)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        plugins=[] if plugin is None else [plugin],
+        callbacks=savers,
+        max_epochs=4,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(0)
+    trainer.fit(GetsWorse(), batches())
+    return {
+        "files": {path.name: torch.load(path, weights_only=True)["epoch"] for path in folder.iterdir()},
+        "best": [Path(saver.best_model_path).name for saver in savers],
+        "last": [Path(saver.last_model_path).name for saver in savers],
+    }
+
+
+@pytest.mark.parametrize("make_savers", [best_and_newest, three_of_one_name, last_of_one_name])
+def test_names_are_those_of_stock_lightning(make_savers: Callable[[Path], list[Any]], tmp_path: Path) -> None:
+    """A name that is being saved in the background is taken, as it is in the foreground."""
+    stock = run_of(make_savers, tmp_path / "stock", None)
+    assert run_of(make_savers, tmp_path / "foreground", tl.lightning.CheckpointIO()) == stock
+    assert run_of(make_savers, tmp_path / "background", SlowestDisk()) == stock
+    assert all((tmp_path / "background" / name).exists() for name in stock["best"])
+    if make_savers is best_and_newest:
+        assert stock["files"] == {"epoch=0-step=3.ckpt": 0, "epoch=3-step=12.ckpt": 3}
+    if make_savers is three_of_one_name:
+        assert stock["files"] == {"m.ckpt": 0, "m-v1.ckpt": 1, "m-v2.ckpt": 2}
+
+
+def test_a_callback_that_looks_by_itself_waits_too(tmp_path: Path) -> None:
+    class Looks(callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+        def file_exists(self, filepath: Any, trainer: Any) -> bool:
+            return Path(filepath).exists()
+
+    def savers(folder: Path) -> list[Any]:
+        return [Looks(folder, monitor="val", save_top_k=3, filename="m")]
+
+    found = run_of(savers, tmp_path, SlowestDisk())["files"]
+    assert found == {"m.ckpt": 0, "m-v1.ckpt": 1, "m-v2.ckpt": 2}
+
+
+def test_looking_for_a_name_leaves_the_error_to_the_next_save(
+    tmp_path: Path, plugin: Any, faults: tl.Faults
+) -> None:
+    older = tmp_path / "older.ckpt"
+    saver = callbacks.ModelCheckpoint(tmp_path)
+    trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])
+    plugin.save_checkpoint({"x": torch.ones(3)}, older)
+    plugin.teardown()
+    faults.fail("sync", faults.commands("sync"), 5)
+    plugin.save_checkpoint({"x": torch.zeros(3)}, tmp_path / "newer.ckpt")
+    plugin.remove_checkpoint(older)
+    assert saver.file_exists(tmp_path / "older.ckpt", trainer)
+    assert not saver.file_exists(tmp_path / "newer.ckpt", trainer)
+    with pytest.raises(tl.Error, match="EIO"):
+        save_next(plugin, tmp_path)
+
+
+@pytest.mark.filterwarnings("default")
+def test_without_the_known_lightning_saves_are_made_in_the_foreground(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks.ModelCheckpoint, "file_exists", staticmethod(lambda *given: False))
+    plugin = tl.lightning.CheckpointIO(background=True)
+    with pytest.warns(RuntimeWarning, match="background=True: this version of Lightning"):
+        plugin.save_checkpoint({"x": torch.ones(3)}, tmp_path / "a.ckpt")
+    assert (tmp_path / "a.ckpt").exists()

@@ -8,7 +8,12 @@
 Needs the package lightning (or, without that one, pytorch-lightning).
 """
 
+import functools
+import inspect
 import os
+import sys
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +46,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
     trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised by
     the next save, or at the end of the run. What Lightning removes meanwhile stays until the save before is
-    durable, so that there is a whole checkpoint at any moment.
+    durable, so that there is a whole checkpoint at any moment. Before ModelCheckpoint looks whether a name is
+    taken it waits for the save that is under way, so that it chooses the names that it would choose without
+    `background`.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -86,7 +93,12 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._saving = save_async(
             state, name, durable=self._durable, staging_bytes=self._staging_bytes, engine=self._engine
         )
-        self._saving.wait_staged()
+        if _watch_model_checkpoint():
+            _in_background.add(self)
+            self._saving.wait_staged()
+        else:
+            _warn_of_foreground()
+            self._settle()
 
     def load_checkpoint(
         self,
@@ -139,6 +151,74 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
                 raise
         while self._to_remove:
             _remove(self._to_remove.pop(0))
+
+    def _settle_unless_failed(self) -> None:
+        """End the save that is under way; the error of one that failed is left to the next call."""
+        saving = self._saving
+        if saving is not None:
+            saving._done.wait()
+            if saving._error is not None:
+                return
+        self._settle()
+
+
+# Plugins that may have a save under way; an attribute of each would not be reached from ModelCheckpoint.
+_in_background: "weakref.WeakSet[CheckpointIO]" = weakref.WeakSet()
+_MODEL_CHECKPOINTS = (
+    "lightning.pytorch.callbacks.model_checkpoint",
+    "pytorch_lightning.callbacks.model_checkpoint",
+)
+_WATCHED = "_trunkline_waits"
+
+
+def _watch_model_checkpoint() -> bool:
+    """Have ModelCheckpoint.file_exists wait for saves in the background; False where it is not as known.
+
+    ModelCheckpoint gives a new name ("-v1") where a file is. While the file is still being written there is
+    none: two callbacks would choose one name, and each would replace or remove what the other saved.
+    """
+    for name in _MODEL_CHECKPOINTS:
+        module = sys.modules.get(name)
+        if module is None:
+            continue  # nobody makes one
+        base = getattr(module, "ModelCheckpoint", None)
+        if not inspect.isclass(base) or "file_exists" not in vars(base):
+            return False
+        classes = [base]
+        for known in classes:  # grows
+            classes += known.__subclasses__()
+            if "file_exists" in vars(known) and not _watch(known):
+                return False
+    return True
+
+
+def _watch(known: Any) -> bool:
+    original = vars(known)["file_exists"]
+    if not inspect.isfunction(original):
+        return False
+    if getattr(original, _WATCHED, False):
+        return True
+
+    @functools.wraps(original)
+    def file_exists(*args: Any, **kwargs: Any) -> Any:
+        for plugin in list(_in_background):
+            plugin._settle_unless_failed()
+        return original(*args, **kwargs)
+
+    setattr(file_exists, _WATCHED, True)
+    known.file_exists = file_exists
+    return True
+
+
+@functools.cache
+def _warn_of_foreground() -> None:
+    warnings.warn(
+        "background=True: this version of Lightning has no ModelCheckpoint.file_exists as known, so that two "
+        "checkpoints could get the same name; each save waits until it is durable. "
+        "Use Lightning 2.6, or background=False",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _remove(name: str) -> None:
