@@ -39,6 +39,36 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     assert_same(load(blank(nested(0)), tmp_path), nested(2))
 
 
+def save_in_another_process(path: Path, run_script: Callable[..., str]) -> None:
+    run_script(
+        "import sys, warnings, torch, trunkline as tl, torch.distributed.checkpoint as dcp\n"
+        "warnings.simplefilter('ignore')\n"
+        "writer = tl.dcp.StorageWriter(sys.argv[1], overwrite=True)\n"
+        "dcp.save({'a': torch.ones(9)}, storage_writer=writer, no_dist=True)",
+        str(path),
+    )
+
+
+def test_replacing_the_checkpoint_of_another_process_warns_once(
+    tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    save_in_another_process(tmp_path, run_script)
+    with pytest.raises(CheckpointException, match="already exists"):
+        save({"a": numbers(9)}, tmp_path, overwrite=False)
+    with pytest.warns(RuntimeWarning, match=r"already holds.*replaces.*directory of its own.*overwrite=False"):
+        save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+
+
+def test_replacing_on_purpose_or_again_does_not_warn(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    save_in_another_process(tmp_path, run_script)
+    save({"a": numbers(9)}, tmp_path, overwrite=True)
+    save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9)}, tmp_path / "new")
+    save({"a": numbers(9)}, tmp_path / "new")
+
+
 class Failing(DefaultSavePlanner):
     """Fails in the middle of its data."""
 
@@ -92,7 +122,7 @@ def test_volumes(tmp_path: Path) -> None:
     assert not list(volumes[2].glob("*.shard"))
     (tmp_path / "ckpt").rename(tmp_path / "moved")
     assert_same(load(blank(state), tmp_path / "moved"), state)
-    save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"])
+    save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"], overwrite=True)
     assert not shards(tmp_path / "moved")[0].is_symlink()
 
 

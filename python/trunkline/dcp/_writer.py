@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import uuid
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ from trunkline.dcp._stored import (
 # more of them than this make another file.
 MOST_COPIED_BYTES = 1 << 30
 
+_known_directories: set[str] = set()  # into which this process has saved, or of which it has warned
+
 
 class StorageWriter(Endpoint, TorchStorageWriter):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
@@ -50,7 +53,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     `path`: the directory, made where missing; checkpoint_id of a save takes its place. All ranks must see it
     under this name. A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
     the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
-    removed. `overwrite` False: a save into a directory that holds a checkpoint fails instead. A directory
+    removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without. False: a save into a directory that holds a checkpoint fails instead. A directory
     that holds one of torch's FileSystemWriter is rejected unless `overwrite` is True: then its metadata is
     removed once the new checkpoint is complete, while its data files (*.distcp) stay.
 
@@ -115,6 +118,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._refuse_to_replace(leftovers)
         if self._is_coordinator or not self._use_collectives:
             check_replaceable(self._manifest_path())  # else all would be written before it fails
+        self._warn_of_replacing()
         self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
         return plan
 
@@ -155,6 +159,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
+            _known_directories.add(str(self._directory))
             kept = {item.file.name for item in metadata.storage_data.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
@@ -203,6 +208,21 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
+
+    def _warn_of_replacing(self) -> None:
+        """A loop that saves each step into one directory is meant; the checkpoint of another run may not be."""
+        directory = str(self._directory)
+        if self._overwrite is not None or not self._is_coordinator or directory in _known_directories:
+            return
+        if self._manifest_path().exists():
+            _known_directories.add(directory)
+            warnings.warn(
+                f"{directory} already holds a checkpoint, which this save replaces when it is complete. To keep "
+                "it, save each step into a directory of its own; overwrite=False makes such a save fail, and "
+                "overwrite=True replaces without this warning",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _write_group(self, group: "list[_Bytes]", results: list[WriteResult]) -> None:
         shares = _spread(group, max(1, len(self._volumes)), self._rank)
