@@ -6,6 +6,7 @@ import enum
 import json
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
     TensorStorageMetadata,
 )
 
-from trunkline.dcp._manifest import format_manifest, parse_manifest  # noqa: E402
+from trunkline.dcp._manifest import format_manifest, parse_manifest, read_manifest  # noqa: E402
 from trunkline.dcp._stored import DataFile, StoredItem  # noqa: E402
 
 NAME = f"rank00003-1-{'0123456789abcdef' * 2}.shard"
@@ -157,10 +158,39 @@ def test_every_flipped_bit_cut_and_addition() -> None:
             parse_manifest(other, "the path")
 
 
-def test_a_newer_version_is_named() -> None:
+def test_a_newer_version_is_named(tmp_path: Path) -> None:
     data = format_manifest(example()).replace(b"trunkline-dcp 1", b"trunkline-dcp 12", 1)
-    with pytest.raises(tl.Format, match="its version is 12"):
-        parse_manifest(data, "the path")
+    for newer in (
+        data,
+        b"trunkline-dcp 2 sha256=0123 rows=7\n{}",  # only the words up to the version are kept
+        b"trunkline-dcp 12 ",
+        b"trunkline-dcp 12345678901 crc32c=01234567 bytes=0\n",
+    ):
+        with pytest.raises(tl.Format, match="has version [0-9]+ of the format.*upgrade") as caught:
+            parse_manifest(newer, "the path")
+        assert type(caught.value) is tl.Format
+    path = tmp_path / "dcp.manifest"
+    path.write_bytes(b"trunkline-dcp 2 " + b"x" * 1000)
+    with pytest.raises(tl.Format, match="has version 2 of the format"):
+        read_manifest(path)
+
+
+def test_a_manifest_that_is_empty_or_cut_off_is_corrupt(tmp_path: Path) -> None:
+    data = format_manifest(example())
+    path = tmp_path / "dcp.manifest"
+    for nbytes in range(len(data)):
+        with pytest.raises(tl.Corrupt):
+            parse_manifest(data[:nbytes], "the path")
+    for nbytes in (0, 5, 14, 15, 40, len(data) - 1):
+        path.write_bytes(data[:nbytes])
+        with pytest.raises(tl.Corrupt):
+            read_manifest(path)
+    for other in (b"trunkline", b"trunkline-dcp 0 crc32c=01234567 bytes=0\n", b"trunkline-dcp x"):
+        with pytest.raises(tl.Corrupt):
+            parse_manifest(other, "the path")
+    for other in (b"x", b"PK", b"trunkline-pack "):
+        with pytest.raises(tl.Format, match="another file"):
+            parse_manifest(other, "the path")
 
 
 def changed(*path: Any, to: Any) -> bytes:

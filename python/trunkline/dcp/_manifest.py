@@ -36,7 +36,9 @@ from trunkline.dcp._stored import (
 VERSION = 1
 _LINE_BYTES = 128  # more than any first line has
 _MAX_BYTES = 2 << 30  # of the JSON: bounds the memory of readers
-_FRAME = re.compile(rb"trunkline-dcp ([0-9]{1,9}) crc32c=([0-9a-f]{8}) bytes=(0|[1-9][0-9]{0,18})\n")
+_BEGINNING = b"trunkline-dcp "
+_VERSIONED = re.compile(rb"trunkline-dcp ([1-9][0-9]*) ")  # what every version begins with
+_FRAME = re.compile(rb"trunkline-dcp %d crc32c=([0-9a-f]{8}) bytes=(0|[1-9][0-9]{0,18})\n" % VERSION)
 
 _LAYOUTS = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.layout
@@ -79,7 +81,7 @@ def parse_manifest(data: bytes, path: str) -> Metadata:
     """Undo format_manifest. Raises Corrupt for what is not as it was written, Format for no manifest."""
     frame = _check_frame(data, len(data), path)
     text = memoryview(data)[frame.end() :]
-    if crc32c(text) != int(frame[2], 16):
+    if crc32c(text) != int(frame[1], 16):
         raise Corrupt(
             None, f"{path} is corrupt: it does not have its checksum; restore it from elsewhere", path
         )
@@ -91,22 +93,28 @@ def parse_manifest(data: bytes, path: str) -> Metadata:
 
 def _check_frame(data: bytes, nbytes: int, path: str) -> "re.Match[bytes]":
     """Return the parts of the first line of a manifest of `nbytes`, of which `data` is the beginning."""
-    frame = _FRAME.match(data)
-    if frame is None:
-        if not data.startswith(b"trunkline-dcp "):
-            raise Format(None, f"{path}: it does not begin as a manifest does; is it another file?", path)
-        raise Corrupt(None, f"{path} is corrupt: its first line is damaged; restore it from elsewhere", path)
-    if int(frame[1]) != VERSION:
+    if not data:
+        raise Corrupt(None, f"{path} is corrupt: it is empty; restore it from elsewhere", path)
+    versioned = _VERSIONED.match(data[:_LINE_BYTES])
+    if versioned is not None and versioned[1] != b"%d" % VERSION:
         raise Format(
             None,
-            f"{path}: its version is {int(frame[1])}, known is {VERSION}; a newer trunkline may read it",
+            f"{path}: it has version {versioned[1].decode()} of the format, which is newer than {VERSION}; "
+            "upgrade trunkline to read it",
             path,
         )
+    frame = _FRAME.match(data)
+    if frame is None:
+        if not data.startswith(_BEGINNING[: len(data)]):
+            raise Format(None, f"{path}: it does not begin as a manifest does; is it another file?", path)
+        raise Corrupt(
+            None, f"{path} is corrupt: its first line is damaged or cut off; restore it from elsewhere", path
+        )
     follow = nbytes - frame.end()
-    if follow != int(frame[3]):
+    if follow != int(frame[2]):
         raise Corrupt(
             None,
-            f"{path} is corrupt: {follow} bytes follow its first line, which says {int(frame[3])}; "
+            f"{path} is corrupt: {follow} bytes follow its first line, which says {int(frame[2])}; "
             "restore it from elsewhere",
             path,
         )
