@@ -364,3 +364,20 @@ def test_arguments(tmp_path: Path, run_script: Callable[..., str]) -> None:
     with pytest.raises(ValueError, match="^volumes: "):
         tl.dcp.StorageWriter(tmp_path, volumes=[])
     assert run_script("import sys, trunkline; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_checkpoint_id_takes_the_place_of_the_path(tmp_path: Path) -> None:
+    writer, reader = tl.dcp.StorageWriter(), tl.dcp.StorageReader()
+    assert writer.checkpoint_id is None
+    with pytest.raises(CheckpointException, match="StorageWriter has no directory") as caught:
+        dcp.save({"a": numbers(4)}, storage_writer=writer)
+    assert isinstance(failure(caught), ValueError)
+    with pytest.raises(CheckpointException, match="StorageReader has no directory"):
+        dcp.load({"a": torch.zeros(4)}, storage_reader=reader)
+    dcp.save({"a": numbers(4)}, checkpoint_id=tmp_path / "one", storage_writer=writer)
+    dcp.save({"a": numbers(4, seed=1)}, checkpoint_id=tmp_path / "two", storage_writer=writer)
+    for name, seed in (("one", 0), ("two", 1)):
+        state = {"a": torch.zeros(4)}
+        dcp.load(state, checkpoint_id=tmp_path / name, storage_reader=reader)
+        assert_same(state, {"a": numbers(4, seed=seed)})
+    assert writer.checkpoint_id == str(tmp_path / "two")

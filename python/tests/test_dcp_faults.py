@@ -55,7 +55,9 @@ def test_replacing_the_checkpoint_of_another_process_warns_once(
     save_in_another_process(tmp_path, run_script)
     with pytest.raises(CheckpointException, match="already exists"):
         save({"a": numbers(9)}, tmp_path, overwrite=False)
-    with pytest.warns(RuntimeWarning, match=r"already holds.*replaces.*directory of its own.*overwrite=False"):
+    with pytest.warns(
+        RuntimeWarning, match=r"already holds.*replaces.*directory of its own.*overwrite=False"
+    ):
         save({"a": numbers(9)}, tmp_path)
     save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})

@@ -101,5 +101,5 @@ def test_a_rank_that_dies_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         dcp.load(into, storage_reader=tl.dcp.StorageReader(path))
         expected = torch.randn(50, 3, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(into["t"], expected), phase
-        dcp.save(into, storage_writer=tl.dcp.StorageWriter(path))
+        dcp.save(into, storage_writer=tl.dcp.StorageWriter(path, overwrite=True))
         assert len(list(path.iterdir())) == 2, phase

@@ -33,10 +33,11 @@ from trunkline.dcp._stored import (
 class StorageReader(Endpoint, TorchStorageReader):
     """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
 
-    `path`: the directory; checkpoint_id of a load takes its place. Each rank reads the bytes that it needs,
-    straight into its tensors where they are contiguous, on the CPU or a CUDA GPU, and of the stored dtype,
-    whatever the number of ranks that saved. `verify`: every MiB that holds some of these bytes is read whole
-    and compared with its CRC-32C; False reads only the bytes themselves, unchecked.
+    `path`: the directory; checkpoint_id of a load takes its place, and is needed where it is None. Each rank
+    reads the bytes that it needs, straight into its tensors where they are contiguous, on the CPU or a CUDA
+    GPU, and of the stored dtype, whatever the number of ranks that saved. `verify`: every MiB that holds some
+    of these bytes is read whole and compared with its CRC-32C; False reads only the bytes themselves,
+    unchecked.
 
     Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
     file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
@@ -48,7 +49,11 @@ class StorageReader(Endpoint, TorchStorageReader):
     """
 
     def __init__(
-        self, path: "str | os.PathLike[str]", *, verify: bool = True, engine: Engine | None = None
+        self,
+        path: "str | os.PathLike[str] | None" = None,
+        *,
+        verify: bool = True,
+        engine: Engine | None = None,
     ) -> None:
         """Make a reader; touches nothing. Raises TypeError or ValueError for bad arguments."""
         super().__init__(path, engine)
@@ -100,7 +105,7 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank into the planner's tensors; the future that is returned is done."""
-        requests = (make_request(item, self._stored, planner, self.checkpoint_id) for item in plan.items)
+        requests = (make_request(item, self._stored, planner, str(self._given)) for item in plan.items)
         for group in groups(requests):
             with partly_filled("the state that is loaded into", ""):
                 self._read_group(group)

@@ -50,12 +50,15 @@ _known_directories: set[str] = set()  # into which this process has saved, or of
 class StorageWriter(Endpoint, TorchStorageWriter):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
 
-    `path`: the directory, made where missing; checkpoint_id of a save takes its place. All ranks must see it
-    under this name. A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
+    `path`: the directory, made where missing; checkpoint_id of a save takes its place, and is needed where
+    `path` is None. All ranks must see it under this name.
+
+    A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
     the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
-    removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without. False: a save into a directory that holds a checkpoint fails instead. A directory
-    that holds one of torch's FileSystemWriter is rejected unless `overwrite` is True: then its metadata is
-    removed once the new checkpoint is complete, while its data files (*.distcp) stay.
+    removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without
+    one. False: a save into a directory that holds a checkpoint fails instead. A directory that holds one of
+    torch's FileSystemWriter is rejected unless `overwrite` is True: then its metadata is removed once the new
+    checkpoint is complete, while its data files (*.distcp) stay.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
     their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
@@ -74,7 +77,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def __init__(
         self,
-        path: "str | os.PathLike[str]",
+        path: "str | os.PathLike[str] | None" = None,
         *,
         volumes: "Sequence[str | os.PathLike[str]] | Volume | None" = None,
         durable: bool = True,
@@ -210,15 +213,15 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         raise exception_of("system", errno.EEXIST, message, str(held))
 
     def _warn_of_replacing(self) -> None:
-        """A loop that saves each step into one directory is meant; the checkpoint of another run may not be."""
+        """Warn of replacing a checkpoint that this process has not saved: it may be of another run."""
         directory = str(self._directory)
         if self._overwrite is not None or not self._is_coordinator or directory in _known_directories:
             return
         if self._manifest_path().exists():
             _known_directories.add(directory)
             warnings.warn(
-                f"{directory} already holds a checkpoint, which this save replaces when it is complete. To keep "
-                "it, save each step into a directory of its own; overwrite=False makes such a save fail, and "
+                f"{directory} already holds a checkpoint, which this save replaces when it is complete. To "
+                "keep it, save each step into a directory of its own. overwrite=False makes the save fail, "
                 "overwrite=True replaces without this warning",
                 RuntimeWarning,
                 stacklevel=3,
