@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 import trunkline as tl
+from trunkline.checkpoint import _save, _step_save
+from trunkline.checkpoint._flag import Flag
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -286,25 +289,119 @@ def test_the_limit_and_the_directory_are_those_of_the_arguments(tmp_path: Path) 
     assert torch.equal(again.lm_head.weight, trainer.model.lm_head.weight)
 
 
-def test_the_step_waits_for_the_copy(tmp_path: Path) -> None:
-    """Each save but the last, which no step follows, is waited for before the next step has been made."""
-    waited: list[int] = []
+class LazyFlag(Flag):
+    """Set by the save's thread only once somebody waits for it: the copy is made as late as it can be."""
 
-    class Watch(tl.transformers.Trainer):  # type: ignore[misc, name-defined]
-        def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            super()._save_checkpoint(model, trial)
-            handle, step = self._saving, self.state.global_step
-            original = handle.wait_staged
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted = threading.Event()
 
-            def wait_staged(timeout: float | None = None) -> None:
-                assert self.state.global_step == step
-                waited.append(step)
-                original(timeout)
+    def wait(self, timeout: float | None = None) -> bool:
+        self.wanted.set()
+        return super().wait(timeout)
 
-            handle.wait_staged = wait_staged
 
-    new_trainer(Watch, tmp_path, save_steps=1).train()
-    assert waited == list(range(1, STEPS))
+@pytest.fixture
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Background saves copy nothing until somebody waits for them."""
+    monkeypatch.setattr(_save, "Flag", LazyFlag)
+    begin = _step_save.StepSave.begin
+
+    def begin_late(job: Any) -> Any:
+        (handle,) = _save._under_way
+        while not (handle._staged.wanted.wait(0.01) or handle._done.wanted.is_set()):
+            pass
+        return begin(job)
+
+    monkeypatch.setattr(_step_save.StepSave, "begin", begin_late)
+
+
+def add_one(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+
+class Meddle(transformers.TrainerCallback):  # type: ignore[misc]
+    """Changes the weights in one event after a save."""
+
+    def __init__(self, event: str) -> None:
+        self.saved: dict[int, Any] = {}
+        setattr(self, event, self.change)
+
+    def change(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        add_one(kwargs["model"])
+
+
+class KeepsCopies(tl.transformers.Trainer):  # type: ignore[misc, name-defined]
+    """Notes what each checkpoint must hold."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.expected = getattr(self, "expected", {})
+        state = self.model.state_dict()
+        self.expected[self.state.global_step] = {name: value.clone() for name, value in state.items()}
+        super()._save_checkpoint(model, trial)
+
+
+def assert_holds_what_was_saved(trainer: Any, steps: list[int]) -> None:
+    assert trainer.checkpointer.steps() == steps
+    for step in steps:
+        saved = trainer.checkpointer.load(step)["model"]
+        wrong = [name for name in saved if not torch.equal(saved[name], trainer.expected[step][name])]
+        assert wrong == [], f"step {step}"
+
+
+@pytest.mark.parametrize("event", ["on_save", "on_train_end", "on_step_begin", "on_epoch_begin"])
+def test_callbacks_may_change_the_weights(tmp_path: Path, event: str, late_copies: None) -> None:
+    trainer = new_trainer(KeepsCopies, tmp_path, callbacks=[Meddle(event)], save_steps=4)
+    trainer.train()
+    assert_holds_what_was_saved(trainer, [4, 8])
+
+
+@pytest.mark.parametrize("where", ["backward", "forward", "optimizer"])
+def test_code_in_a_step_may_change_the_weights(tmp_path: Path, where: str, late_copies: None) -> None:
+    """As layer-wise optimizers, momentum encoders and schedule-free optimizers do."""
+    trainer = new_trainer(KeepsCopies, tmp_path, save_steps=4)
+    if where == "backward":
+
+        def step(parameter: Any) -> None:
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+        for parameter in trainer.model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+    elif where == "forward":
+        trainer.model.register_forward_pre_hook(lambda model, inputs: add_one(model))
+    else:
+        trainer.create_optimizer().train = lambda: add_one(trainer.model)
+    trainer.train()
+    assert_holds_what_was_saved(trainer, [4, 8])
+
+
+def test_the_weights_may_change_after_an_interrupted_training(tmp_path: Path, late_copies: None) -> None:
+    class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    trainer = new_trainer(KeepsCopies, tmp_path, callbacks=[Interrupt()], save_steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    add_one(trainer.model)
+    trainer.checkpointer.wait()
+    assert_holds_what_was_saved(trainer, [4])
+
+
+def test_a_save_that_is_interrupted_before_the_copy_is_given_up(
+    tmp_path: Path, late_copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(handle: Any, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tl.SaveHandle, "wait_staged", interrupted)
+    trainer = new_trainer(KeepsCopies, tmp_path, save_steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    add_one(trainer.model)
+    assert trainer.checkpointer.steps() == []
 
 
 def test_errors_of_saving_end_the_training(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from trunkline._errors import Format, Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
-from trunkline.checkpoint._save import SaveHandle
 from trunkline.transformers._resume import plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
@@ -25,9 +23,10 @@ class BackgroundCheckpoints:
     """Makes a Trainer save through a Checkpointer: class Mine(BackgroundCheckpoints, SFTTrainer).
 
     When to save is as ever (save_strategy, save_steps), and what is saved too: model, optimizer, schedule,
-    scaler, random numbers of all ranks, state of the Trainer. A checkpoint is a step of `checkpointer`; the
-    forward and backward pass of the next step run while the weights are copied, and later ones while they
-    are written. It is for one process, and for many by torchrun (DDP), each of which writes an equal share.
+    scaler, random numbers of all ranks, state of the Trainer. A checkpoint is a step of `checkpointer`. The
+    training waits until all is copied to staging memory, so that callbacks, hooks and the model's own code
+    may change the weights at any time, and goes on while that is written. It is for one process, and for
+    many by torchrun (DDP), each of which writes an equal share.
 
     train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step, the
     path of the Checkpointer's directory or of a step in it, or as ever that of a folder that a stock Trainer
@@ -58,10 +57,8 @@ class BackgroundCheckpoints:
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=trainer.args.save_total_limit
         )
-        self._saving: SaveHandle | None = None
         self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
         self._resumed: dict[str, Any] | None = None  # the state that the training starts from
-        trainer.add_callback(_StagedBeforeStep(self))
 
     def train(
         self,
@@ -124,12 +121,27 @@ class BackgroundCheckpoints:
                 self._saved_into = None
             files = {path.name: path.read_bytes() for path in Path(folder).glob("*/*")}
         state = {
-            "model": _of_model(trainer.model),
+            "model": trainer.model.state_dict(),
             "optimizer": trainer.optimizer.state_dict(),
             "scheduler": trainer.lr_scheduler.state_dict(),
             "files": _of_all_ranks(files),
         }
-        self._saving = self.checkpointer.save(trainer.state.global_step, savable(state))
+        self._save_and_stage(trainer.state.global_step, savable(state))
+
+    def _save_and_stage(self, step: int, state: Any) -> None:
+        """Begin to save, and return once the weights may change.
+
+        Whatever runs next may change them: on_save of a callback, hooks of the backward pass, train() of an
+        optimizer, forward() of a model with a momentum encoder, the next cell of a notebook after Ctrl-C.
+        """
+        try:
+            self.checkpointer.save(step, state).wait_staged()
+        except BaseException:
+            last = self.checkpointer._under_way()
+            if last is not None and not last.staged():  # interrupted: the weights may change from here on
+                last.cancel()
+                last._done.wait()
+            raise
 
     def _get_output_dir(self, trial: Any) -> str:
         if self._saved_into is not None:
@@ -172,17 +184,6 @@ class Trainer(BackgroundCheckpoints, transformers.Trainer):  # type: ignore[misc
     """transformers.Trainer that saves its checkpoints in the background; see BackgroundCheckpoints."""
 
 
-class _StagedBeforeStep(transformers.TrainerCallback):  # type: ignore[misc]
-    """Holds the optimizer's step until the checkpoint has its copy of the weights."""
-
-    def __init__(self, trainer: BackgroundCheckpoints) -> None:
-        self._trainer = trainer
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        if self._trainer._saving is not None:
-            self._trainer._saving.wait_staged()
-
-
 def _check_type(checkpointer: Any) -> None:
     if checkpointer is None or isinstance(checkpointer, Checkpointer):
         return
@@ -203,16 +204,6 @@ def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None
         RuntimeWarning,
         stacklevel=3,
     )
-
-
-def _of_model(model: Any) -> dict[str, Any]:
-    """Return the state of a model: parameters, which only the optimizer's step changes; copies of buffers."""
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    state: dict[str, Any] = model.state_dict()
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor) and value.data_ptr() not in parameters:
-            state[name] = value.clone()
-    return state
 
 
 def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
