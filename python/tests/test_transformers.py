@@ -423,6 +423,72 @@ def test_an_error_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
         trainer.train()
 
 
+BEST: dict[str, Any] = {"metric_for_best_model": "eval_loss", "eval_strategy": "steps", "eval_steps": 1}
+
+
+def best_at_first(trainer: Any) -> Any:
+    """Let the first evaluation be the best."""
+    evaluate = trainer.evaluate
+
+    def worse_and_worse(*args: Any, **kwargs: Any) -> Any:
+        return evaluate(*args, **kwargs) | {"eval_loss": float(trainer.state.global_step)}
+
+    trainer.evaluate = worse_and_worse
+    return trainer
+
+
+def test_a_limit_does_not_remove_the_best_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(tl.Unsupported, match=r"save_total_limit=2: .*save_total_limit=None.*keep=2"):
+        new_trainer(tl.transformers.Trainer, tmp_path, save_steps=1, save_total_limit=2, **BEST)
+    new_trainer(
+        tl.transformers.Trainer, tmp_path, save_strategy="best", save_total_limit=2, **BEST
+    )  # whose last checkpoint is the best
+    checkpointer = tl.Checkpointer(tmp_path / "here", keep=2)
+    with pytest.warns(RuntimeWarning, match=r"metric_for_best_model='eval_loss': .*keep=2.*keep=None"):
+        new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer, **BEST)
+
+
+def test_the_best_checkpoint_is_known_by_its_step(tmp_path: Path) -> None:
+    options = {"save_steps": 1, "max_steps": 5, **BEST}
+    trainer = best_at_first(new_trainer(tl.transformers.Trainer, tmp_path, **options))
+    trainer.train()
+    assert trainer.state.best_global_step == 1
+    assert trainer.state.best_model_checkpoint is None
+    assert trainer.checkpointer.steps() == [1, 2, 3, 4, 5]
+    for step in trainer.checkpointer.steps():
+        saved = json.loads(trainer.checkpointer.load(step)["files"]["trainer_state.json"])
+        assert saved["best_model_checkpoint"] is None
+        assert saved["best_global_step"] == 1
+    again = best_at_first(new_trainer(tl.transformers.Trainer, tmp_path, **options | {"max_steps": 6}))
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_global_step == 1
+    assert again.state.best_metric == 1.0
+
+
+def test_training_ends_well_beside_stock_folders_with_a_limit(tmp_path: Path) -> None:
+    options = {"save_steps": 3, **BEST}
+    best_at_first(new_trainer(transformers.Trainer, tmp_path, **options, max_steps=6)).train()
+    checkpointer = tl.Checkpointer(tmp_path / "checkpoints", keep=1)
+    trainer = new_trainer(
+        tl.transformers.Trainer, tmp_path, **options, checkpointer=checkpointer, save_total_limit=1
+    )
+    trainer.evaluate = lambda *args, **kwargs: {"eval_loss": -1.0}  # the new one is the best
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert trainer.checkpointer.steps() == [8]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_train_waits_for_its_last_save_when_it_fails(tmp_path: Path) -> None:
+    class Fail(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise RuntimeError("at the end")
+
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="at the end"):
+        trainer.train()
+    assert trainer.checkpointer._last.done()
+
+
 def test_ranks_that_do_not_know_of_each_other_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.trainer import TRAINER_STATE_NAME
 
 from trunkline._errors import Format, Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
@@ -44,7 +45,8 @@ class BackgroundCheckpoints:
         args.save_total_limit checkpoints (None: all).
 
         Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
-        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed. Raises ValueError for ranks of torchrun that
+        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; and for metric_for_best_model with a
+        save_total_limit, which would remove the best checkpoint. Raises ValueError for ranks of torchrun that
         do not know of each other, TypeError for a `checkpointer` of another type. Warns (RuntimeWarning) of a
         save_total_limit that is not used: the `checkpointer` has a number of its own.
         """
@@ -52,6 +54,7 @@ class BackgroundCheckpoints:
         super().__init__(*args, **kwargs)
         trainer: Any = self
         _refuse_what_cannot_be(trainer)
+        _keep_the_best(trainer.args, checkpointer)
         if checkpointer is not None:
             _warn_of_unused_limit(trainer.args.save_total_limit, checkpointer)
         self.checkpointer = checkpointer or Checkpointer(
@@ -79,8 +82,14 @@ class BackgroundCheckpoints:
         )
         if plan is None or isinstance(plan, str):
             self.checkpointer._start_over()
-        with self._resuming(plan) as folder:
-            result = super().train(folder, *args, **kwargs)  # type: ignore[misc]
+        try:
+            with self._resuming(plan) as folder:
+                result = super().train(folder, *args, **kwargs)  # type: ignore[misc]
+        except Exception:
+            last = self.checkpointer._under_way()
+            if last is not None:
+                last._done.wait()  # if that fails too, the next save raises it, or the process at its exit
+            raise
         self.checkpointer.wait()
         return result
 
@@ -119,6 +128,10 @@ class BackgroundCheckpoints:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
             finally:
                 self._saved_into = None
+                # A name in the folder that goes now; state.best_global_step says which step is the best.
+                trainer.state.best_model_checkpoint = None
+            for path in Path(folder).glob(f"*/{TRAINER_STATE_NAME}"):
+                trainer.state.save_to_json(os.fspath(path))
             files = {path.name: path.read_bytes() for path in Path(folder).glob("*/*")}
         state = {
             "model": trainer.model.state_dict(),
@@ -204,6 +217,28 @@ def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
+    """Refuse, or warn of, a limit that would remove the best checkpoint: a Checkpointer keeps the last."""
+    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    if args.metric_for_best_model is None or strategy in ("no", "best"):  # "best": the last is the best
+        return
+    metric = f"metric_for_best_model={args.metric_for_best_model!r}"
+    if checkpointer is None and args.save_total_limit is not None:
+        raise Unsupported(
+            None,
+            f"{metric} with save_total_limit={args.save_total_limit}: the last checkpoints are kept, and the "
+            "best one would be removed; pass save_total_limit=None to keep all or, where only the last count, "
+            f"checkpointer=trunkline.Checkpointer(..., keep={args.save_total_limit})",
+        )
+    if checkpointer is not None and checkpointer._place.keep is not None:
+        warnings.warn(
+            f"{metric}: the Checkpointer keeps the last checkpoints (keep={checkpointer._place.keep}), also "
+            "where an earlier one is the best; pass keep=None to it to keep all",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
