@@ -423,6 +423,18 @@ def test_an_error_of_the_last_save_is_raised_by_train(tmp_path: Path) -> None:
         trainer.train()
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_none_keeps_all(tmp_path: Path, limit: int) -> None:
+    options = {"save_total_limit": limit, **BEST}
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, **options, save_steps=2)
+    trainer.train()
+    assert trainer.checkpointer.steps() == [2, 4, 6, 8]
+    checkpointer = tl.Checkpointer(tmp_path / "here", keep=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        new_trainer(tl.transformers.Trainer, tmp_path, **options, checkpointer=checkpointer)
+
+
 BEST: dict[str, Any] = {"metric_for_best_model": "eval_loss", "eval_strategy": "steps", "eval_steps": 1}
 
 

@@ -42,7 +42,7 @@ class BackgroundCheckpoints:
         """Take the arguments of the Trainer, and `checkpointer`.
 
         checkpointer: None is one in the folder `checkpoints` of args.output_dir, which keeps
-        args.save_total_limit checkpoints (None: all).
+        args.save_total_limit checkpoints (None, 0 or less: all).
 
         Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
         checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; and for metric_for_best_model with a
@@ -56,9 +56,9 @@ class BackgroundCheckpoints:
         _refuse_what_cannot_be(trainer)
         _keep_the_best(trainer.args, checkpointer)
         if checkpointer is not None:
-            _warn_of_unused_limit(trainer.args.save_total_limit, checkpointer)
+            _warn_of_unused_limit(_limit_of(trainer.args), checkpointer)
         self.checkpointer = checkpointer or Checkpointer(
-            Path(trainer.args.output_dir) / "checkpoints", keep=trainer.args.save_total_limit
+            Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
         self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
         self._resumed: dict[str, Any] | None = None  # the state that the training starts from
@@ -207,6 +207,12 @@ def _check_type(checkpointer: Any) -> None:
     )
 
 
+def _limit_of(args: Any) -> int | None:
+    """Return how many checkpoints the arguments of the Trainer let stay; None: all, also for 0 or less."""
+    limit: int | None = args.save_total_limit
+    return None if limit is None or limit <= 0 else limit
+
+
 def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None:
     keep = checkpointer._place.keep
     if limit is None or limit == keep:
@@ -225,11 +231,11 @@ def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
     if args.metric_for_best_model is None or strategy in ("no", "best"):  # "best": the last is the best
         return
     metric = f"metric_for_best_model={args.metric_for_best_model!r}"
-    if checkpointer is None and args.save_total_limit is not None:
+    if checkpointer is None and _limit_of(args) is not None:
         raise Unsupported(
             None,
             f"{metric} with save_total_limit={args.save_total_limit}: the last checkpoints are kept, and the "
-            "best one would be removed; pass save_total_limit=None to keep all or, where only the last count, "
+            "best one would be removed; pass save_total_limit=None to keep all or, if only the last matter, "
             f"checkpointer=trunkline.Checkpointer(..., keep={args.save_total_limit})",
         )
     if checkpointer is not None and checkpointer._place.keep is not None:
