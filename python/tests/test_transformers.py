@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -158,6 +159,14 @@ def output(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "output")
 
 
+def stock_folder(output: Path, step: int) -> Path:
+    """As a stock Trainer leaves it, as far as this matters before training."""
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
 def started_steps(trainer: Any) -> list[int]:
     """Let a trainer note the steps that it takes."""
     steps: list[int] = []
@@ -176,10 +185,7 @@ def test_starting_over_is_refused_before_any_training(output: Path, resume: Any)
         resume = transformers.trainer_utils.get_last_checkpoint(str(output))
         assert resume is None
     if resume == "a stock folder of an earlier step":
-        folder = output / "checkpoint-5"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text('{"global_step": 5}')
-        resume = str(folder)
+        resume = str(stock_folder(output, 5))
     trainer = new_trainer(tl.transformers.Trainer, output, save_steps=2, save_total_limit=2)
     steps = started_steps(trainer)
     with pytest.raises(FileExistsError) as caught:
@@ -250,8 +256,9 @@ def test_checkpoints_of_another_directory_are_refused(output: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours: bool) -> None:
-    (output / "checkpoint-9").mkdir()
-    (output / "checkpoint-10").mkdir()
+    for number in (9, 10):
+        stock_folder(output, number)
+    (output / "checkpoint-11").mkdir()  # cut off: nothing can continue from it
     if not ours:
         shutil.rmtree(output / "checkpoints")
     trainer = new_trainer(tl.transformers.Trainer, output)
@@ -499,6 +506,35 @@ def test_train_waits_for_its_last_save_when_it_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="at the end"):
         trainer.train()
     assert trainer.checkpointer._last.done()
+
+
+def test_a_preempted_training_leaves_a_durable_step_and_no_stock_folder(
+    tmp_path: Path, reference: Any
+) -> None:
+    class Preempt(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            (manager,) = managers
+            assert state.global_step <= 5
+            manager.is_checkpoint_requested = state.global_step == 5  # as SIGTERM does, some seconds later
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert trainer.checkpointer._last.done()
+
+    before = signal.getsignal(signal.SIGTERM)
+    options = {"enable_jit_checkpoint": True, "save_strategy": "no"}
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, **options)
+    callbacks = trainer.callback_handler.callbacks
+    managers = [each.jit_manager for each in callbacks if hasattr(each, "jit_manager")]
+    callbacks.insert(0, Preempt())
+    try:
+        trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert trainer.checkpointer.steps() == [5]
+    assert not list(tmp_path.glob("checkpoint-*"))
+    again = new_trainer(tl.transformers.Trainer, tmp_path, save_strategy="no")
+    again.train(resume_from_checkpoint=True)
+    assert_same_weights(again, reference)
 
 
 def test_ranks_that_do_not_know_of_each_other_are_refused(

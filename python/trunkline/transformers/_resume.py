@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trunkline.checkpoint._checkpointer import Checkpointer
 
 _STOCK_FOLDER = re.compile(r"checkpoint-(\d+)")
+_STOCK_STATE = "trainer_state.json"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _DESCRIPTOR = "trunkline-checkpoints.json"
 
@@ -99,18 +100,19 @@ def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) 
 
 
 def _stock_folders(output_dir: str) -> list[tuple[int, Path]]:
+    """Return the stock checkpoints; one without a state was cut off, and nothing can continue from it."""
     try:
         entries = list(Path(output_dir).iterdir())
     except FileNotFoundError:
         return []
     found = [(_STOCK_FOLDER.fullmatch(entry.name), entry) for entry in entries]
-    return [(int(match[1]), entry) for match, entry in found if match and entry.is_dir()]
+    return [(int(match[1]), entry) for match, entry in found if match and (entry / _STOCK_STATE).is_file()]
 
 
 def _stock_step(folder: Path) -> int:
     """Return the step at which a stock checkpoint lets the Trainer go on; 0 if it does not say."""
     try:
-        return int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
+        return int(json.loads((folder / _STOCK_STATE).read_text())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         match = _STOCK_FOLDER.fullmatch(folder.name)
         return int(match[1]) if match else 0

@@ -5,7 +5,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,18 @@ class BackgroundCheckpoints:
             "scheduler": trainer.lr_scheduler.state_dict(),
             "files": _of_all_ranks(files),
         }
-        self._save_and_stage(trainer.state.global_step, savable(state))
+        folder = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
+        sentinel = folder / "checkpoint-is-incomplete.txt"
+        preempted = sentinel.exists()  # made by enable_jit_checkpoint for its stock checkpoint
+        try:
+            self._save_and_stage(trainer.state.global_step, savable(state))
+            if preempted:
+                self.checkpointer.wait()  # the process may be killed soon
+        finally:
+            if preempted:
+                with suppress(OSError):  # another rank did it, or the folder holds a stock checkpoint
+                    sentinel.unlink(missing_ok=True)
+                    folder.rmdir()
 
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
