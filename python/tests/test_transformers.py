@@ -247,6 +247,43 @@ def test_paths_of_our_checkpoints_resume_from_them(output: Path, name: str, refe
     assert_same_weights(trainer, reference)
 
 
+def test_digits_resume_from_a_step(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(output)
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    steps = started_steps(trainer)
+    trainer.train(resume_from_checkpoint="6")  # as a command line has it
+    assert steps == [6, 7]
+    (output / "6").mkdir()
+    with pytest.raises(FileNotFoundError, match="6 is not a checkpoint of transformers.Trainer"):
+        new_trainer(tl.transformers.Trainer, output).train(resume_from_checkpoint="6")
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "example"),
+    [
+        ("", "it is the output_dir", 8),
+        ("checkpoint-6", "it does not exist", 6),
+        ("checkpoint-9", "it has no trainer_state.json", 8),
+        ("elsewhere", "it does not exist", 8),
+    ],
+)
+def test_paths_that_are_no_checkpoints_are_told_where_they_are(
+    output: Path, name: str, why: str, example: int
+) -> None:
+    (output / "checkpoint-9").mkdir()
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    steps = started_steps(trainer)
+    with pytest.raises(FileNotFoundError) as caught:
+        trainer.train(resume_from_checkpoint=str(output / name))
+    text = str(caught.value)
+    assert (
+        f"resume_from_checkpoint: {output / name} is not a checkpoint of transformers.Trainer: {why}" in text
+    )
+    assert f"{output / 'checkpoints'} (steps 6, 8)" in text
+    assert f"resume_from_checkpoint={example}" in text
+    assert steps == []
+
+
 def test_checkpoints_of_another_directory_are_refused(output: Path, tmp_path: Path) -> None:
     trainer = new_trainer(tl.transformers.Trainer, tmp_path / "new")
     for name in ("checkpoints", "checkpoints/step-00000006"):

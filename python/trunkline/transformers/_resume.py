@@ -38,6 +38,8 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) 
         _refuse_if_stock_is_newer(checkpointer, output_dir)
         return True
     if isinstance(checkpoint, str):
+        if not (Path(checkpoint) / _STOCK_STATE).is_file():
+            _point_to_ours(checkpoint, checkpointer, output_dir)
         if Path(checkpoint).is_dir():  # otherwise the Trainer says so
             _refuse_to_leave_behind(checkpointer, f" from {checkpoint}", start=_stock_step(Path(checkpoint)))
         return checkpoint
@@ -45,7 +47,9 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) 
 
 
 def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
-    """Resolve a path that leads to checkpoints of ours; any other is returned as it is."""
+    """Resolve a path that leads to our checkpoints, or the digits of a step; any other stays as it is."""
+    if re.fullmatch("[0-9]+", path) and not os.path.lexists(path):
+        return int(path)  # of a command line
     given, ours = Path(path).resolve(), checkpointer.directory.resolve()
     if given == ours:
         return True
@@ -61,6 +65,34 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
                 "or the number of a step"
             )
     return path
+
+
+def _point_to_ours(path: str, checkpointer: "Checkpointer", output_dir: str) -> None:
+    """Raise FileNotFoundError for a path without a stock checkpoint, if there are steps to name instead."""
+    steps = checkpointer.steps()
+    if not steps:
+        return  # the Trainer says what is missing
+    if Path(path).resolve() == Path(output_dir).resolve():
+        why = "it is the output_dir"
+    elif not os.path.lexists(path):
+        why = "it does not exist"
+    else:
+        why = f"it has no {_STOCK_STATE}"
+    named = _STOCK_FOLDER.fullmatch(Path(path).name)
+    step = int(named[1]) if named and int(named[1]) in steps else steps[-1]
+    raise exception_of(
+        "system",
+        errno.ENOENT,
+        f"resume_from_checkpoint: {path} is not a checkpoint of transformers.Trainer: {why}; this Trainer's "
+        f"checkpoints are in {checkpointer.directory} ({_shown(steps)}); pass True for the newest, or the "
+        f"number of a step, as in resume_from_checkpoint={step}",
+        path,
+    )
+
+
+def _shown(steps: list[int]) -> str:
+    some = steps if len(steps) <= 6 else [*steps[:3], "...", *steps[-3:]]
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, some))}"
 
 
 def _refuse_if_stock_is_newer(checkpointer: "Checkpointer", output_dir: str) -> None:
@@ -88,10 +120,9 @@ def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) 
     later = [step for step in checkpointer.steps() if step > start or start == 0]
     if not later or checkpointer._fresh:
         return
-    shown = ", ".join(map(str, later if len(later) <= 6 else [*later[:3], "...", *later[-3:]]))
     raise _exists(
         f"cannot start training{how} at step {start}: {checkpointer.directory} already holds the checkpoints "
-        f"of step{'s' if len(later) > 1 else ''} {shown}, which this training would not continue from; to do "
+        f"of {_shown(later)}, which this training would not continue from; to do "
         "so pass resume_from_checkpoint=True, to start over use another output_dir, or "
         "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a folder of their own and "
         "deletes nothing",

@@ -29,9 +29,10 @@ class BackgroundCheckpoints:
     may change the weights at any time, and goes on while that is written. It is for one process, and for
     many by torchrun (DDP), each of which writes an equal share.
 
-    train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step, the
-    path of the Checkpointer's directory or of a step in it, or as ever that of a folder that a stock Trainer
-    saved. A training that would not continue from the checkpoints that are there is refused before it starts,
+    train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step (or its
+    digits in a str, unless there is a file of that name), the path of the Checkpointer's directory or of a
+    step in it, or as ever that of a folder that a stock Trainer saved. A training that would not continue
+    from the checkpoints that are there is refused before it starts,
     since it would remove them in time; Checkpointer(..., fresh=True) sets them aside. When train() returns,
     the last one is durable.
 
