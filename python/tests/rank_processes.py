@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 import trunkline as tl
-from trunkline.checkpoint._ranks import Exchange
+from trunkline.checkpoint._attempts import Attempts
+from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._ranks import Exchange, Exchanges, GroupRanks
 from trunkline.checkpoint._step_save import StepSave
 
 REPLY_SECONDS = 60.0
@@ -95,6 +97,32 @@ class Rank:
     def wait(self, name: str = "") -> None:
         self.checkpointers[name].wait()
 
+    def interrupted_save(self, step: int, event: int) -> bool:
+        """Save, while a signal handler raises at the line of this number; whether there are so many."""
+        raised = False
+
+        def trace(frame: Any, what: str, _: Any) -> Any:
+            nonlocal event, raised
+            if frame.f_code not in _BEGINNING:
+                return None
+            if what in ("line", "return"):
+                event -= 1
+                if event < 0 and not raised:
+                    raised = True
+                    raise Interrupted
+            return trace
+
+        sys.settrace(trace)
+        try:
+            self.checkpointers[""].save(step, make_state(step, 1), block=True)
+        except Interrupted:
+            pass
+        except tl.Error:  # nobody else comes to it
+            assert not raised
+        finally:
+            sys.settrace(None)
+        return raised
+
     def loads(self, state: Any, step: int | None = None, name: str = "") -> bool:
         return same(self.checkpointers[name].load(step), make_state(**state))
 
@@ -154,6 +182,25 @@ class Rank:
     def cut(self, phase: str, action: str) -> None:
         """Die, stop, raise or leave at a phase of the next save."""
         _cut_at(phase, {"kill": _kill, "stop": _stop, "exit": _exit, "raise": _raise}[action])
+
+
+class Interrupted(Exception):
+    """Raised by what poses as a signal handler."""
+
+
+# What happens in the thread of a save before its exchange belongs to the thread that does the rest.
+_BEGINNING = {
+    function.__code__
+    for function in (
+        tl.Checkpointer._begin_together,
+        GroupRanks.exchange,
+        Exchanges.begin,
+        Exchange.__init__,
+        Exchange.__enter__,
+        Attempts.begin,
+        start_thread,
+    )
+}
 
 
 class _Failing:

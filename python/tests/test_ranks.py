@@ -17,6 +17,8 @@ from support_threads import await_saves
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 import trunkline as tl
+from trunkline.checkpoint import _ranks
+from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._outcomes import heard, join, together
 from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
 
@@ -142,7 +144,7 @@ def test_a_rank_that_falls_silent(new_store: MakeStore, monkeypatch: pytest.Monk
     with ranks[0].begin() as there, ranks[1].begin() as here:
         met(there, here)
         # As the heart of a process that died: it has beaten for a while, and does no more.
-        monkeypatch.setattr(ranks[odd].attempts, "beat", lambda: None)
+        monkeypatch.setattr(ranks[odd].attempts, "beat", lambda attempt: None)
         with pytest.raises(RankError, match=f"rank {odd} is silent for 0.5 s"):
             (here, there)[odd].read("written", odd)
 
@@ -154,9 +156,46 @@ def test_rank_0_that_falls_silent_before_it_meets(
     with zero.begin(), one.begin() as here:
         while zero.attempts.last_beat(0) is None:
             time.sleep(0)
-        monkeypatch.setattr(zero.attempts, "beat", lambda: None)
+        monkeypatch.setattr(zero.attempts, "beat", lambda attempt: None)
         with pytest.raises(RankError, match="rank 0 is silent for 0.5 s"):
             here.meet()
+
+
+def test_signs_of_life_count_for_their_call_alone(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero, one = make_ranks(new_store, 2, TIMEOUT)
+    with zero.begin("save(1)") as here, one.begin("save(1)") as there:
+        met(here, there)
+        beat, hung = one.attempts.beat, there._attempt
+        monkeypatch.setattr(one.attempts, "beat", lambda attempt: None if attempt is hung else beat(attempt))
+        with one.begin("save(2)"), pytest.raises(RankError, match="rank 1 is silent for 0.5 s"):
+            here.read("written", 1)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_call_that_fails_as_it_begins(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch, odd: int, runs: bool
+) -> None:
+    """No thread can be had, or a signal handler raises once there is one."""
+    ranks = make_ranks(new_store, 2)
+
+    def fail(run: Callable[[], object], *_: Any) -> None:
+        if runs:
+            start_thread(run)
+        raise RuntimeError("can't start new thread")
+
+    exchanges = [each.begin("load()") for each in ranks]
+    with monkeypatch.context() as patch:
+        patch.setattr(_ranks, "start_thread", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            together(exchanges[odd], lambda: None)
+    other = exchanges[1 - odd]
+    with pytest.raises(tl.Error, match=f"rank {odd}.*can't start new thread"):
+        together(other, lambda: join(other) if odd == 0 else other.meet())
+    with ranks[0].begin("load()") as here, ranks[1].begin("load()") as there:
+        met(here, there)
 
 
 def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:
@@ -366,9 +405,9 @@ def test_a_store_that_was_stopped_for_a_while(server: tuple["subprocess.Popen[st
 def test_short_timeouts_have_more_heartbeats(new_store: MakeStore) -> None:
     zero, one = make_ranks(new_store, 2, 0.2)
     with zero.begin() as here, one.begin():
-        beats: set[bytes | None] = set()
+        beats: set[str] = set()
         begun = time.monotonic()
         while len(beats) < 4:
-            beats.add(zero.attempts.last_beat(1))
+            beats.add(str(zero.attempts.last_beat(1)))
             assert time.monotonic() - begun < LONG
         assert here._beat_seconds <= 0.2 / 4

@@ -18,7 +18,7 @@ _LOOKED_AT = 4
 
 @dataclass
 class Attempt:
-    """One call of one rank.
+    """One call of one rank. number: 0 until it is begun.
 
     failure: why it failed, if that is news to ranks that have not met this one in it. other: what the rank
     that made a different call was in.
@@ -44,20 +44,23 @@ class Attempts:
         self._rank = rank
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._beats = itertools.count(1)
+        self._beats: dict[int, int] = {}  # of each call under way: its signs of life
         self._begun: deque[Attempt] = deque()  # not recorded yet
         self._ended: deque[Attempt] = deque()  # likewise: the store did not answer
         self._recorded: deque[int] = deque()
+        self._newest = 0
         self._under_way: dict[int, str] = {}
         self._next = [1] * size  # of each rank: the first that is not consumed
 
-    def begin(self, call: str) -> Attempt:
-        """Number a call; record() records it."""
-        with self._lock:
-            attempt = Attempt(next(self._numbers), call)
-            self._begun.append(attempt)
-            self._under_way[attempt.number] = call
-            return attempt
+    def begin(self, attempt: Attempt) -> None:
+        """Number a call; record() records it. Only where its end is certain: others wait for that.
+
+        Takes no lock, which a signal handler that raises just then could leave locked.
+        """
+        attempt.number = next(self._numbers)
+        if not attempt.over:
+            self._under_way[attempt.number] = attempt.call
+        self._begun.append(attempt)
 
     def record(self) -> None:
         """Record the calls that have ended, and those that have begun in their order."""
@@ -68,7 +71,8 @@ class Attempts:
             while self._begun:
                 attempt = self._begun[0]
                 self._set(attempt)
-                self._store.do(methodcaller("set", f"at/{self._rank}", str(attempt.number)))
+                self._newest = max(self._newest, attempt.number)  # two threads may begin one each
+                self._store.do(methodcaller("set", f"at/{self._rank}", str(self._newest)))
                 self._begun.popleft()
                 self._recorded.append(attempt.number)
                 if len(self._recorded) > _KEPT:
@@ -81,6 +85,7 @@ class Attempts:
         """Record that a call is over: now, or with the next one if the store does not answer."""
         attempt.over = True
         self._under_way.pop(attempt.number, None)
+        self._beats.pop(attempt.number, None)
         self._ended.append(attempt)
         self.record()
 
@@ -88,13 +93,19 @@ class Attempts:
         """Whether this rank is in such a call that has begun after the one of number `after`."""
         return any(number > after and each == call for number, each in list(self._under_way.items()))
 
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self._store.do(methodcaller("set", f"alive/{self._rank}", str(next(self._beats))))
+    def beat(self, attempt: Attempt) -> None:
+        """Give a sign of life in a call."""
+        if attempt.number > 0:
+            self._beats[attempt.number] = self._beats.get(attempt.number, 0) + 1
+        # Of all calls: none hides the signs of another.
+        text = json.dumps(dict(self._beats))
+        self._store.do(methodcaller("set", f"alive/{self._rank}", text))
 
-    def last_beat(self, rank: int) -> bytes | None:
-        """Return what differs from one sign of life of a rank to the next."""
-        return self._store.do(lambda store: _get(store, f"alive/{rank}"))
+    def last_beat(self, rank: int, number: int | None = None) -> "dict[str, int] | int | None":
+        """Return what differs from one sign of life of a rank to the next: in this call, or in any."""
+        text = self._store.do(lambda store: _get(store, f"alive/{rank}"))
+        beats: dict[str, int] | None = None if text is None else json.loads(text)
+        return beats if number is None or beats is None else beats.get(str(number))
 
     def look(self, rank: int, number: int) -> Attempt | None:
         """Return a call of a rank; None where it has not begun."""

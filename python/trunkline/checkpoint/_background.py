@@ -42,8 +42,8 @@ def start_thread(run: Callable[[], object], done: Flag | None = None) -> None:
             unfinished.pop(done, None)
             done.set()
 
-    unfinished[done] = None
     try:
+        unfinished[done] = None
         _thread.start_new_thread(run_to_the_end, ())
     except BaseException:  # also of a signal handler, once the thread runs
         if claim.take():

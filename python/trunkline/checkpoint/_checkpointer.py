@@ -359,12 +359,15 @@ class Checkpointer:
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: the others hear of it.
         exchange = self._ranks.exchange(f"save({shown_step(step)})")
+        before = self._last
         try:
             if exchange is not None:
                 exchange.__enter__()
             return self._begin(step, state, block, exchange)
         except BaseException as error:
-            if exchange is not None:
+            # A save that has begun, when a signal handler raises, goes on and ends its exchange itself.
+            goes_on = self._last is not before and self._under_way() is not None
+            if exchange is not None and not goes_on:
                 give_up(exchange, error)
             raise
 
@@ -387,7 +390,8 @@ class Checkpointer:
         try:
             handle.start(job)
         except BaseException:
-            self._last = None  # it is over, and wait() has nothing to say of it
+            if handle._done.is_set() or not handle._started:
+                self._last = None  # it is over, and wait() has nothing to say of it
             raise
         self._continues = True
         return handle

@@ -71,12 +71,14 @@ def give_up(exchange: Exchange, error: BaseException) -> None:
 
 def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
     """Return work() in an exchange that begins and ends with it."""
-    with exchange:
-        try:
-            return work()
-        except BaseException as error:
-            give_up(exchange, error)
-            raise
+    try:
+        exchange.__enter__()  # no `with`: that does not end what fails as it begins
+        value = work()
+        exchange.__exit__(None, None, None)
+        return value
+    except BaseException as error:
+        give_up(exchange, error)
+        raise
 
 
 def join(exchange: Exchange, but: str = _NOT_SAVED) -> None:

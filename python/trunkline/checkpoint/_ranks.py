@@ -15,8 +15,8 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any
 
-from trunkline.checkpoint._attempts import Attempts
-from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._attempts import Attempt, Attempts
+from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._meeting import Failures, Meeting, silent
 from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error
@@ -171,27 +171,31 @@ class Exchange:
     """
 
     def __init__(self, exchanges: Exchanges, call: str) -> None:
-        """Begin it for this rank; meet() is next."""
+        """Nothing that others see begins before __enter__(); meet() is next."""
         self.rank = exchanges.rank
         self.size = exchanges.size
         self._exchanges = exchanges
         self._store = exchanges.store
         self._attempts = exchanges.attempts
-        self._attempt = exchanges.attempts.begin(call)
+        self._attempt = Attempt(0, call)
         self._timeout = exchanges.timeout
         self._beat_seconds = min(_BEAT_SECONDS, self._timeout / 8)
         # Of rank 0, and that of the call of each rank that this one has met.
-        self._number = self._attempt.number if self.rank == 0 else None
+        self._number: int | None = None
         self._met: dict[int, int] = {}
         self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
         self._met_failure = False  # which is no news to others
         self._keys: dict[str, None] = {}  # that this rank knows of
         self._ended = Flag()
         self._silent = Flag()
+        self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
 
     def __enter__(self) -> "Exchange":
-        """Begin to show signs of life."""
+        """Begin to show signs of life. Where this raises, __exit__() must be called."""
         start_thread(self._beat)
+        self._attempts.begin(self._attempt)  # not before: that thread records the end
+        if self.rank == 0:
+            self._number = self._attempt.number
         return self
 
     def __exit__(
@@ -201,6 +205,8 @@ class Exchange:
         if self._ended.is_set():
             return
         self._ended.set()
+        if self._claim.take():  # no thread could be started
+            self._end()
         self._silent.wait(_SILENCE_SECONDS)  # so that an exit of the process does not look like a death
         number = self._number
         if self.rank == 0 and number is not None:
@@ -264,7 +270,7 @@ class Exchange:
         """
         key = self._key(topic, rank)
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
-        beat: bytes | None = None
+        beat: Any = None
         heard = looked = time.monotonic()
         while True:
             first = self._get(key)
@@ -281,7 +287,8 @@ class Exchange:
                     if attempt.failure is not None:
                         return attempt.failure
                     raise rank_error(rank, f"rank {rank} gave up without saying why; see its own error")
-                latest = self._attempts.last_beat(rank)
+                # Of this call: signs of life in another one would keep us waiting for ever.
+                latest = self._attempts.last_beat(rank, self._met.get(rank))
                 if latest != beat:
                     beat, heard = latest, now
             if now - heard > self._timeout:
@@ -314,12 +321,20 @@ class Exchange:
         return json.loads(b"".join(parts))
 
     def _beat(self) -> None:
+        if not self._claim.take():
+            return
         while not self._ended.is_set():
             with suppress(RankError):  # whoever reads or posts next reports it
                 self._attempts.record()
-                self._attempts.beat()
+                self._attempts.beat(self._attempt)
             self._ended.wait(self._beat_seconds)
+        self._end()
+
+    def _end(self) -> None:
         with suppress(RankError):
+            if self._attempt.number == 0:  # it failed as it began: others hear of that
+                self._attempt.over = True
+                self._attempts.begin(self._attempt)
             self._attempts.end(self._attempt)
             number = self._number
             if number is None:  # rank 0 may wait for this rank in its exchange all the same
