@@ -273,12 +273,12 @@ def test_an_object_that_one_rank_cannot_save(crew: RankProcesses, directory: Pat
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-@pytest.mark.parametrize("option", ["writers", "volumes"])
+@pytest.mark.parametrize("option", ["writers", "volumes", "keep"])
 def test_ranks_whose_options_differ(
     crew: RankProcesses, directory: Path, tmp_path: Path, option: str, odd: int
 ) -> None:
     (tmp_path / "disk").mkdir()
-    values: dict[str, Any] = {"writers": [0], "volumes": [str(tmp_path / "disk")]}
+    values: dict[str, Any] = {"writers": [0], "volumes": [str(tmp_path / "disk")], "keep": 1}
     for rank in range(3):
         other = {option: values[option]} if rank == odd else {}
         crew.tell(rank, "open", str(directory), timeout=LONG, **other)

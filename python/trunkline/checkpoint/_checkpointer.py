@@ -119,7 +119,7 @@ class Checkpointer:
         self._fresh = fresh
         self._continues = False  # it has loaded or saved: what save() finds was looked at before
         self._absolute = absolute_path(directory, "directory")
-        store = self._open(self._absolute, names, chosen)
+        store = self._open(self._absolute, names, chosen, keep)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
@@ -436,12 +436,18 @@ class Checkpointer:
         """Return the last save, which may be over, unless it never began."""
         return self._last if self._last is not None and self._last._started else None
 
-    def _open(self, directory: str, volumes: list[str] | None, writers: list[int]) -> Any:
+    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
         exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
-        options = {"directory": directory, "fresh": self._fresh, "writers": writers, "volumes": volumes}
+        options = {
+            "directory": directory,
+            "fresh": self._fresh,
+            "writers": writers,
+            "volumes": volumes,
+            "keep": keep,
+        }
 
         def opened() -> Any:
             exchange.meet()
