@@ -103,6 +103,23 @@ def test_of_two_saves_at_once_one_fails(tmp_path: Path) -> None:
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
 
 
+def test_ranks_that_find_different_checkpoints(tmp_path: Path) -> None:
+    """Another job saves between the moments at which two ranks read the manifest."""
+    plans, readers = [], []
+    for is_replaced in (True, False, True):
+        if is_replaced:
+            save({"a": numbers(9)}, tmp_path)
+        reader, planner = tl.dcp.StorageReader(tmp_path), DefaultLoadPlanner()
+        metadata = reader.read_metadata()
+        planner.set_up_planner({"a": torch.zeros(9)}, metadata, True)
+        reader.set_up_storage_reader(metadata, True, rank=len(plans), use_collectives=True)
+        plans.append(reader.prepare_local_plan(planner.create_local_plan()))
+        readers.append(reader)
+    assert readers[0].prepare_global_plan(plans[:2]) == plans[:2]
+    with pytest.raises(tl.Error, match=r"rank 2 finds another checkpoint than rank 0.*load again"):
+        readers[0].prepare_global_plan(plans)
+
+
 def test_volumes(tmp_path: Path) -> None:
     volumes = [tmp_path / f"disk{i}" for i in range(3)]
     foreign = volumes[0] / "foreign"

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from trunkline._core import Engine, FileImage
-from trunkline._errors import Corrupt, Format, exception_of
+from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline.checkpoint._arguments import bool_argument
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
@@ -60,6 +61,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._verify = bool_argument(verify, "verify")
         self._load_id = str(uuid.uuid4())
         self._stored: dict[MetadataIndex, StoredItem] = {}
+        self._save_id: str | None = None
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
@@ -94,14 +96,30 @@ class StorageReader(Endpoint, TorchStorageReader):
         if not isinstance(metadata.storage_data, dict):
             raise TypeError("metadata: must be what read_metadata returned")
         self._stored = metadata.storage_data
+        self._save_id = None if metadata.storage_meta is None else metadata.storage_meta.save_id
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
+        """Return the plan, with what identifies the checkpoint that this rank found."""
+        plan.storage_data = self._identity()
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Return the plans as they are. Raises Error where ranks found different checkpoints."""
+        for rank, plan in enumerate(plans):
+            if plan.storage_data != plans[0].storage_data:
+                raise Error(
+                    None,
+                    f"{self._directory}: rank {rank} finds another checkpoint than rank 0; another job saved "
+                    "into the directory meanwhile, or it is not the same one on the machine of that rank. "
+                    "Let no other job save, and load again",
+                    str(self._directory),
+                )
         return plans
+
+    def _identity(self) -> str:
+        """Return what no other checkpoint has: names of files are never used again."""
+        names = {item.file.name for item in self._stored.values() if item.file is not None}
+        return hashlib.sha256("\n".join([self._save_id or "", *sorted(names)]).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank into the planner's tensors; the future that is returned is done."""
