@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,38 @@ def test_volumes(tmp_path: Path) -> None:
     assert_same(load(blank(state), tmp_path / "moved"), state)
     save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"], overwrite=True)
     assert not shards(tmp_path / "moved")[0].is_symlink()
+
+
+def test_a_volume_that_is_not_mounted(tmp_path: Path) -> None:
+    """Its checkpoint is neither given up by a save, nor called damaged."""
+    mount, path = tmp_path / "mnt", tmp_path / "ckpt"
+    volume = mount / "volume"
+    state = {"a": numbers(9)}
+    save(state, path, volumes=[volume])
+    mount.rename(tmp_path / "unmounted")
+    mount.mkdir()
+    before = sorted(path.iterdir())
+    for volumes in ([volume], None):
+        with pytest.raises(CheckpointException, match="mount its disk, or pass overwrite=True") as caught:
+            save({"a": numbers(9, seed=1)}, path, volumes=volumes)
+        assert f"is in {volume}, and not there now" in str(failure(caught))
+    assert sorted(path.iterdir()) == before
+    assert list(mount.iterdir()) == []
+    with pytest.raises(CheckpointException, match="mount the disk of that volume") as caught:
+        load(blank(state), path)
+    assert isinstance(failure(caught), tl.Corrupt)
+    assert str(volume) in str(failure(caught))
+    mount.rmdir()
+    (tmp_path / "unmounted").rename(mount)
+    assert_same(load(blank(state), path), state)
+    # What a crashed save left leads nowhere as well.
+    (path / f"rank00000-0-{'0' * 32}.shard").symlink_to(volume / f"rank00000-0-{'0' * 32}.shard")
+    save(state, path, volumes=[volume])
+    assert_same(load(blank(state), path), state)
+    shutil.rmtree(mount)
+    save(state, path, overwrite=True)
+    assert_same(load(blank(state), path), state)
+    assert len(list(path.iterdir())) == 2
 
 
 # A function, how often it is called until the process dies in it, and what is loaded then.

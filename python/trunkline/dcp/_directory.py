@@ -37,6 +37,13 @@ def place_in_volume(directory: Path, volume: Path, name: str) -> Path:
     return path
 
 
+def missing_target(path: Path) -> Path | None:
+    """Return where a link into a volume leads if nothing is there; None where it is no such link."""
+    if not is_data_file_name(path.name) or not path.is_symlink() or path.exists():
+        return None
+    return path.parent / path.readlink()
+
+
 def remove_file(directory: Path, name: str) -> None:
     """Remove a file of `directory`, and what it links to; nothing happens if it is not there."""
     path = directory / name

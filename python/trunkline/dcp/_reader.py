@@ -18,6 +18,7 @@ from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline.checkpoint._arguments import bool_argument
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
+from trunkline.dcp._directory import missing_target
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
@@ -196,12 +197,14 @@ class StorageReader(Endpoint, TorchStorageReader):
                 continue
             what = "is missing" if isinstance(cause, builtins.FileNotFoundError) else "is corrupt"
             name = by_file[file][0].name
-            error = Corrupt(
-                None,
-                f"{path} {what}, which holds {name!r} (and more): {cause.strerror}; restore it from "
-                "elsewhere, or load again if another save into the directory ended meanwhile",
-                path,
+            target = missing_target(self._directory / file.name)
+            why = (
+                f"{cause.strerror}; restore it from elsewhere, or load again if another save into the "
+                "directory ended meanwhile"
+                if target is None
+                else f"it is in the volume {target.parent}, and not there now; mount the disk of that volume"
             )
+            error = Corrupt(None, f"{path} {what}, which holds {name!r} (and more): {why}", path)
             error.tensor = name
             return error
         return cause

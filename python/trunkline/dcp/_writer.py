@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
-from trunkline._errors import Error, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._endpoint import Endpoint
-from trunkline.dcp._manifest import format_manifest
+from trunkline.dcp._manifest import format_manifest, read_manifest
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -56,9 +56,10 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
     the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
     removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without
-    one. False: a save into a directory that holds a checkpoint fails instead. A directory that holds one of
-    torch's FileSystemWriter is rejected unless `overwrite` is True: then its metadata is removed once the new
-    checkpoint is complete, while its data files (*.distcp) stay.
+    one. False: a save into a directory that holds a checkpoint fails instead. Unless it is True, a save fails
+    also where files of that checkpoint are missing in their volume (a disk that is not mounted), and where the
+    directory holds one of torch's FileSystemWriter: its metadata is then removed once the new checkpoint is
+    complete, while its data files (*.distcp) stay.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
     their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
@@ -114,6 +115,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
         self._refuse_checkpointer()
+        self._refuse_unmounted()
         for directory in (self._directory, *self._volumes):
             _directory.make_directory(directory, durable=self._durable)
         self._refuse_other_format()
@@ -183,6 +185,29 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 f"{held}); use a directory of its own, for example {self._directory}-dcp",
                 str(self._directory),
             )
+
+    def _refuse_unmounted(self) -> None:
+        """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
+        if self._overwrite or not self._is_coordinator or not self._directory.is_dir():
+            return
+        names = sorted(_directory.list_leftovers(self._directory))
+        missing = {name: _directory.missing_target(self._directory / name) for name in names}
+        if not any(missing.values()):
+            return
+        try:
+            stored = read_manifest(self._directory / manifest_name(None)).storage_data
+        except (FileNotFoundError, Corrupt, Format):  # they are left of a save that did not end
+            return
+        used = {item.file.name for item in stored.values() if item.file is not None}
+        for name, target in missing.items():
+            if name in used and target is not None:
+                raise Error(
+                    None,
+                    f"cannot save to {self._directory}: {name} of the checkpoint that it holds is in "
+                    f"{target.parent}, and not there now; mount its disk, or pass overwrite=True to give "
+                    "that checkpoint up",
+                    str(target),
+                )
 
     def _refuse_other_format(self) -> None:
         """Of two checkpoints in two formats nobody could tell later which one is newer."""
