@@ -1,5 +1,6 @@
 """Ranks in processes of their own, forked from one that has imported torch, and told what to do."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -162,6 +163,11 @@ class Rank:
         for made in self.checkpointers.values():
             made._place.store = _Failing(made._place.store, "retain")
 
+    def replaced_before_opening(self, directory: str, step: int, times: int) -> None:
+        """Let another job replace a step each time before this rank opens its manifest."""
+        made = self.checkpointers[""]
+        made._place.store = _Replaced(made._place.store, directory, step, times)
+
     def slow_to_read(self, topic: str, seconds: float) -> None:
         """Look for a message only after a while."""
         read = Exchange.read
@@ -201,6 +207,24 @@ _BEGINNING = {
         start_thread,
     )
 }
+
+
+class _Replaced:
+    """A store one of whose steps another job replaces, with states whose seeds count from 100."""
+
+    def __init__(self, store: Any, directory: str, step: int, times: int) -> None:
+        self._store, self._directory, self._step = store, directory, step
+        self._seeds = iter(range(100, 100 + times))
+
+    def open_manifest(self, step: int) -> Any:
+        for seed in itertools.islice(self._seeds, 1):
+            other = tl.Checkpointer(self._directory, process_group=False)
+            other.load()
+            other.save(self._step, make_state(seed, 1), block=True)
+        return self._store.open_manifest(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 class _Failing:

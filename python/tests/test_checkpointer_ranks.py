@@ -218,6 +218,57 @@ def test_many_loads_in_a_row(crew: RankProcesses, directory: Path) -> None:
         assert [crew.reply(rank) for _ in range(4)] == [1] * 4
 
 
+@pytest.mark.parametrize("odd", [1, 2])
+def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, directory: Path, odd: int) -> None:
+    """All get the same one, though one opened it later than the others."""
+    save_alone(directory, 0, 0)
+    crew.all("open", str(directory), timeout=LONG)
+    for times, seed in ((1, 100), (3, 102)):
+        crew.one(odd, "replaced_before_opening", str(directory), 0, times)
+        assert crew.all("latest_loaded") == [seed] * 3
+    crew.one(odd, "replaced_before_opening", str(directory), 0, 1000)
+    failed = crew.failures("latest_loaded")
+    assert_named(failed, odd, 3)
+    assert all("another process saves into the directory" in error.message for error in failed.values())
+
+
+def test_ranks_that_loaded_different_checkpoints_save_no_mixture(
+    crew: RankProcesses, directory: Path
+) -> None:
+    save_alone(directory, 1, 1)
+    save_alone(directory, 2, 2)
+    crew.all("open", str(directory), timeout=LONG)
+    for rank, step in ((0, 1), (1, 2), (2, 1)):
+        assert crew.one(rank, "loads", {"seed": step}, step)
+    failed = crew.failures("save", 3, {"seed": 3}, block=True)
+    assert_named(failed, 1, 3)
+    assert "rank 1 has loaded step 2, and rank 0 step 1" in failed[1].message
+    assert crew.all("latest_loaded") == [2] * 3
+    crew.all("save", 3, {"seed": 3}, block=True)
+    # From here on others may look at old ones by themselves, and rank 0 alone may load what it broadcasts.
+    assert crew.one(0, "loads", {"seed": 3}, 3)
+    crew.all("save", 4, {"seed": 4}, block=True)
+    assert crew.all("latest_loaded") == [4] * 3
+    assert crew.one(1, "loads", {"seed": 3}, 3)
+    crew.all("save", 5, {"seed": 5}, block=True)
+    assert_only(directory, {3: 3, 4: 4, 5: 5})
+
+
+def test_ranks_that_loaded_the_same_step_of_different_saves(crew: RankProcesses, directory: Path) -> None:
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    assert crew.one(0, "loads", {"seed": 1}, 1)
+    other = tl.Checkpointer(directory, process_group=False)
+    other.load()
+    other.save(1, make_state(2), block=True)
+    assert crew.one(2, "loads", {"seed": 2}, 1)
+    failed = crew.failures("save", 2, {"seed": 3}, block=True)
+    assert_named(failed, 2, 3)
+    assert "rank 0 another checkpoint of that step" in failed[2].message
+    assert crew.all("latest_loaded") == [2] * 3
+    crew.all("save", 2, {"seed": 3}, block=True)
+
+
 def test_no_checkpoint_yet_on_all_ranks(crew: RankProcesses, directory: Path) -> None:
     crew.all("open", str(directory))
     failed = crew.failures("latest_loaded")

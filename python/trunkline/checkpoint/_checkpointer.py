@@ -3,10 +3,11 @@
 import errno
 import json
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -38,6 +39,10 @@ from trunkline.checkpoint._turn import Turn
 
 # What says that checkpoints can be read here, and nothing else.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# How often ranks try to open the same checkpoint, while another process saves; the pauses double.
+_MOST_AGREEMENTS = 8
+_FIRST_PAUSE_SECONDS = 0.005
 
 Writers = Literal["rank", "node"] | Sequence[int]
 Verify = bool | Literal["first"]
@@ -214,25 +219,29 @@ class Checkpointer:
         last = self._under_way()
         if last is not None:
             last._done.wait()
-        chosen = (
-            self._agree(self.latest)
-            if step is None
-            else step_argument(step, "; pass a state to fill as into=")
-        )
+        together = step is None and self._ranks.size > 1
+        chosen = self.latest() if step is None else step_argument(step, "; pass a state to fill as into=")
+        if together:
+            # What another process saves from now on is not loaded.
+            chosen, position, manifest = self._open_same()
         while True:
             if chosen is None:
                 raise self._nothing_yet()
-            manifest = None
             try:
-                position = store.position()  # what another process saves from now on is not loaded
-                manifest = store.open_manifest(chosen)
+                if not together:
+                    manifest = None
+                    position = store.position()
+                    manifest = store.open_manifest(chosen)
                 state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position, chosen)
                 self._continues = True
+                self._place.loaded[_shards.identity(manifest)] = chosen
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
                 chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
+                if together:
+                    raise self._not_the_same(self._ranks.rank, chosen) from None
 
     def _instead_of(
         self, step: int, manifest: CheckpointManifest | None, path: str, why: str, any_step: bool
@@ -249,17 +258,64 @@ class Checkpointer:
                 raise
             if self._ranks.size == 1:  # another process removed it, since there is a later one
                 return self.latest()
-            raise Error(
-                None,
-                f"{self.directory}: step {step}, which the ranks load, is not there on rank "
-                f"{self._ranks.rank}; see that the directory is mounted on its machine, and that no other "
-                "process saves into it meanwhile",
-                os.fspath(self.directory),
-            ) from None
+            raise self._not_there(self._ranks.rank, step) from None
         # The number of a commit is used again once that is deleted; the names of shards are not.
         if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
             return step  # another process replaced it
         raise self._lacks_shard(step, manifest, path, why)
+
+    def _not_there(self, rank: int, step: int) -> Error:
+        return rank_error(
+            rank,
+            f"{self.directory}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
+            "directory is mounted on its machine, and that no other process saves into it meanwhile",
+        )
+
+    def _not_the_same(self, rank: int, step: int | None) -> Error:
+        return rank_error(
+            rank,
+            f"{self.directory}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
+            "load; another process saves into the directory meanwhile, or it is not the same one on the "
+            "machine of that rank. Let no other process save, and load again on all ranks",
+        )
+
+    def _open_same(self) -> tuple[int | None, Any, Any]:
+        """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
+        for attempt in range(_MOST_AGREEMENTS):
+            opened: list[Any] = []
+            if attempt > 0 and self._ranks.rank == 0:
+                time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
+
+            def decide(opened: list[Any] = opened) -> dict[str, Any]:
+                while (step := self.latest()) is not None:
+                    position = self._place.store.position()
+                    with suppress(FileNotFoundError):
+                        manifest = self._place.store.open_manifest(step)
+                        opened[:] = step, position, manifest
+                        return {"step": step, "identity": _shards.identity(manifest)}
+                opened[:] = None, None, None
+                return {"step": None, "identity": ""}
+
+            def check(decided: dict[str, Any], opened: list[Any] = opened) -> str | None:
+                step = decided["step"]
+                opened[:] = step, None, None
+                if step is None:
+                    return None
+                position = self._place.store.position()
+                try:
+                    manifest = self._place.store.open_manifest(step)
+                except FileNotFoundError:
+                    return str(self._not_there(self._ranks.rank, step))
+                opened[:] = step, position, manifest
+                if _shards.identity(manifest) == decided["identity"]:
+                    return None
+                return str(self._not_the_same(self._ranks.rank, step))
+
+            differs = self._agree(decide, check=check)
+            if differs is None:
+                step, position, manifest = opened
+                return step, position, manifest
+        raise rank_error(differs["rank"], differs["why"])
 
     def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
         """Make the error for a shard of a committed step that is not there."""
@@ -480,33 +536,58 @@ class Checkpointer:
 
         return together(exchange, open_together)
 
-    def _agree(self, decide: Callable[[], Any], call: str = "load()") -> Any:
-        """Let rank 0 decide, once all ranks make this call."""
+    def _agree(
+        self,
+        decide: Callable[[], Any],
+        call: str = "load()",
+        check: Callable[[Any], str | None] | None = None,
+    ) -> Any:
+        """Let rank 0 decide, once all ranks make this call, and return what it decided.
+
+        With `check`, which says on the other ranks why that is not right there: return None, or the first of
+        these with its rank.
+        """
         if self._ranks.size == 1:
             return decide()
         self._turn.check(call.partition("(")[0], self.directory)
         with self._turn.lock:
             self._turn.begin(call)
             try:
-                return self._agree_together(decide, call)
+                return self._agree_together(decide, call, check)
             finally:
                 self._turn.end()
 
-    def _agree_together(self, decide: Callable[[], Any], call: str) -> Any:
+    def _agree_together(
+        self, decide: Callable[[], Any], call: str, check: Callable[[Any], str | None] | None
+    ) -> Any:
         exchange = self._ranks.exchange(call)
         if exchange is None:
             return decide()
+        but = "nothing was loaded" if call == "load()" else f"{call} failed"
 
         def decided() -> Any:
             exchange.meet()
             return {"this": decide()}
 
+        def agreed() -> Any:
+            for rank in range(1, exchange.size):
+                found = exchange.read("found", rank)
+                if "error" in found:
+                    raise rank_error(rank, f"rank {rank} failed: {found['error']}")
+                if found["value"]["why"] is not None:
+                    return {"this": {"rank": rank, "why": found["value"]["why"]}}
+            return {"this": None}
+
         def agree() -> Any:
             if exchange.rank == 0:
-                return told(exchange, "decided", decided)["this"]
-            but = "nothing was loaded" if call == "load()" else f"{call} failed"
+                this = told(exchange, "decided", decided)["this"]
+                return this if check is None else told(exchange, "agreed", agreed)["this"]
             join(exchange, but)
-            return heard(exchange, "decided", but)["this"]
+            this = heard(exchange, "decided", but)["this"]
+            if check is None:
+                return this
+            told(exchange, "found", lambda: {"why": check(this)})
+            return heard(exchange, "agreed", but)["this"]
 
         return together(exchange, agree)
 

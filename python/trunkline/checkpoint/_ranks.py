@@ -29,7 +29,7 @@ _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy 
 _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
 _PART_CHARACTERS = 4 << 20  # TCPStore takes 8 MiB at most
-_TOPICS = ("options", "written")  # of the messages of other ranks, which rank 0 removes
+_TOPICS = ("options", "found", "written")  # of the messages of other ranks, which rank 0 removes
 
 
 class Ranks:

@@ -1,6 +1,9 @@
 """Shards of a checkpoint: stock safetensors files of whole tensors and of pieces of large ones."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,6 +42,16 @@ class Described(NamedTuple):
         if tensor.dtype is torch.float4_e2m1fn_x2:  # the format counts each of a pair
             shape = (*shape[:-1], 2 * shape[-1])
         return cls(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
+
+
+def identity(manifest: CheckpointManifest) -> str:
+    """Return what no other checkpoint has, also of the same step; copies of one have the same.
+
+    The names of shards are never used again, the number of a commit is once that is deleted.
+    """
+    names = [Path(path).name for path in manifest.shard_paths()]
+    about = json.dumps([manifest.commit, names, str(manifest.state)])
+    return hashlib.sha256(about.encode()).hexdigest()[:32]
 
 
 def head_bytes(described: Sequence[Described]) -> list[int]:

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trunkline import _core
@@ -45,6 +45,8 @@ class Place:
     keep: int | None
     staging_bytes: "int | str | None"
     engine: Engine | None
+    # Identities and steps of what this rank has loaded since a save in which all took part.
+    loaded: dict[str, int] = field(default_factory=dict)
 
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
@@ -111,6 +113,7 @@ class StepSave:
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
         self._collectives = None if exchange is None else place.ranks.collectives()
+        self._loaded = dict(place.loaded)
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
         self._placed: dict[int, list[_shards.Placed]] = {}
@@ -182,6 +185,8 @@ class StepSave:
         if exchange is not None:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
+        for identity in self._loaded:  # what comes next goes on from this save
+            self._place.loaded.pop(identity, None)
         if self._place.ranks.rank == 0:
             self._clean_up()
 
@@ -263,6 +268,7 @@ class StepSave:
             "digest": {} if self._exchange is None else self._digest(),
             "marks": [] if self._exchange is None else marks_of(self._skeleton),
             "collectives": self._collectives,
+            "loaded": self._loaded,
         }
 
     def _lock(self) -> Any:
@@ -294,9 +300,19 @@ class StepSave:
             raise rank_error(
                 rank,
                 f"rank {rank} called save({self._step}) after {ours} collective operations of the process "
-                f"group, and rank 0 after {theirs}: they are at different points of the training, and the "
-                "checkpoint would be a mixture of both. See that all ranks make the same calls in the same "
-                "order",
+                f"group, and rank 0 after {theirs}: they are at different "
+                "points of the training, and the checkpoint would be a mixture of both. See that all ranks "
+                "make the same calls in the same order",
+            )
+        loaded = self._placement["loaded"]
+        if loaded and self._loaded and not loaded.keys() & self._loaded.keys():
+            ours, theirs = next(reversed(self._loaded.values())), next(reversed(loaded.values()))
+            other_one = f"step {theirs}" if theirs != ours else "another checkpoint of that step"
+            raise rank_error(
+                rank,
+                f"rank {rank} has loaded step {ours}, and rank 0 {other_one}: what they save would be a "
+                "mixture of both. Load the same one on all ranks: load() without a step sees to it, unless "
+                "the directory is not the same on all machines",
             )
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
