@@ -185,6 +185,10 @@ class Rank:
         dist.all_reduce(tensor)
         return int(tensor.item())
 
+    def monitored_barrier(self) -> None:
+        """A barrier that rank 0 counts differently."""
+        dist.monitored_barrier()
+
     def cut(self, phase: str, action: str) -> None:
         """Die, stop, raise or leave at a phase of the next save."""
         _cut_at(phase, {"kill": _kill, "stop": _stop, "exit": _exit, "raise": _raise}[action])

@@ -269,6 +269,24 @@ def test_ranks_that_loaded_the_same_step_of_different_saves(crew: RankProcesses,
     crew.all("save", 2, {"seed": 3}, block=True)
 
 
+@pytest.mark.parametrize("again", ["open", "load"])
+def test_operations_that_ranks_count_differently(crew: RankProcesses, directory: Path, again: str) -> None:
+    """They do no harm before opening and loading, which count anew."""
+    crew.all("monitored_barrier")
+    crew.all("open", str(directory), timeout=LONG)
+    crew.all("save", 1, {"seed": 1}, block=True)
+    crew.all("monitored_barrier")
+    failed = crew.failures("save", 2, {"seed": 2}, block=True)
+    assert all("monitored_barrier" in error.message for error in failed.values())
+    assert len(failed) == 3
+    if again == "open":
+        crew.all("open", str(directory), timeout=LONG)
+    else:
+        assert crew.all("latest_loaded") == [1] * 3
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {1: 1, 2: 2})
+
+
 def test_no_checkpoint_yet_on_all_ranks(crew: RankProcesses, directory: Path) -> None:
     crew.all("open", str(directory))
     failed = crew.failures("latest_loaded")

@@ -126,6 +126,7 @@ class Checkpointer:
         self._absolute = absolute_path(directory, "directory")
         store = self._open(self._absolute, names, chosen, keep)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
+        self._place.rebase()
         if self._ranks.rank == 0:
             # What a crash left behind; nothing while another process saves here.
             try:
@@ -313,6 +314,7 @@ class Checkpointer:
 
             differs = self._agree(decide, check=check)
             if differs is None:
+                self._place.rebase()
                 step, position, manifest = opened
                 return step, position, manifest
         raise rank_error(differs["rank"], differs["why"])

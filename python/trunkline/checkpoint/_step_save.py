@@ -47,6 +47,16 @@ class Place:
     engine: Engine | None
     # Identities and steps of what this rank has loaded since a save in which all took part.
     loaded: dict[str, int] = field(default_factory=dict)
+    collectives_before: int = 0
+
+    def rebase(self) -> None:
+        """Count collective operations from here, where all ranks are in the same call."""
+        self.collectives_before = self.ranks.collectives() or 0
+
+    def collectives(self) -> int | None:
+        """Return how many this rank has begun since; None where nobody counts."""
+        begun = self.ranks.collectives()
+        return None if begun is None else begun - self.collectives_before
 
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
@@ -112,7 +122,7 @@ class StepSave:
         self._parts: list[list[Piece]] = []  # of each shard
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
-        self._collectives = None if exchange is None else place.ranks.collectives()
+        self._collectives = None if exchange is None else place.collectives()
         self._loaded = dict(place.loaded)
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
@@ -300,9 +310,11 @@ class StepSave:
             raise rank_error(
                 rank,
                 f"rank {rank} called save({self._step}) after {ours} collective operations of the process "
-                f"group, and rank 0 after {theirs}: they are at different "
+                f"group since it was opened or loaded, and rank 0 after {theirs}: they are at different "
                 "points of the training, and the checkpoint would be a mixture of both. See that all ranks "
-                "make the same calls in the same order",
+                "make the same calls in the same order; operations that ranks count differently "
+                "(dist.monitored_barrier, send, recv) have to go, and load() or a new Checkpointer on all "
+                "ranks counts anew",
             )
         loaded = self._placement["loaded"]
         if loaded and self._loaded and not loaded.keys() & self._loaded.keys():
