@@ -57,9 +57,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
     removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without
     one. False: a save into a directory that holds a checkpoint fails instead. Unless it is True, a save fails
-    also where files of that checkpoint are missing in their volume (a disk that is not mounted), and where the
-    directory holds one of torch's FileSystemWriter: its metadata is then removed once the new checkpoint is
-    complete, while its data files (*.distcp) stay.
+    also where files of that checkpoint are missing in their volume (a disk that is not mounted), and where
+    the directory holds one of torch's FileSystemWriter: its metadata is then removed once the new checkpoint
+    is complete, while its data files (*.distcp) stay.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
     their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
