@@ -141,6 +141,20 @@ def test_freed_memory_does_not_replace_a_pt_file(tmp_path: Path, kind: str) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int1", "uint7"])
+def test_elements_of_less_than_a_byte(tmp_path: Path, dtype: str) -> None:
+    tensor = torch.arange(8, dtype=torch.uint8).view(getattr(torch, dtype))
+    for name, place in (("a.pt", r"obj\['w'\]"), ("a.safetensors", "the tensor 'w'")):
+        with pytest.raises(tl.Unsupported, match=rf"{place} has the dtype torch.{dtype}, .*view\("):
+            tl.save({"w": tensor}, tmp_path / name)
+        assert list(tmp_path.iterdir()) == []
+    checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
+    checkpoints.save(1, {"w": tensor}, block=True)
+    loaded = checkpoints.load()["w"]
+    assert loaded.dtype is tensor.dtype
+    assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
+
+
 @pytest.mark.parametrize("transform", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
 def test_tensors_of_torch_func_are_named(tmp_path: Path, transform: Callable[..., Any]) -> None:
     def function(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._sources import SourceImage, Sources
-from trunkline.checkpoint._tensors import objection_if_freed, objection_in_any_file
+from trunkline.checkpoint._tensors import objection_if_freed, objection_in_any_file, objection_in_pt
 
 # The folder of the records, which torch.save names after the file. One letter: storages are aligned to 64
 # bytes, so that a few more letters in the name of each can add 64 bytes to each small one.
@@ -43,7 +43,7 @@ class _Pickler(pickle.Pickler):
         """Return what pickle asks an object that is none of its own types for."""
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
-        why = objection_in_any_file(obj) or objection_if_freed(obj)
+        why = objection_in_any_file(obj) or objection_in_pt(obj.dtype) or objection_if_freed(obj)
         if why is None:
             try:
                 return obj.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]

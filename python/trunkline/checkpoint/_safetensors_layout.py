@@ -18,6 +18,7 @@ from trunkline.checkpoint._tensors import (
     in_safetensors,
     objection,
     objection_in_any_file,
+    objection_in_pt,
 )
 
 ALIGNMENT = 4096
@@ -88,6 +89,8 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if not _is_utf8(name):
         raise ValueError(f"tensors: the name {name!r} is not valid UTF-8")
     why = objection(tensor)
+    if why is None and (why := objection_in_pt(tensor.dtype)) is not None:
+        raise Unsupported(None, f"the tensor {name!r} {why}")
     if why is None and not in_safetensors(tensor.dtype):
         why = f"has the dtype {tensor.dtype}, which safetensors files do not have"
     if why is None and tensor.dtype is torch.float4_e2m1fn_x2 and tensor.dim() == 0:

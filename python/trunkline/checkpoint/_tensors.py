@@ -67,6 +67,23 @@ _FREED = (
 )
 
 
+# Of torch, which has neither arithmetic nor storages of them.
+_BELOW_A_BYTE = {
+    getattr(torch, name, None)
+    for name in (f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+}
+
+
+def objection_in_pt(dtype: torch.dtype) -> str | None:
+    """Why .pt files cannot hold the dtype; None if they can."""
+    if dtype not in _BELOW_A_BYTE:
+        return None
+    return (
+        f"has the dtype {dtype}, which torch.save does not support either; save its bytes, "
+        "tensor.view(torch.uint8), or use a Checkpointer"
+    )
+
+
 def objection_in_any_file(tensor: torch.Tensor) -> str | None:
     """Why no file can hold the tensor; None if one of some format can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
