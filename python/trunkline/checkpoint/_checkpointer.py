@@ -236,7 +236,8 @@ class Checkpointer:
                 state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position, chosen)
                 self._continues = True
-                self._place.loaded[_shards.identity(manifest)] = chosen
+                if self._ranks.size > 1:
+                    self._place.loaded[_shards.identity(manifest)] = chosen
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
@@ -489,6 +490,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._place.store.start_over(self._fresh)
         self._continues = False
+        self._place.loaded.clear()
 
     def _under_way(self) -> SaveHandle | None:
         """Return the last save, which may be over, unless it never began."""

@@ -50,7 +50,7 @@ def identity(manifest: CheckpointManifest) -> str:
     The names of shards are never used again, the number of a commit is once that is deleted.
     """
     names = [Path(path).name for path in manifest.shard_paths()]
-    about = json.dumps([manifest.commit, names, str(manifest.state)])
+    about = json.dumps([manifest.commit, names or str(manifest.state)])
     return hashlib.sha256(about.encode()).hexdigest()[:32]
 
 
