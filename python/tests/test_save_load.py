@@ -283,3 +283,11 @@ def test_suffixes_in_any_case(tmp_path: Path, name: str) -> None:
     assert torch.equal(tl.load(tmp_path / name)["x"], state["x"])
     if name.lower().endswith("safetensors"):
         assert torch.equal(tl.load(tmp_path)["x"], state["x"])
+
+
+def test_a_file_of_torch_save_that_is_named_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    torch.save({"w": torch.ones(3)}, path)
+    with pytest.raises(tl.Format, match=r"is not a safetensors file but a zip file.*\.pt") as caught:
+        tl.load(path)
+    assert caught.value.filename == str(path)

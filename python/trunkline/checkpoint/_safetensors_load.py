@@ -18,6 +18,7 @@ from trunkline.checkpoint._safetensors_sums import Sums
 from trunkline.checkpoint._tensors import dtype_named
 
 _LENGTH_BYTES = 8
+_ZIP_MAGIC = b"PK\x03\x04"
 
 Verify: TypeAlias = Literal["auto"] | bool
 
@@ -105,6 +106,13 @@ def _header_of(file: "_core.File", path: Path) -> Header:
     file.pread(head)
     if len(head) < _LENGTH_BYTES:
         raise CutOff(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
+    if head.startswith(_ZIP_MAGIC) and any(head[len(_ZIP_MAGIC) :]):  # else a length below 100 MB
+        raise Format(
+            None,
+            f"{name} is not a safetensors file but a zip file; if torch.save wrote it, rename it to end "
+            "with .pt",
+            name,
+        )
     try:
         json = bytearray(_core.parse_safetensors_length(head, file_bytes, path))
         file.pread(json, _LENGTH_BYTES)
