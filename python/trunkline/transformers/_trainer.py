@@ -140,8 +140,8 @@ class BackgroundCheckpoints:
             "scheduler": trainer.lr_scheduler.state_dict(),
             "files": _of_all_ranks(files),
         }
-        folder = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        sentinel = folder / "checkpoint-is-incomplete.txt"
+        stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
+        sentinel = stock / "checkpoint-is-incomplete.txt"
         preempted = sentinel.exists()  # made by enable_jit_checkpoint for its stock checkpoint
         try:
             self._save_and_stage(trainer.state.global_step, savable(state))
@@ -149,9 +149,9 @@ class BackgroundCheckpoints:
                 self.checkpointer.wait()  # the process may be killed soon
         finally:
             if preempted:
-                with suppress(OSError):  # another rank did it, or the folder holds a stock checkpoint
+                with suppress(OSError):  # another rank did it, or it holds a stock checkpoint
                     sentinel.unlink(missing_ok=True)
-                    folder.rmdir()
+                    stock.rmdir()
 
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
