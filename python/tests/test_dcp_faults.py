@@ -106,7 +106,8 @@ def test_of_two_saves_at_once_one_fails(tmp_path: Path) -> None:
 
 def test_ranks_that_find_different_checkpoints(tmp_path: Path) -> None:
     """Another job saves between the moments at which two ranks read the manifest."""
-    plans, readers = [], []
+    plans: list[Any] = []
+    readers = []
     for is_replaced in (True, False, True):
         if is_replaced:
             save({"a": numbers(9)}, tmp_path)
