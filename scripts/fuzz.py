@@ -82,7 +82,9 @@ def python_targets() -> list[str]:
     return done.stdout.split()
 
 
-def build(names: list[str], folder: Path, sanitizers: str, *checks: str) -> None:
+def build(
+    names: list[str], folder: Path = BUILD, sanitizers: str = _SANITIZERS, checks: tuple[str, ...] = ()
+) -> None:
     """Build the library and the targets into a folder; raises CalledProcessError."""
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     flags = (*_SECTIONS, *checks)
@@ -106,7 +108,9 @@ def build(names: list[str], folder: Path, sanitizers: str, *checks: str) -> None
             *(CLANG, "-std=c++23", "-O2", "-g1", "-fno-omit-frame-pointer", *flags),
             *(f"-fsanitize=fuzzer,{sanitizers}", "-fno-sanitize-recover=all", *_DROP_SECTIONS),
             *("-I", ROOT / "include", "-I", ROOT / "src"),
-            *(source, *linked, folder / "libtrunkline.a", *_LIBRARIES, "-o", folder / f"fuzz_{name}"),
+            *(source, *linked, folder / "libtrunkline.a"),
+            *(*_LIBRARIES, "-o"),
+            folder / f"fuzz_{name}",
         ]
         subprocess.run(compile_and_link, check=True)
 
@@ -236,9 +240,9 @@ def main() -> int:
         if unknown := [name for name in names if name not in known]:
             parser.error(f"unknown target {unknown[0]!r}; there are {', '.join(known)}")
         if not options.python:
-            build(names, BUILD, _SANITIZERS)
+            build(names)
             if options.executions:
-                build(names, LONG_BUILD, _LONG_SANITIZERS, *_LONG_CHECKS)
+                build(names, LONG_BUILD, _LONG_SANITIZERS, _LONG_CHECKS)
     except subprocess.CalledProcessError as error:
         print(f"fuzz: exit {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1

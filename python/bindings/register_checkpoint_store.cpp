@@ -355,7 +355,8 @@ void register_checkpoint_store(nb::module_& module) {
       .def("continue_from", &continue_from, "position"_a, "step"_a = nb::none(),
            nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]], "
                    "step: int | None = None) -> None"),
-           "Lets saves go on from the checkpoints of a position: those that were there when `step` was loaded; "
+           "Lets saves go on from the checkpoints of a position: those that were there when `step` was "
+           "loaded; "
            "None: the newest.")
       .def(
           "start_over",

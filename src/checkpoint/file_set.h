@@ -42,8 +42,8 @@ class FileSet {
   // Once it returns, the images' memory is not read any more if options.write.stage_all; else after finish().
   Status stage();
 
-  // Everything is written, durable, and under its name. After an error some files may have their names all the
-  // same: each is whole, and what it replaced is gone.
+  // Everything is written, durable, and under its name. After an error some files may have their names all
+  // the same: each is whole, and what it replaced is gone.
   Status finish();
 
   void cancel() { writer_->cancel(); }

@@ -36,7 +36,8 @@ bool counts_as_foreign(const std::string& name) {
 // What to do about a directory that is not one of checkpoints, though it has something to do with them.
 std::string advice_for(const std::string& directory, std::span<const std::string> names) {
   const fs::path path(directory);
-  const bool is_step = std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
+  const bool is_step =
+      std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
   if (is_step && step_of(path.filename().string())) {
     return fmt::format("it is step {} of {}; open that directory", *step_of(path.filename().string()),
                        path.parent_path().string());

@@ -1,6 +1,6 @@
-// Any text either is refused as `format` or `corrupt`, or is byte for byte the descriptor that was read. A text
-// that is no JSON object stands for paths: a descriptor of them is read as it was written, and is refused once a
-// byte of it has changed.
+// Any text either is refused as `format` or `corrupt`, or is byte for byte the descriptor that was read. A
+// text that is no JSON object stands for paths: a descriptor of them is read as it was written, and is
+// refused once a byte of it has changed.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -33,8 +33,9 @@ TEST(FioOutput, AddsJobsAndTakesTheLongestTime) {
 
 TEST(FioOutput, RefusesNumbersThatDoNotFit) {
   const std::string text = "{\"jobs\": [" + job(0, 1'000, 1000, 10) + "]}";
-  for (const auto& [number, other] : {std::pair{"\"io_bytes\": 1000", "\"io_bytes\": 10411111111111111111186"},
-                                      std::pair{"\"error\": 0", "\"error\": 1e30"}}) {
+  for (const auto& [number, other] :
+       {std::pair{"\"io_bytes\": 1000", "\"io_bytes\": 10411111111111111111186"},
+        std::pair{"\"error\": 0", "\"error\": 1e30"}}) {
     std::string changed = text;
     ASSERT_NE(changed.find(number), std::string::npos);
     changed.replace(changed.find(number), std::string_view(number).size(), other);

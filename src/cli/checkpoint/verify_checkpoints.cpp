@@ -65,20 +65,23 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
   return verdict;
 }
 
-// Of a step that was there a moment ago: a run that saves removes its old ones. `ok`: whether that is all well.
+// Of a step that was there a moment ago: a run that saves removes its old ones. `ok`: whether that is all
+// well.
 Verdict removed_meanwhile(std::uint64_t step, bool ok) {
   return {.ok = ok,
           .json = {{"step", step}, {"ok", ok}, {"removed", true}},
           .text = fmt::format("step {}: removed meanwhile, by another process\n", step)};
 }
 
-// Whether the files of the manifest have been removed since it was read, with it or for a newer save of the step.
+// Whether the files of the manifest have been removed since it was read, with it or for a newer save of the
+// step.
 bool has_gone(const checkpoint::Store& store, const Manifest& manifest) {
   const auto now = store.read_manifest(manifest.step);
   return now ? now->shards != manifest.shards : now.error().code == ENOENT;
 }
 
-Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store, std::uint64_t step, bool all) {
+Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store, std::uint64_t step,
+                            bool all) {
   const auto manifest = store.read_manifest(step);
   if (!manifest && manifest.error().code == ENOENT) return removed_meanwhile(step, all);
   if (!manifest) return verdict_of(step, manifest.error());
