@@ -79,11 +79,19 @@ def test_a_step_that_was_asked_for_is_retired_while_it_is_loaded(
 
 
 def test_one_of_several_ranks_finds_the_step_gone_that_they_agreed_on(
-    tmp_path: Path, before_reading: Callable[[Callable[[], None]], None]
+    tmp_path: Path,
+    before_reading: Callable[[Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save(tmp_path, 1, 10)
     before_reading(lambda: save(tmp_path, 2, 20))
     reader = tl.Checkpointer(tmp_path, process_group=False)
+
+    def agree(decide: Callable[[], Any], **options: Any) -> None:
+        """Decide as rank 0; the other rank opened the same checkpoint."""
+        decide()
+
+    monkeypatch.setattr(reader, "_agree", agree)
     reader._ranks.size = 2
     with pytest.raises(tl.Error, match="not there on rank 0") as caught:
         reader.load()

@@ -63,6 +63,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._load_id = str(uuid.uuid4())
         self._stored: dict[MetadataIndex, StoredItem] = {}
         self._save_id: str | None = None
+        self._of_one_rank = False
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
@@ -79,6 +80,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         path = self._directory / manifest_name(None)
         if rank is not None and not path.exists():  # a damaged one is not passed over
             path = self._directory / manifest_name(rank)
+        self._of_one_rank = path.name != manifest_name(None)
         try:
             path.stat()
         except FileNotFoundError:
@@ -100,8 +102,11 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._save_id = None if metadata.storage_meta is None else metadata.storage_meta.save_id
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan, with what identifies the checkpoint that this rank found."""
-        plan.storage_data = self._identity()
+        """Return the plan, with what identifies the checkpoint that this rank found.
+
+        Ranks that saved without collectives have a checkpoint each: nothing of these is compared.
+        """
+        plan.storage_data = "" if self._of_one_rank else self._identity()
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
