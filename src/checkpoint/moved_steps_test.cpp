@@ -60,6 +60,31 @@ TEST_F(MovedStepsTest, AStepMovedBackDuringACollectionKeepsItsShards) {
   EXPECT_TRUE(is_first_whole());
 }
 
+// Its shards are in its directory, and on a volume it has an empty one. It is moved back at the last moment.
+TEST_F(MovedStepsTest, AStepMovedBackWhileItsVolumesAreCleanedKeepsItsShards) {
+  const std::string elsewhere = root_.file("without_volumes");
+  const auto store = Store::open(elsewhere);
+  ASSERT_TRUE(store);
+  save(**store, 1);
+  const Manifest saved = *(*store)->read_manifest(1);
+  const std::string own = elsewhere + "/" + step_directory(1);
+  const std::string out = root_.file("out");
+  fs::rename(own, out);
+  StoreDescriptor descriptor = (*store)->descriptor();
+  descriptor.volumes.push_back(root_.file("late"));
+  const std::string on_volume = descriptor.volumes.back() + "/" + step_directory(1);
+  fs::create_directories(on_volume);
+  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+    if (path == on_volume && fs::exists(out)) fs::rename(out, own);
+    return {};
+  });
+  Sweep sweep(elsewhere, descriptor, changes, Sweep::DryRun::no);
+  sweep.clean_all();
+  EXPECT_FALSE(fs::exists(on_volume));
+  ASSERT_TRUE(fs::exists(own));
+  EXPECT_TRUE(is_whole(**store, saved));
+}
+
 TEST_F(MovedStepsTest, ARenamedStepKeepsItsShards) {
   fs::rename(step(1), step(1) + ".best");
   EXPECT_TRUE(open()->collect()->problems.empty());

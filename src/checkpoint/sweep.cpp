@@ -215,6 +215,14 @@ bool Sweep::may_have_shards_elsewhere(const std::vector<Place>& places) const {
   });
 }
 
+// What volumes have of a step that has no directory. If it has one by now, nothing in that is looked at.
+Status Sweep::sweep_left_behind(std::uint64_t step) {
+  std::vector<Place> places = places_of(step, nullptr);
+  if (auto homes = check_homes(places); !homes) return homes;
+  if (auto found = find_kept(places, nullptr); !found) return found;
+  return sweep_volumes(places, false);
+}
+
 void Sweep::remove(const StepEntry& entry) {
   std::optional<Manifest> manifest;
   if (!entry.commits.empty()) {
@@ -281,10 +289,11 @@ Status Sweep::remove_temporary_files(const std::string& directory) {
   return {};
 }
 
-// Fails where a step without a directory of its own has shards on volumes that nothing names.
+// Fails where a step without a directory of its own has shards on volumes that nothing names. Whoever moves
+// the step back at this moment is told so too: looking for its directory once more would take the shards for
+// those of a step that is being removed.
 Status Sweep::check_orphans(std::uint64_t step) {
-  std::vector<Place> places = places_of(step, nullptr);
-  if (is_there(places.front().path)) return {};
+  const std::vector<Place> places = places_of(step, nullptr);
   for (std::size_t i = 1; i < places.size(); ++i) {
     auto names = names_in(places[i].path);
     if (!names) return std::unexpected(names.error());
@@ -321,7 +330,7 @@ void Sweep::clean_volume(const std::string& volume, std::set<std::uint64_t>& see
         continue;
       }
     }
-    clean({.step = step, .commits = {}});
+    note(sweep_left_behind(step));
   }
 }
 

@@ -77,6 +77,7 @@ class Sweep {
   bool may_have_shards_elsewhere(const std::vector<Place>& places) const;
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
   Status sweep_volumes(const std::vector<Place>& places, bool keep_known);
+  Status sweep_left_behind(std::uint64_t step);
   Status sweep_place(const Place& place, bool keep_known, bool keep_directory = false);
   Status check_orphans(std::uint64_t step);
   void clean_volume(const std::string& volume, std::set<std::uint64_t>& seen);
