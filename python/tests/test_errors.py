@@ -1,7 +1,9 @@
 """One family of exceptions, with errno, file and message; injected faults arrive as what they are."""
 
+import builtins
 import errno
 import pickle
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,19 @@ def test_kinds(kind: str, code: int, expected: tuple[type[Exception], ...]) -> N
     assert str(copy) == str(error)
     if isinstance(copy, tl.Corrupt):
         assert (copy.file, copy.tensor, copy.chunk) == ("/data/file", "layer.weight", 7)
+
+
+@pytest.mark.parametrize("name", ["FileNotFoundError", "FileExistsError", "PermissionError"])
+def test_errors_of_system_calls_are_named_as_the_builtin_ones(name: str) -> None:
+    builtin = getattr(builtins, name)
+    code = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EPERM}
+    error = exception_of("system", code[builtin], "what happened", "/data/file")
+    assert isinstance(error, builtin)
+    assert type(error) is getattr(tl, name)
+    assert traceback.format_exception_only(error) == [f"trunkline.{name}: what happened\n"]
+    everything: dict[str, Any] = {}
+    exec("from trunkline import *", everything)
+    assert name not in everything
 
 
 def test_a_corrupt_file_without_details() -> None:

@@ -41,6 +41,13 @@ from trunkline._errors import (
     Unsupported,
 )
 
+# Not in __all__: `import *` leaves the builtin ones as they are, which catch these too.
+from trunkline._errors import FileExistsError as FileExistsError  # noqa: A004
+from trunkline._errors import FileNotFoundError as FileNotFoundError  # noqa: A004
+from trunkline._errors import IsADirectoryError as IsADirectoryError  # noqa: A004
+from trunkline._errors import NotADirectoryError as NotADirectoryError  # noqa: A004
+from trunkline._errors import PermissionError as PermissionError  # noqa: A004
+
 if TYPE_CHECKING:
     from trunkline import dcp as dcp
     from trunkline import lightning as lightning

@@ -65,33 +65,34 @@ class EndOfFile(Error):
     """A read reaches past the end of the file."""
 
 
-class _FileNotFound(Error, builtins.FileNotFoundError):
-    pass
+# Named as the builtin exceptions that they also are: a traceback says trunkline.FileNotFoundError.
+class FileNotFoundError(Error, builtins.FileNotFoundError):  # noqa: A001
+    """There is no such file or directory."""
 
 
-class _FileExists(Error, builtins.FileExistsError):
-    pass
+class FileExistsError(Error, builtins.FileExistsError):  # noqa: A001
+    """There is such a file or directory already."""
 
 
-class _Permission(Error, builtins.PermissionError):
-    pass
+class PermissionError(Error, builtins.PermissionError):  # noqa: A001
+    """This user may not do that."""
 
 
-class _IsADirectory(Error, builtins.IsADirectoryError):
-    pass
+class IsADirectoryError(Error, builtins.IsADirectoryError):  # noqa: A001
+    """A directory is where a file is needed."""
 
 
-class _NotADirectory(Error, builtins.NotADirectoryError):
-    pass
+class NotADirectoryError(Error, builtins.NotADirectoryError):  # noqa: A001
+    """A file is where a directory is needed."""
 
 
 _BY_ERRNO: dict[int, type[Error]] = {
-    errno.ENOENT: _FileNotFound,
-    errno.EEXIST: _FileExists,
-    errno.EACCES: _Permission,
-    errno.EPERM: _Permission,
-    errno.EISDIR: _IsADirectory,
-    errno.ENOTDIR: _NotADirectory,
+    errno.ENOENT: FileNotFoundError,
+    errno.EEXIST: FileExistsError,
+    errno.EACCES: PermissionError,
+    errno.EPERM: PermissionError,
+    errno.EISDIR: IsADirectoryError,
+    errno.ENOTDIR: NotADirectoryError,
 }
 
 _BY_KIND: dict[str, type[Error]] = {
@@ -126,5 +127,10 @@ for _public in (
     DeviceError,
     Format,
     EndOfFile,
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
 ):
     _public.__module__ = "trunkline"
