@@ -123,13 +123,13 @@ PositionTuple position(const StoreObject& self) {
   return tuple;
 }
 
-void continue_from(const StoreObject& self, const PositionTuple& tuple, std::optional<std::uint64_t> step) {
+void continue_from(const StoreObject& self, const PositionTuple& tuple) {
   checkpoint::Position position{.id = tuple.first};
   for (const auto& [step, number, first_line] : tuple.second)
     position.commits.insert(
         {.step = step, .number = number, .first_line = std::string(first_line.c_str(), first_line.size())});
-  call_interruptibly([store = self.store, position = std::move(position), step]() mutable {
-    store->continue_from(std::move(position), step);
+  call_interruptibly([store = self.store, position = std::move(position)]() mutable {
+    store->continue_from(std::move(position));
   });
 }
 
@@ -352,12 +352,9 @@ void register_checkpoint_store(nb::module_& module) {
                    "fresh: bool = False) -> None"))
       .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int, bytes]]]"),
            "What the directory holds, for continue_from(); to be asked for before a checkpoint is read.")
-      .def("continue_from", &continue_from, "position"_a, "step"_a = nb::none(),
-           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]], "
-                   "step: int | None = None) -> None"),
-           "Lets saves go on from the checkpoints of a position: those that were there when `step` was "
-           "loaded; "
-           "None: the newest.")
+      .def("continue_from", &continue_from, "position"_a,
+           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]]) -> None"),
+           "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
       .def(
           "start_over",
           [](const StoreObject& self, bool fresh) {

@@ -69,7 +69,6 @@ class Opened:
     seen_volumes: tuple[str, ...] = ()
     run: str | None = None  # of which `known` is
     known: frozenset[int] = frozenset()  # states that it loaded or saved
-    given_up: frozenset[int] = frozenset()  # states after the one that it loaded last
 
 
 @dataclass
@@ -88,10 +87,7 @@ class Model:
 
     def key(self) -> str:
         """Return a text that is equal for equal models."""
-        known = [
-            (slot, each, sorted(each.known), sorted(each.given_up))
-            for slot, each in sorted(self.opened.items())
-        ]
+        known = [(slot, each, sorted(each.known)) for slot, each in sorted(self.opened.items())]
         return repr((sorted(self.dirs.items()), known, sorted(self.shards.items()), self.lock))
 
     def new_run(self) -> str:
@@ -126,15 +122,15 @@ class Model:
             for entry in found.entries
         )
 
-    def doomed(self, slot: str) -> list[Entry]:
-        """Return what retention removes after a save, in this order."""
+    def doomed(self, slot: str, saved: int) -> list[Entry]:
+        """Return what retention removes after a save of the step `saved`, in this order."""
         opened = self.opened[slot]
         counted = [
             entry
             for entry in self.dirs[opened.path].entries
             if not entry.has_bad_manifest and entry.state in opened.known
         ]
-        counted.sort(key=lambda entry: entry.state not in opened.given_up)  # otherwise as they are
+        counted.sort(key=lambda entry: entry.step <= saved)  # otherwise as they are
         return [] if opened.keep is None else counted[: -opened.keep]
 
 
@@ -251,7 +247,7 @@ def _commit(model: Model, op: Op, phase: Phase, path: str, found: Directory) -> 
             model.shards[replaced.shards] = "gone"
     model.dirs[path] = replace(found, entries=(*found.entries, entry))
     model.change(op["slot"], known=model.opened[op["slot"]].known | {op["state"]})
-    yield model, ("retain", *model.doomed(op["slot"])), None
+    yield model, ("retain", *model.doomed(op["slot"], op["step"])), None
 
 
 def _retain(model: Model, op: Op, phase: Phase, path: str) -> Iterator[Step]:
@@ -281,8 +277,7 @@ def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
         yield model, ("look", step), None
     elif phase[0] == "look":
         states = tuple(entry.state for entry in found.entries)
-        at = next((at for at, entry in enumerate(found.entries) if entry.step == phase[1]), len(states))
-        yield model, ("read", phase[1], found.run, states, states[at + 1 :]), None
+        yield model, ("read", phase[1], found.run, states), None
     else:
         entry = found.entry(phase[1])
         if entry is None and op.get("step") is None:
@@ -293,8 +288,7 @@ def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
             before = model.copy()
             result = _readable(model, entry, op.get("verify", True))
             if result[0] == "ok":
-                known, given_up = frozenset(phase[3]), frozenset(phase[4])
-                model.change(op["slot"], run=phase[2], known=known, given_up=given_up, fresh=False)
+                model.change(op["slot"], run=phase[2], known=frozenset(phase[3]), fresh=False)
             yield model, phase, result
             if (
                 result[0] == "ok"

@@ -33,8 +33,6 @@ struct Position {
 struct Continuation {
   Position loaded = {};
   std::set<Commit> saved = {};  // by this store
-  // Of `loaded`, those after the one that was read: whoever reads an older one has gone back behind them.
-  std::set<Commit> given_up = {};
 
   bool knows(const Commit& commit) const { return loaded.commits.contains(commit) || saved.contains(commit); }
   bool is_empty() const { return loaded.commits.empty() && saved.empty(); }

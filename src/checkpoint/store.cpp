@@ -323,26 +323,26 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   struct Candidate {
     const StepEntry* entry;
     Commit commit;
-    bool given_up;
+    bool is_later;  // of a step after the one that was saved: the run went back behind it
   };
   std::vector<Candidate> candidates;
   for (const StepEntry& entry : *entries) {
     const auto whole = check_manifest(directory_, entry.step, entry.commits.back());
     const auto commit = newest_commit(directory_, entry);
     if (whole && commit)
-      candidates.push_back({&entry, *commit, known_.given_up.contains(*commit)});
+      candidates.push_back({&entry, *commit, entry.step > save_->step});
     else
       problems.push_back(whole ? commit.error() : whole.error());
   }
   // The last to go comes first.
   std::ranges::sort(candidates, std::greater(),
-                    [](const Candidate& each) { return std::pair(!each.given_up, each.commit.number); });
+                    [](const Candidate& each) { return std::pair(!each.is_later, each.commit.number); });
   std::vector<const StepEntry*> doomed;
   std::vector<Commit> strangers;
   const std::uint64_t most = keep.value_or(std::numeric_limits<std::uint64_t>::max());
   std::uint64_t kept = 0;
   std::uint64_t others = 0;
-  for (const auto& [entry, commit, given_up] : candidates) {
+  for (const auto& [entry, commit, is_later] : candidates) {
     if (!known_.knows(commit)) {
       if (kept + others >= most) strangers.push_back(commit);
       ++others;

@@ -70,10 +70,9 @@ class Store {
 
   // Which checkpoints begin() may find in its way: those up to a position, once they were loaded, and those
   // that this store saved. position() is to be asked for before loading: what others save meanwhile is
-  // theirs. `step`: the one that was loaded, if not the newest; retain() then removes those after it first,
-  // whether they were damaged or led nowhere, and the one that the run goes on from after them.
+  // theirs.
   Result<Position> position() const;
-  void continue_from(Position position, std::optional<std::uint64_t> step = {});
+  void continue_from(Position position);
   // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.
   void start_over(bool fresh);
   // What begin() would say now; system (EEXIST) as there. Changes nothing.
@@ -93,10 +92,11 @@ class Store {
   // one before it of the same step is there in any case.
   Result<std::uint64_t> commit(Manifest manifest);
 
-  // After commit(): removes what it replaced, and with `keep` (from 1) all but the last `keep` by the order
-  // of their commits, of those checkpoints that this store loaded or saved. Others may be all that is left of
-  // another run: they do not count and are left alone, which is a problem (EEXIST) once. One whose
-  // manifest is damaged is left alone as well.
+  // After commit(): removes what it replaced, and with `keep` (from 1) all but `keep` of those checkpoints
+  // that this store loaded or saved: first those of later steps than the one that was saved, which the run
+  // has gone back behind, then the others, both in the order of their commits. Checkpoints that it neither
+  // loaded nor saved may be all that is left of another run: they do not count and are left alone, which is a
+  // problem (EEXIST) once. One whose manifest is damaged is left alone as well.
   Result<SweepResult> retain(std::optional<std::uint64_t> keep);
 
   // The folder that a begin() has set the earlier run aside in, until a save is committed: an error of that

@@ -88,10 +88,10 @@ class StoreTest : public testing::Test {
   }
 
   // What a run does that continues from the checkpoints there are.
-  static void load(Store& store, std::optional<std::uint64_t> step = {}) {
+  static void load(Store& store) {
     auto position = store.position();
     ASSERT_TRUE(position) << position.error().message;
-    store.continue_from(*std::move(position), step);
+    store.continue_from(*std::move(position));
   }
 
   // A whole save; its commit.

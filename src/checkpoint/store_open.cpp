@@ -242,18 +242,11 @@ void Store::follow_own_descriptor(const std::optional<StoreDescriptor>& recorded
 
 Result<Position> Store::position() const { return position_of(directory_); }
 
-void Store::continue_from(Position position, std::optional<std::uint64_t> step) {
+void Store::continue_from(Position position) {
   const auto guard = enter();
   // What was saved while it was loaded stays known.
   if (known_.loaded.id != position.id) known_.saved = {};
   known_.loaded = std::move(position);
-  known_.given_up = {};
-  const std::set<Commit>& commits = known_.loaded.commits;
-  const auto read = std::ranges::find_if(commits, [&](const Commit& each) { return each.step == step; });
-  if (read != commits.end()) {
-    std::ranges::copy_if(commits, std::inserter(known_.given_up, known_.given_up.end()),
-                         [&](const Commit& each) { return each.number > read->number; });
-  }
   fresh_ = false;
 }
 

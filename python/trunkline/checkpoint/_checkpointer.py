@@ -234,7 +234,7 @@ class Checkpointer:
                     position = store.position()
                     manifest = store.open_manifest(chosen)
                 state = self._load(chosen, manifest, into, target, verify)
-                store.continue_from(position, chosen)
+                store.continue_from(position)
                 self._continues = True
                 if self._ranks.size > 1:
                     self._place.loaded[_shards.identity(manifest)] = chosen
