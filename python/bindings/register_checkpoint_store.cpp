@@ -109,23 +109,24 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
-// The id of the descriptor, and step, commit and first line of each checkpoint.
-using PositionTuple =
-    std::pair<std::string, std::vector<std::tuple<std::uint64_t, std::uint64_t, nb::bytes>>>;
+// The id of the descriptor, the latest step, and step, commit and first line of each checkpoint.
+using PositionTuple = std::tuple<std::string, std::optional<std::uint64_t>,
+                                 std::vector<std::tuple<std::uint64_t, std::uint64_t, nb::bytes>>>;
 
 PositionTuple position(const StoreObject& self) {
   const checkpoint::Position found =
       unwrap(call_interruptibly([store = self.store] { return store->position(); }));
-  PositionTuple tuple{found.id, {}};
+  PositionTuple tuple{found.id, found.latest, {}};
   for (const checkpoint::Commit& commit : found.commits)
-    tuple.second.emplace_back(commit.step, commit.number,
-                              nb::bytes(commit.first_line.data(), commit.first_line.size()));
+    std::get<2>(tuple).emplace_back(commit.step, commit.number,
+                                    nb::bytes(commit.first_line.data(), commit.first_line.size()));
   return tuple;
 }
 
 void continue_from(const StoreObject& self, const PositionTuple& tuple) {
-  checkpoint::Position position{.id = tuple.first};
-  for (const auto& [step, number, first_line] : tuple.second)
+  const auto& [id, latest, commits] = tuple;
+  checkpoint::Position position{.id = id, .latest = latest};
+  for (const auto& [step, number, first_line] : commits)
     position.commits.insert(
         {.step = step, .number = number, .first_line = std::string(first_line.c_str(), first_line.size())});
   call_interruptibly([store = self.store, position = std::move(position)]() mutable {
@@ -350,10 +351,13 @@ void register_checkpoint_store(nb::module_& module) {
            nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
                    "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
                    "fresh: bool = False) -> None"))
-      .def("position", &position, nb::sig("def position(self) -> tuple[str, list[tuple[int, int, bytes]]]"),
-           "What the directory holds, for continue_from(); to be asked for before a checkpoint is read.")
+      .def("position", &position,
+           nb::sig("def position(self) -> tuple[str, int | None, list[tuple[int, int, bytes]]]"),
+           "What the directory holds, for continue_from(); to be asked for before a checkpoint is read. The "
+           "second is the latest step.")
       .def("continue_from", &continue_from, "position"_a,
-           nb::sig("def continue_from(self, position: tuple[str, list[tuple[int, int, bytes]]]) -> None"),
+           nb::sig("def continue_from(self, position: tuple[str, int | None, list[tuple[int, int, bytes]]]) "
+                   "-> None"),
            "Lets saves go on from the checkpoints of a position: those that were there when one was loaded.")
       .def(
           "start_over",

@@ -265,7 +265,7 @@ def _retain(model: Model, op: Op, phase: Phase, path: str) -> Iterator[Step]:
 
 
 def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[Step]:
-    """choose a step; remember what there is; read. What another process saves in between is not known."""
+    """choose a step, and remember what there is at that moment; read."""
     found = model.directory(path)
     if phase[0] == "start":
         step = op.get("step")
@@ -274,10 +274,8 @@ def _load(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
                 yield model, phase, ("error", "missing")
                 return
             step = found.entries[-1].step
-        yield model, ("look", step), None
-    elif phase[0] == "look":
         states = tuple(entry.state for entry in found.entries)
-        yield model, ("read", phase[1], found.run, states), None
+        yield model, ("read", step, found.run, states), None
     else:
         entry = found.entry(phase[1])
         if entry is None and op.get("step") is None:

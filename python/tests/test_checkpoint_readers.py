@@ -98,6 +98,39 @@ def test_one_of_several_ranks_finds_the_step_gone_that_they_agreed_on(
     assert not isinstance(caught.value, FileNotFoundError)  # the other rank goes on from there
 
 
+def test_what_another_job_commits_during_a_load_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 6, 60)
+    run = tl.Checkpointer(tmp_path, process_group=False)
+    other = tl.Checkpointer(tmp_path, process_group=False)
+    other.load()
+    to_save = [7]
+    real = run._place.store
+
+    class Store:
+        """Another job commits right after this one has looked at what there is."""
+
+        def __getattr__(self, name: str) -> Any:
+            attribute = getattr(real, name)
+            if name not in ("latest", "position"):
+                return attribute
+
+            def look() -> Any:
+                found = attribute()
+                if to_save:
+                    other.save(to_save.pop(), state_of(70), block=True)
+                return found
+
+            return look
+
+    monkeypatch.setattr(run._place, "store", Store())
+    assert run.load()["version"] == 60
+    with pytest.raises(FileExistsError, match="step 7, which this run has neither loaded nor saved"):
+        run.save(7, state_of(71), block=True)
+    assert other.load(7)["version"] == 70
+
+
 def test_the_last_one_is_retired_while_it_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

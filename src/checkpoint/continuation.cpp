@@ -40,7 +40,7 @@ Result<Position> position_of(const std::string& directory) {
   if (!descriptor) return std::unexpected(descriptor.error());
   const auto entries = list_steps(directory);
   if (!entries) return std::unexpected(entries.error());
-  Position position{.id = id_of(*descriptor)};
+  Position position{.id = id_of(*descriptor), .latest = latest_of(*entries)};
   for (const StepEntry& entry : *entries) {
     if (entry.commits.empty()) continue;
     // One that cannot be read is not loaded by anybody, and stays safe from this run.

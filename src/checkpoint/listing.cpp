@@ -160,6 +160,15 @@ Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
   return std::move(listing->entries);
 }
 
+std::optional<std::uint64_t> latest_of(std::span<const StepEntry> entries) {
+  const StepEntry* last = nullptr;
+  for (const StepEntry& entry : entries) {
+    if (entry.commits.empty()) continue;
+    if (last == nullptr || entry.commits.back() > last->commits.back()) last = &entry;
+  }
+  return last == nullptr ? std::nullopt : std::optional(last->step);
+}
+
 std::string in_words(std::span<const std::uint64_t> steps) {
   constexpr std::size_t kEnds = 3;
   const std::string_view noun = steps.size() == 1 ? "step" : "steps";

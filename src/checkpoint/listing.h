@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ struct StepEntry {
 Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory);
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
+
+// The step that was committed last.
+std::optional<std::uint64_t> latest_of(std::span<const StepEntry> entries);
 
 // "steps 1, 2, 3, ..., 97, 98, 99"; `steps` is not empty.
 std::string in_words(std::span<const std::uint64_t> steps);

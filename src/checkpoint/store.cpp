@@ -136,12 +136,7 @@ Result<std::vector<std::uint64_t>> Store::steps() const {
 Result<std::optional<std::uint64_t>> Store::latest() const {
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  const StepEntry* last = nullptr;
-  for (const StepEntry& entry : *entries) {
-    if (entry.commits.empty()) continue;
-    if (last == nullptr || entry.commits.back() > last->commits.back()) last = &entry;
-  }
-  return last == nullptr ? std::nullopt : std::optional(last->step);
+  return latest_of(*entries);
 }
 
 Result<Manifest> Store::read_manifest(std::uint64_t step) const {

@@ -69,8 +69,8 @@ class Store {
   Result<Manifest> read_manifest(std::uint64_t step) const;  // system (ENOENT) when there is no such step
 
   // Which checkpoints begin() may find in its way: those up to a position, once they were loaded, and those
-  // that this store saved. position() is to be asked for before loading: what others save meanwhile is
-  // theirs.
+  // that this store saved. position() is to be asked for before loading, and
+  // says which is the latest: what others save meanwhile is theirs.
   Result<Position> position() const;
   void continue_from(Position position);
   // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.

@@ -221,17 +221,19 @@ class Checkpointer:
         if last is not None:
             last._done.wait()
         together = step is None and self._ranks.size > 1
-        chosen = self.latest() if step is None else step_argument(step, "; pass a state to fill as into=")
+        chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
         if together:
             # What another process saves from now on is not loaded.
             chosen, position, manifest = self._open_same()
         while True:
+            if not together:
+                # One look at the directory for both: what another job saves later is not this run's.
+                position, manifest = store.position(), None
+                chosen = position[1] if step is None else chosen
             if chosen is None:
                 raise self._nothing_yet()
             try:
                 if not together:
-                    manifest = None
-                    position = store.position()
                     manifest = store.open_manifest(chosen)
                 state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
@@ -289,8 +291,7 @@ class Checkpointer:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
 
             def decide(opened: list[Any] = opened) -> dict[str, Any]:
-                while (step := self.latest()) is not None:
-                    position = self._place.store.position()
+                while (step := (position := self._place.store.position())[1]) is not None:
                     with suppress(FileNotFoundError):
                         manifest = self._place.store.open_manifest(step)
                         opened[:] = step, position, manifest
