@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
 
 namespace trunkline::checkpoint {
@@ -47,6 +48,20 @@ Result<Position> position_of(const std::string& directory) {
     if (auto commit = newest_commit(directory, entry)) position.commits.insert(std::move(*commit));
   }
   return position;
+}
+
+Status check_not_a_link(const std::string& directory, std::uint64_t step) {
+  const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return {};
+  return std::unexpected(Error{
+      .kind = ErrorKind::system,
+      .code = EEXIST,
+      .message =
+          fmt::format("cannot save step {} into {}: {} is a symbolic link to {}, and the save would write "
+                      "there; remove the link (what it leads to stays), or save another step",
+                      step, directory, step_directory(step), fs::read_symlink(path, error).string()),
+      .path = path});
 }
 
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,

@@ -240,6 +240,65 @@ TEST_F(MovedStepsTest, ShardsOnTheWrongVolumeStay) {
   EXPECT_TRUE(is_first_whole());
 }
 
+// A run that begins with a step of another one, which it links to: nothing behind the link is ever touched.
+class LinkedStepTest : public test::StoreTest {
+ protected:
+  void SetUp() override {
+    const auto store = Store::open(other_);
+    ASSERT_TRUE(store);
+    save(**store, 100);
+    fs::create_directories(directory());
+    fs::create_directory_symlink(other_ + "/" + step_directory(100), link_);
+    std::ofstream(other_ + "/" + step_directory(100) + "/shard-00000-of-00001-0123456789abcdef.safetensors")
+        << "that somebody writes";
+    before_ = of_other();
+  }
+
+  std::vector<std::string> of_other() const {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::recursive_directory_iterator(other_)) found.push_back(entry.path().string());
+    std::ranges::sort(found);
+    return found;
+  }
+
+  std::string other_ = root_.file("other");
+  std::string link_ = directory() + "/" + step_directory(100);
+  std::vector<std::string> before_;
+};
+
+TEST_F(LinkedStepTest, RetentionRemovesTheLink) {
+  const auto store = open();
+  ASSERT_TRUE(store->collect());
+  load(*store);
+  save(*store, 101, 2);
+  EXPECT_TRUE(fs::is_symlink(link_));
+  save(*store, 102, 2);
+  EXPECT_FALSE(fs::is_symlink(link_));
+  EXPECT_EQ(store->steps(), (Steps{101, 102}));
+  EXPECT_EQ(of_other(), before_);
+}
+
+TEST_F(LinkedStepTest, DeletingRemovesTheLink) {
+  const auto store = open();
+  const auto removed = store->remove(100);
+  ASSERT_TRUE(removed) << removed.error().message;
+  EXPECT_FALSE(fs::is_symlink(link_));
+  EXPECT_EQ(of_other(), before_);
+}
+
+TEST_F(LinkedStepTest, SavingTheSameStepIsRefused) {
+  const auto store = open();
+  load(*store);
+  const std::vector<std::uint64_t> one{1};
+  for (const Error& error : {store->begin(100, one).error(), store->check_continues(100).error()}) {
+    EXPECT_EQ(error.code, EEXIST);
+    EXPECT_NE(error.message.find("symbolic link to " + other_), std::string::npos) << error.message;
+  }
+  EXPECT_EQ(of_other(), before_);
+  save(*store, 101, 1);
+  EXPECT_EQ(of_other(), before_);
+}
+
 TEST_F(MovedStepsTest, AVolumeUnmountedDuringRetentionIsCleanedLater) {
   const auto store = open();
   load(*store);
@@ -249,6 +308,29 @@ TEST_F(MovedStepsTest, AVolumeUnmountedDuringRetentionIsCleanedLater) {
   EXPECT_EQ(store->steps(), Steps{2});
   fs::rename(root_.file("unmounted"), gone);
   const auto collected = store->collect();
+  ASSERT_TRUE(collected);
+  EXPECT_TRUE(collected->problems.empty());
+  EXPECT_FALSE(fs::exists(gone + "/step-00000001"));
+  EXPECT_FALSE(fs::exists(step(1)));
+}
+
+TEST_F(MovedStepsTest, AVolumeThatIsNoLongerUsedIsCleanedOnceItIsMountedAgain) {
+  const std::string gone = volume(0);
+  fs::rename(gone, root_.file("unmounted"));
+  const auto store = open({.volumes = std::vector{volumes().at(1)}});
+  load(*store);
+  save(*store, 3);
+  ASSERT_TRUE(store->remove(1));
+  for (const Sweep::DryRun dry_run : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+    const auto collected = open()->collect(dry_run);
+    ASSERT_TRUE(collected);
+    ASSERT_EQ(collected->problems.size(), 1U);
+    EXPECT_EQ(collected->problems.front().path, gone);
+  }
+  ASSERT_TRUE(open()->collect_if_used());
+  EXPECT_TRUE(fs::exists(step(1))) << "it says that shards are left";
+  fs::rename(root_.file("unmounted"), gone);
+  const auto collected = open()->collect();
   ASSERT_TRUE(collected);
   EXPECT_TRUE(collected->problems.empty());
   EXPECT_FALSE(fs::exists(gone + "/step-00000001"));

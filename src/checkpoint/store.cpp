@@ -78,6 +78,17 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
             .path = directory});
 }
 
+Error volume_is_missing(const std::string& volume) {
+  return Error{
+      .kind = ErrorKind::system,
+      .code = ENOENT,
+      .message = fmt::format("{} is missing: ENOENT; shards of steps that were removed may lie on it. "
+                             "Mount its volume and collect again; if that disk is gone for good, "
+                             "remove the empty directories of those steps",
+                             volume),
+      .path = volume};
+}
+
 }  // namespace
 
 struct Store::Lock {
@@ -209,6 +220,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   // Again, since it was not locked before.
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto settled = settle_earlier_steps(step); !settled) return std::unexpected(settled.error());
+  if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
   known_.loaded.id = descriptor_.id;
   if (const auto device = device_of_directory(directory_)) device_ = *device;
@@ -429,7 +441,12 @@ Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) 
   if (!ours) return std::unexpected(ours.error());
   Sweep sweep(directory_, descriptor, changes_, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
   sweep.clean_all();
-  return sweep.take_result();
+  SweepResult result = sweep.take_result();
+  if (occasion != Occasion::opening) {
+    for (const std::string& volume : result.missing_volumes)
+      result.problems.push_back(volume_is_missing(volume));
+  }
+  return result;
 }
 
 // Volumes that the descriptor or a manifest of the directory names.

@@ -82,7 +82,8 @@ class Store {
   // how many on each volume (one number without volumes). Fails with system (EBUSY) while another saves, or
   // this one is not released; with EAGAIN when another process has changed the number of volumes (call it
   // again with the new one); with EEXIST, having changed nothing, when there are
-  // checkpoints of this step or later ones that this store has neither loaded nor saved; with unsupported in
+  // checkpoints of this step or later ones that this store has neither loaded nor saved, or the directory of
+  // the step is a symbolic link; with unsupported in
   // a copy of a directory whose shards lie on volumes (home.h).
   Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 

@@ -259,6 +259,7 @@ void Store::start_over(bool fresh) {
 Status Store::check_continues(std::uint64_t step) {
   const auto guard = enter();
   if (fresh_) return {};
+  if (auto own = check_not_a_link(directory_, step); !own) return own;
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);

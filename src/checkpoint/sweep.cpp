@@ -27,6 +27,11 @@ bool is_there(const std::string& path) {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
+bool is_symlink(const std::string& path) {
+  struct stat status{};
+  return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+}
+
 bool is_debris(const std::string& name) { return is_shard_file(name) || os::is_temporary_name(name); }
 
 }  // namespace
@@ -152,6 +157,7 @@ Status Sweep::sweep_place(const Place& place, bool keep_known, bool keep_directo
   }
   struct stat status{};
   if (left > 0 || keep_directory || ::lstat(place.path.c_str(), &status) != 0) return {};
+  if (is_symlink(place.path)) return remove_file(place.path);
   if (dry_run_ == DryRun::no) {
     if (auto removed = changes_.remove_directory(place.path); !removed) return removed;
   }
@@ -192,7 +198,10 @@ Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest
     if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
   }
   if (auto swept = sweep_volumes(places, kept != nullptr); !swept) return swept;
-  return sweep_place(places.front(), kept != nullptr, may_have_shards_elsewhere(places));
+  const auto missing = missing_volumes(places, kept != nullptr || doomed != nullptr);
+  // A step that stays, and is only cleaned, waits for nothing.
+  if (kept == nullptr) result_.missing_volumes.insert(missing.begin(), missing.end());
+  return sweep_place(places.front(), kept != nullptr, !missing.empty());
 }
 
 Status Sweep::sweep_volumes(const std::vector<Place>& places, bool keep_known) {
@@ -206,13 +215,18 @@ Status Sweep::sweep_volumes(const std::vector<Place>& places, bool keep_known) {
   return {};
 }
 
-// Whether shards of the step may lie on a volume that is not mounted.
-bool Sweep::may_have_shards_elsewhere(const std::vector<Place>& places) const {
-  return std::ranges::any_of(places, [&](const Place& place) {
-    const bool in_use = !place.known.empty() ||
-                        std::ranges::find(descriptor_.volumes, place.volume) != descriptor_.volumes.end();
-    return !place.volume.empty() && in_use && !is_there(place.volume);
-  });
+// Volumes that are not mounted, and may have shards of the step: those in use, whose shards an earlier commit
+// may have named, those that its manifest names, and where no manifest is left, former ones as well.
+std::vector<std::string> Sweep::missing_volumes(const std::vector<Place>& places,
+                                                bool names_are_known) const {
+  std::vector<std::string> missing;
+  for (const Place& place : places) {
+    const bool may_be_used =
+        !names_are_known || !place.known.empty() ||
+        std::ranges::find(descriptor_.volumes, place.volume) != descriptor_.volumes.end();
+    if (!place.volume.empty() && may_be_used && !is_there(place.volume)) missing.push_back(place.volume);
+  }
+  return missing;
 }
 
 // What volumes have of a step that has no directory. If it has one by now, nothing in that is looked at.
@@ -223,7 +237,18 @@ Status Sweep::sweep_left_behind(std::uint64_t step) {
   return sweep_volumes(places, false);
 }
 
+bool Sweep::is_link(const StepEntry& entry) const {
+  return is_symlink(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
+}
+
+Status Sweep::remove_link(const StepEntry& entry) {
+  auto removed = remove_file(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
+  if (!removed || dry_run_ == DryRun::yes) return removed;
+  return changes_.sync_directory(directory_);
+}
+
 void Sweep::remove(const StepEntry& entry) {
+  if (is_link(entry)) return note(remove_link(entry));
   std::optional<Manifest> manifest;
   if (!entry.commits.empty()) {
     auto read = read_manifest_of(directory_, entry.step, entry.commits.back());
@@ -234,6 +259,7 @@ void Sweep::remove(const StepEntry& entry) {
 }
 
 void Sweep::remove_whatever_it_is(const StepEntry& entry) {
+  if (is_link(entry)) return note(remove_link(entry));
   const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
   note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
 }
@@ -265,6 +291,7 @@ bool Sweep::is_one_save(const StepEntry& entry) const {
 }
 
 void Sweep::clean(const StepEntry& entry) {
+  if (is_link(entry)) return;
   if (entry.commits.empty()) return remove(entry);
   const std::string path = manifest_path(directory_, entry.step, entry.commits.back());
   struct stat status{};

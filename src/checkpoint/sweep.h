@@ -21,13 +21,17 @@ struct Removed {
 };
 
 struct SweepResult {
-  bool busy = false;             // another process saves into the directory: nothing was done
-  std::vector<Removed> removed;  // in the order in which it was done; with dry_run, what would be
-  std::vector<Error> problems;   // one for each step that was left alone, or where removing failed
+  bool busy = false;                      // another process saves into the directory: nothing was done
+  std::vector<Removed> removed;           // in the order in which it was done; with dry_run, what would be
+  std::vector<Error> problems;            // one for each step that was left alone, or where removing failed
+  std::set<std::string> missing_volumes;  // where shards of steps that are removed may still lie
 
   std::uint64_t bytes() const;
 };
 
+// A step that is a symbolic link lies elsewhere, maybe in the directory of another run: to remove it is to
+// remove the link, and nothing behind it is touched.
+//
 // Shards of a step on volumes stay as long as a manifest below the directory names them, wherever it was
 // moved or copied to (shard_references.h). Where the directory of the step itself is gone, somebody moved or
 // removed it by hand, since saves make it first and remove it last: its shards are orphans, which only
@@ -74,9 +78,11 @@ class Sweep {
   Status check_homes(const std::vector<Place>& places);
   Status find_kept(std::vector<Place>& places, const Manifest* kept);
   Status find_kept_on_volume(Place& place);
-  bool may_have_shards_elsewhere(const std::vector<Place>& places) const;
+  std::vector<std::string> missing_volumes(const std::vector<Place>& places, bool names_are_known) const;
   Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
   Status sweep_volumes(const std::vector<Place>& places, bool keep_known);
+  bool is_link(const StepEntry& entry) const;
+  Status remove_link(const StepEntry& entry);
   Status sweep_left_behind(std::uint64_t step);
   Status sweep_place(const Place& place, bool keep_known, bool keep_directory = false);
   Status check_orphans(std::uint64_t step);
