@@ -13,6 +13,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
+#include "checkpoint/own_directory.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -50,9 +51,19 @@ Result<Position> position_of(const std::string& directory) {
   return position;
 }
 
-Status check_not_a_link(const std::string& directory, std::uint64_t step) {
+Status check_own_step(const std::string& directory, std::uint64_t step) {
   const std::string path = fmt::format("{}/{}", directory, step_directory(step));
   std::error_code error;
+  if (is_of_dcp(path)) {
+    return std::unexpected(Error{
+        .kind = ErrorKind::system,
+        .code = EEXIST,
+        .message =
+            fmt::format("cannot save step {} into {}: {} there holds a checkpoint of "
+                        "torch.distributed.checkpoint; give those of a Checkpointer a directory of their own",
+                        step, directory, step_directory(step)),
+        .path = path});
+  }
   if (!fs::is_symlink(path, error)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,

@@ -48,9 +48,9 @@ Result<Position> position_of(const std::string& directory);
 // or is a link that leads nowhere.
 Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry);
 
-// Fails with system (EEXIST) when the directory of the step is a symbolic link: what is behind it may be of
-// another run, and to save would be to write there.
-Status check_not_a_link(const std::string& directory, std::uint64_t step);
+// Fails with system (EEXIST) when the directory of the step is not one to save into: a symbolic link, behind
+// which may be another run's, or one that holds a checkpoint of DCP.
+Status check_own_step(const std::string& directory, std::uint64_t step);
 
 // Fails with system (EEXIST) when the directory has checkpoints of `step` or later steps that `known` does
 // not know: by what it replaces and retention removes, the save would be the end of them. Likewise when it

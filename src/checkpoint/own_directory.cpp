@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <span>
@@ -12,14 +13,17 @@
 #include <vector>
 
 #include "checkpoint/listing.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
+#include "os/read_text.h"
+#include "os/temporary_file.h"
 
 namespace trunkline::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kDcpManifest = "dcp.manifest";
+constexpr std::array<std::string_view, 3> kDcpFiles{"dcp.manifest", "dcp-rank00000.manifest", ".metadata"};
 
 std::unexpected<Error> not_a_directory(const std::string& directory, std::string_view why) {
   return std::unexpected(
@@ -33,25 +37,65 @@ bool counts_as_foreign(const std::string& name) {
   return !name.starts_with('.') && name != "lost+found" && name != kLockFile && !is_aside_directory(name);
 }
 
-// What to do about a directory that is not one of checkpoints, though it has something to do with them.
-std::string advice_for(const std::string& directory, std::span<const std::string> names) {
+// What a single step is to be called, from its manifest.
+std::optional<std::uint64_t> step_in(const std::string& directory, std::span<const std::string> names) {
+  for (const std::string& name : names) {
+    if (!commit_of(name)) continue;
+    const std::string path = fmt::format("{}/{}", directory, name);
+    const auto text = os::read_text(path);
+    const auto manifest = text ? parse_manifest(*text, path) : std::unexpected(text.error());
+    if (manifest) return manifest->step;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool is_of_dcp(const std::string& directory) {
+  return std::ranges::any_of(kDcpFiles, [&](std::string_view name) {
+    std::error_code error;
+    return fs::exists(fs::symlink_status(fmt::format("{}/{}", directory, name), error));
+  });
+}
+
+bool is_foreign_step(const std::string& step_directory) {
+  const auto names = names_in(step_directory);
+  return names && !names->empty() && std::ranges::none_of(*names, [](const std::string& name) {
+           return commit_of(name) || is_shard_file(name) || os::is_temporary_name(name);
+         });
+}
+
+std::string advice_for(const std::string& directory) {
   const fs::path path(directory);
+  const std::vector<std::string> names = names_in(directory).value_or(std::vector<std::string>{});
   const bool is_step =
       std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
-  if (is_step && step_of(path.filename().string())) {
-    return fmt::format("it is step {} of {}; open that directory", *step_of(path.filename().string()),
-                       path.parent_path().string());
+  const auto called = step_of(path.filename().string());
+  const auto step = is_step && !called ? step_in(directory, names) : called;
+  if (is_step && called)
+    return fmt::format("it is step {} of {}; open that directory", *called, path.parent_path().string());
+  if (is_step && step) {
+    return fmt::format("it is a copy of step {}; put it into a directory of its own, as {}, and open that",
+                       *step, step_directory(*step));
   }
   if (is_step) {
     return fmt::format("it is a single step; open the directory that holds it, in which a step is called {}",
                        step_directory(1));
   }
-  if (std::ranges::find(names, kDcpManifest) != names.end())
-    return "it is a checkpoint of trunkline.dcp; load it with trunkline.dcp.StorageReader";
+  if (is_of_dcp(directory))
+    return "it is a checkpoint of torch.distributed.checkpoint; load it with trunkline.dcp.StorageReader";
+  for (const std::string& name : names) {
+    if (step_of(name) && is_of_dcp(fmt::format("{}/{}", directory, name))) {
+      return fmt::format(
+          "its {} is a checkpoint of torch.distributed.checkpoint; load that with "
+          "trunkline.dcp.StorageReader, and give those of a Checkpointer a directory of their own",
+          name);
+    }
+  }
+  if (has_checkpoints(fmt::format("{}/checkpoints", directory)).value_or(false))
+    return fmt::format("open {}/checkpoints, which is one", directory);
   return fmt::format("give checkpoints a directory of their own, for example {}/checkpoints", directory);
 }
-
-}  // namespace
 
 Result<std::optional<std::uint64_t>> device_of_directory(const std::string& directory) {
   struct stat status{};
@@ -91,7 +135,9 @@ Result<bool> has_checkpoints(const std::string& directory) {
   if (::stat(fmt::format("{}/{}", directory, kDescriptorFile).c_str(), &status) == 0) return true;
   const auto steps = step_directories_in(directory);
   if (!steps) return std::unexpected(steps.error());
-  return !steps->empty();
+  return std::ranges::any_of(*steps, [&](std::uint64_t step) {
+    return !is_foreign_step(fmt::format("{}/{}", directory, step_directory(step)));
+  });
 }
 
 Status check_not_foreign(const std::string& directory) {
@@ -102,11 +148,14 @@ Status check_not_foreign(const std::string& directory) {
   auto names = names_in(directory);
   if (!names) return std::unexpected(names.error());
   // Another process may have made it ours since.
-  if (std::ranges::any_of(*names, [](const auto& name) { return name == kDescriptorFile || step_of(name); }))
-    return {};
+  const auto is_ours = [&](const std::string& name) {
+    return name == kDescriptorFile ||
+           (step_of(name) && !is_foreign_step(fmt::format("{}/{}", directory, name)));
+  };
+  if (std::ranges::any_of(*names, is_ours)) return {};
   std::erase_if(*names, [](const std::string& name) { return !counts_as_foreign(name); });
   if (names->empty()) return {};
-  const std::string advice = advice_for(directory, *names);
+  const std::string advice = advice_for(directory);
   const std::size_t more = names->size() - std::min(names->size(), kShown);
   names->resize(names->size() - more);
   return std::unexpected(Error{

@@ -17,8 +17,17 @@ Result<std::optional<std::uint64_t>> device_of_directory(const std::string& dire
 // The device under the part of a path that exists: of the filesystem that would hold the rest.
 std::optional<std::uint64_t> device_under(const std::string& path);
 
-// Whether the directory has a descriptor, or directories of steps.
+// Whether the directory holds a checkpoint of torch.distributed.checkpoint, of trunkline.dcp or of torch.
+bool is_of_dcp(const std::string& directory);
+
+// Whether the directory of a step holds files, and none that a save makes: other programs name theirs so too.
+bool is_foreign_step(const std::string& step_directory);
+
+// Whether the directory has a descriptor, or directories of steps that are not foreign.
 Result<bool> has_checkpoints(const std::string& directory);
+
+// What to do about a directory that is not one of checkpoints, though it may have something to do with them.
+std::string advice_for(const std::string& directory);
 
 // Fails with system (ENOTEMPTY) where the directory holds what others have put there and nothing of a
 // directory of checkpoints. Hidden files, lost+found, our lock and folders of runs that were set aside do

@@ -15,6 +15,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open_store.h"
+#include "checkpoint/own_directory.h"
 #include "os/replaceable.h"
 
 namespace trunkline::checkpoint {
@@ -65,6 +66,15 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
       system_error(EEXIST, fmt::format("making a folder aside-{} in {}", time, directory), directory));
 }
 
+Result<std::vector<std::uint64_t>> own_steps_in(const std::string& directory) {
+  auto steps = step_directories_in(directory);
+  if (!steps) return steps;
+  std::erase_if(*steps, [&](std::uint64_t step) {
+    return is_foreign_step(fmt::format("{}/{}", directory, step_directory(step)));
+  });
+  return steps;
+}
+
 }  // namespace
 
 Status check_can_be_set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before) {
@@ -81,7 +91,7 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
                 .path = volume});
     }
   }
-  const auto steps = step_directories_in(directory);
+  const auto steps = own_steps_in(directory);
   if (!steps) return std::unexpected(steps.error());
   for (const std::uint64_t step : *steps) {
     const std::string path = fmt::format("{}/{}", directory, step_directory(step));
@@ -129,7 +139,7 @@ Result<std::string> set_aside(const std::string& directory, const std::optional<
   if (!folder) return folder;
   if (auto written = write_store_descriptor(directory, after, before, changes); !written)
     return std::unexpected(written.error());
-  const auto steps = step_directories_in(directory);
+  const auto steps = own_steps_in(directory);
   if (!steps) return std::unexpected(steps.error());
   for (const std::uint64_t step : *steps) {
     const std::string name = step_directory(step);

@@ -220,7 +220,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   // Again, since it was not locked before.
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto settled = settle_earlier_steps(step); !settled) return std::unexpected(settled.error());
-  if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
+  if (auto own = check_own_step(directory_, step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
   known_.loaded.id = descriptor_.id;
   if (const auto device = device_of_directory(directory_)) device_ = *device;

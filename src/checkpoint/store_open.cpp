@@ -66,15 +66,16 @@ Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>
 }
 
 std::unexpected<Error> no_store(const std::string& directory, bool exists) {
-  return std::unexpected(
-      Error{.kind = ErrorKind::system,
-            .code = ENOENT,
-            .message = fmt::format("{} is not a directory of checkpoints: {}; name the directory that a "
-                                   "Checkpointer was given",
-                                   directory,
-                                   exists ? fmt::format("it has neither {} nor steps in it", kDescriptorFile)
-                                          : "it does not exist"),
-            .path = directory});
+  return std::unexpected(Error{
+      .kind = ErrorKind::system,
+      .code = ENOENT,
+      .message = exists ? fmt::format("{} is not a directory of checkpoints: it has neither {} nor steps "
+                                      "in it; {}",
+                                      directory, kDescriptorFile, advice_for(directory))
+                        : fmt::format("{} is not a directory of checkpoints: it does not exist; name the "
+                                      "directory that a Checkpointer was given",
+                                      directory),
+      .path = directory});
 }
 
 // Steps move once the directory has its new descriptor.
@@ -107,9 +108,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   if (options.if_missing == IfMissing::create) {
     if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
   } else if (!*recorded) {
-    const auto steps = step_directories_in(*path);
-    if (!steps) return std::unexpected(steps.error());
-    if (steps->empty()) return no_store(*path, device->has_value());
+    const auto ours = has_checkpoints(*path);
+    if (!ours) return std::unexpected(ours.error());
+    if (!*ours) return no_store(*path, device->has_value());
   }
   std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), Changes(options.watch)));
   store->device_ = *device;
@@ -259,7 +260,7 @@ void Store::start_over(bool fresh) {
 Status Store::check_continues(std::uint64_t step) {
   const auto guard = enter();
   if (fresh_) return {};
-  if (auto own = check_not_a_link(directory_, step); !own) return own;
+  if (auto own = check_own_step(directory_, step); !own) return own;
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);

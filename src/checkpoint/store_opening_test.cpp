@@ -106,6 +106,41 @@ TEST_F(StoreOpeningTest, AForeignDirectoryIsRefusedAndLeftAlone) {
   EXPECT_EQ(Store::open(directory(), {.if_missing = IfMissing::fail}).error().code, ENOENT);
 }
 
+TEST_F(StoreOpeningTest, StepsOfOthersAreLeftAlone) {
+  const std::string theirs = directory() + "/" + step_directory(7);
+  fs::create_directories(theirs);
+  std::ofstream(theirs + "/dcp.manifest") << "{}";
+  for (const IfMissing if_missing : {IfMissing::create, IfMissing::fail}) {
+    const auto refused = Store::open(directory(), {.if_missing = if_missing});
+    ASSERT_FALSE(refused);
+    for (const char* part :
+         {"step-00000007 is a checkpoint of torch.distributed", "trunkline.dcp.StorageReader"})
+      EXPECT_NE(refused.error().message.find(part), std::string::npos) << refused.error().message;
+  }
+  fs::rename(theirs, root_.file("theirs"));
+  save(*open(), 1);
+  fs::rename(root_.file("theirs"), theirs);  // as an earlier version let them be mixed
+  EXPECT_EQ(open()->begin(7, Steps{1}).error().code, EEXIST);
+  EXPECT_EQ(open()->check_continues(7).error().code, EEXIST);
+  save(*open({.fresh = true}), 2);
+  EXPECT_EQ(open()->steps(), Steps{2});
+  EXPECT_TRUE(fs::exists(theirs + "/dcp.manifest"));
+}
+
+TEST_F(StoreOpeningTest, ACopyOfAStepIsToldWhatToBeCalled) {
+  save(*open(), 12);
+  fs::copy(directory() + "/" + step_directory(12), root_.file("best"));
+  const auto refused = Store::open(root_.file("best"));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(
+      refused.error().message.find("a copy of step 12; put it into a directory of its own, as step-00000012"),
+      std::string::npos)
+      << refused.error().message;
+  const auto missing = Store::open(directory() + "/" + step_directory(12), {.if_missing = IfMissing::fail});
+  EXPECT_NE(missing.error().message.find("it is step 12 of " + directory()), std::string::npos)
+      << missing.error().message;
+}
+
 TEST_F(StoreOpeningTest, WhatDoesNotMakeADirectoryForeign) {
   fs::create_directory(directory());
   for (const char* name : {"run/.hidden", "run/lost+found", "run/lock"}) write(name);
