@@ -28,6 +28,14 @@ constexpr std::string_view kNotLoaded =
     "another directory, or fresh=True, which moves the earlier run into a folder of its own and deletes "
     "nothing";
 
+bool knows_all(const std::string& directory, std::span<const StepEntry> entries, const Continuation& known) {
+  return std::ranges::all_of(entries, [&](const StepEntry& entry) {
+    if (entry.commits.empty()) return true;
+    const auto commit = newest_commit(directory, entry);
+    return commit && known.knows(*commit);
+  });
+}
+
 }  // namespace
 
 Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry) {
@@ -77,7 +85,9 @@ Status check_own_step(const std::string& directory, std::uint64_t step) {
 
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
                        std::span<const StepEntry> entries, const Continuation& known) {
-  const bool is_same = known.loaded.id == id;
+  // Where the descriptor was removed (a scratch disk that is purged of old files), its checkpoints say as
+  // much.
+  const bool is_same = known.loaded.id == id || (id.empty() && knows_all(directory, entries, known));
   const bool started_over = !is_same && !known.is_empty();
   std::vector<std::uint64_t> steps;
   for (const StepEntry& entry : entries) {

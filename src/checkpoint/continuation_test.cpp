@@ -210,18 +210,35 @@ TEST_F(ContinuationTest, AnotherJobThatSavesMeanwhileIsFound) {
   EXPECT_EQ(refusal(*other, 2).code, EEXIST);
 }
 
-// Numbers of commits begin anew with each descriptor: what was known of the one before says nothing.
+// What was known of the descriptor before says nothing.
 TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
   const auto old = open();
   for (const std::uint64_t step : {1, 2, 3, 4}) save(*old, step);
   const auto fresh = open({.fresh = true});
   save(*fresh, 5);
-  EXPECT_EQ(fresh->read_manifest(5)->commit, 1U);
+  EXPECT_EQ(fresh->read_manifest(5)->commit, 5U) << "after those that were set aside";
   EXPECT_EQ(refusal(*old, 5).code, EEXIST);
   EXPECT_EQ(refusal(*old, 1).code, EEXIST);
   fs::remove_all(directory());
   save(*open(), 5);
   EXPECT_EQ(refusal(*fresh, 5).code, EEXIST);
+}
+
+// As of a scratch disk from which old files are purged.
+TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptorWhereItKnowsAllThatIsThere) {
+  const auto store = open();
+  for (const std::uint64_t step : {1, 2, 3}) save(*store, step, 2);
+  fs::remove(directory() + "/trunkline-checkpoints.json");
+  const auto other = Store::open(directory());
+  ASSERT_TRUE(other);
+  EXPECT_TRUE(store->check_continues(3));
+  save(*store, 4, 2);
+  save(*store, 4, 2);
+  EXPECT_EQ(store->steps(), (Steps{3, 4})) << "retention still counts them as its own";
+  EXPECT_TRUE(fs::exists(directory() + "/trunkline-checkpoints.json"));
+  save(**other, 9);
+  fs::remove(directory() + "/trunkline-checkpoints.json");
+  for (const std::uint64_t step : {5, 10}) EXPECT_EQ(refusal(*store, step).code, EEXIST) << "9 is of another";
 }
 
 // The number of a deleted commit is used again.

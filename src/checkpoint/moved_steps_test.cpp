@@ -111,6 +111,18 @@ TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideKeepsItsShards) {
   EXPECT_FALSE(is_first_whole());
 }
 
+TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideIsNotTheLatest) {
+  save(*open(), 50);
+  const auto store = open({.fresh = true});
+  save(*store, 9);
+  for (const auto& entry : fs::directory_iterator(directory())) {
+    if (is_aside_directory(entry.path().filename().string()))
+      fs::rename(entry.path() / step_directory(50), step(50));
+  }
+  EXPECT_EQ(store->steps(), (Steps{9, 50}));
+  EXPECT_EQ(store->latest(), 9U);
+}
+
 TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
   fs::copy(step(1), directory() + "/best", fs::copy_options::recursive);
   fs::create_directory(directory() + "/keep");

@@ -78,6 +78,29 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
             .path = directory});
 }
 
+std::uint64_t newest_commit_of(std::span<const StepEntry> entries) {
+  std::uint64_t newest = 0;
+  for (const StepEntry& entry : entries) {
+    if (!entry.commits.empty()) newest = std::max(newest, entry.commits.back());
+  }
+  return newest;
+}
+
+// Of the runs that were set aside, asked for at the first commit of the next one: a step that somebody moves
+// back from there is older than what that one saves, and not the latest.
+std::uint64_t newest_commit_aside(const std::string& directory, std::span<const StepEntry> entries) {
+  std::uint64_t newest = 0;
+  if (newest_commit_of(entries) > 0) return newest;
+  const auto names = names_in(directory);
+  if (!names) return newest;
+  for (const std::string& name : *names) {
+    if (!is_aside_directory(name)) continue;
+    if (const auto aside = list_steps(fmt::format("{}/{}", directory, name)))
+      newest = std::max(newest, newest_commit_of(*aside));
+  }
+  return newest;
+}
+
 Error volume_is_missing(const std::string& volume) {
   return Error{
       .kind = ErrorKind::system,
@@ -286,10 +309,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
     return invalid(fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, save_->step));
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  manifest.commit = 1;
-  for (const StepEntry& entry : *entries) {
-    if (!entry.commits.empty()) manifest.commit = std::max(manifest.commit, entry.commits.back() + 1);
-  }
+  manifest.commit = std::max(newest_commit_of(*entries), newest_commit_aside(directory_, *entries)) + 1;
   manifest.time = now();
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());

@@ -215,7 +215,7 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
     if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_); !goes_on)
       return goes_on;
     // Commits that are known of another descriptor say nothing: those of this one began anew.
-    if (known_.loaded.id != id) known_ = {};
+    if (!id.empty() && known_.loaded.id != id) known_ = {};
     return {};
   }
   if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); })) return {};
