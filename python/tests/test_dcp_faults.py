@@ -64,6 +64,34 @@ def test_replacing_the_checkpoint_of_another_process_warns_once(
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
 
 
+def save_without_collectives_in_another_process(
+    path: Path, run_script: Callable[..., str], *volumes: Path
+) -> None:
+    run_script(
+        "import sys, warnings, torch, trunkline as tl, torch.distributed.checkpoint as dcp\n"
+        "warnings.simplefilter('ignore')\n"
+        "writer = tl.dcp.StorageWriter(sys.argv[1], volumes=sys.argv[2:] or None)\n"
+        "dcp.save({'a': torch.ones(9)}, storage_writer=writer, use_collectives=False)",
+        str(path),
+        *map(str, volumes),
+    )
+
+
+def test_replacing_what_ranks_saved_without_collectives_warns_once(
+    tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    save_without_collectives_in_another_process(tmp_path, run_script)
+    held = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointException, match=r"already exists: .*dcp-rank00000\.manifest"):
+        save({"a": numbers(9)}, tmp_path, overwrite=False)
+    assert sorted(tmp_path.iterdir()) == held
+    with pytest.warns(RuntimeWarning, match="already holds a checkpoint"):
+        save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+    assert not set(held) & set(tmp_path.iterdir())
+
+
 def test_replacing_on_purpose_or_again_does_not_warn(tmp_path: Path, run_script: Callable[..., str]) -> None:
     save_in_another_process(tmp_path, run_script)
     save({"a": numbers(9)}, tmp_path, overwrite=True)
@@ -176,6 +204,34 @@ def test_a_volume_that_is_not_mounted(tmp_path: Path) -> None:
     shutil.rmtree(mount)
     save(state, path, overwrite=True)
     assert_same(load(blank(state), path), state)
+    assert len(list(path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("manifest", ["dcp.manifest", "dcp-rank00000.manifest"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_whatever_manifest_names_a_volume_that_is_not_mounted(
+    tmp_path: Path, run_script: Callable[..., str], manifest: str, damaged: bool
+) -> None:
+    """A manifest that is damaged may come back from a backup: what it may name is kept as well."""
+    volume, path, state = tmp_path / "volume", tmp_path / "ckpt", {"a": torch.ones(9)}
+    if manifest == "dcp.manifest":
+        save(state, path, volumes=[volume])
+    else:
+        save_without_collectives_in_another_process(path, run_script, volume)
+    contents = (path / manifest).read_bytes()
+    volume.rename(tmp_path / "unmounted")
+    if damaged:
+        (path / manifest).write_bytes(contents[:-1])
+    before = sorted(path.iterdir())
+    with pytest.raises(CheckpointException, match="mount its disk, or pass overwrite=True"):
+        save({"a": numbers(9)}, path)
+    assert sorted(path.iterdir()) == before
+    assert not volume.exists()
+    (path / manifest).write_bytes(contents)
+    (tmp_path / "unmounted").rename(volume)
+    assert_same(load(blank(state), path), state)
+    shutil.rmtree(volume)
+    save(state, path, overwrite=True)
     assert len(list(path.iterdir())) == 2
 
 
