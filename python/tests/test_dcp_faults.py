@@ -20,7 +20,7 @@ from support_dcp import assert_same, blank, failure, load, nested, numbers, save
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 
-from trunkline.dcp import _writer  # noqa: E402
+from trunkline.dcp import _request, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -327,6 +327,29 @@ def test_the_damaged_chunk_is_named(tmp_path: Path) -> None:
     assert (copy.file, copy.tensor, copy.chunk, str(copy)) == (str(shard), "second", 3, str(error))
     assert_same(load({"first": torch.zeros(MIB // 2)}, tmp_path), {"first": state["first"]})
     load(blank(state), tmp_path, verify=False)
+
+
+@pytest.mark.parametrize(("unknown", "changed"), [("c", False), ("d", True)])
+def test_an_item_that_is_not_stored_where_tensors_are_filled_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, changed: bool
+) -> None:
+    """Two tensors are held at once: the first two are filled when the fourth is looked up."""
+    monkeypatch.setattr(_request, "MOST_HELD_BYTES", 100_000)
+    state = {name: numbers(100, 100).t() for name in "abcd"}
+    save(state, tmp_path)
+    into = blank(state)
+    reader, planner = tl.dcp.StorageReader(tmp_path), DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(into, metadata, True)
+    plan = planner.create_local_plan()
+    plan.items.sort(key=lambda item: item.storage_index.fqn)
+    (index,) = (index for index in metadata.storage_data if index.fqn == unknown)
+    del metadata.storage_data[index]
+    reader.set_up_storage_reader(metadata, True)
+    with pytest.raises(tl.Corrupt, match=f"no file holds '{unknown}'") as caught:
+        reader.read_data(plan, planner)
+    assert torch.equal(into["a"], state["a"]) == changed
+    assert ("may now hold a mixture" in str(caught.value)) == changed
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "longer"])
