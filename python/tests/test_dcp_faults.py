@@ -20,7 +20,7 @@ from support_dcp import assert_same, blank, failure, load, nested, numbers, save
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 
-from trunkline.dcp import _writer  # noqa: E402
+from trunkline.dcp import _request, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -62,6 +62,34 @@ def test_replacing_the_checkpoint_of_another_process_warns_once(
         save({"a": numbers(9)}, tmp_path)
     save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+
+
+def save_without_collectives_in_another_process(
+    path: Path, run_script: Callable[..., str], *volumes: Path
+) -> None:
+    run_script(
+        "import sys, warnings, torch, trunkline as tl, torch.distributed.checkpoint as dcp\n"
+        "warnings.simplefilter('ignore')\n"
+        "writer = tl.dcp.StorageWriter(sys.argv[1], volumes=sys.argv[2:] or None)\n"
+        "dcp.save({'a': torch.ones(9)}, storage_writer=writer, use_collectives=False)",
+        str(path),
+        *map(str, volumes),
+    )
+
+
+def test_replacing_what_ranks_saved_without_collectives_warns_once(
+    tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    save_without_collectives_in_another_process(tmp_path, run_script)
+    held = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointException, match=r"already exists: .*dcp-rank00000\.manifest"):
+        save({"a": numbers(9)}, tmp_path, overwrite=False)
+    assert sorted(tmp_path.iterdir()) == held
+    with pytest.warns(RuntimeWarning, match="already holds a checkpoint"):
+        save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+    assert not set(held) & set(tmp_path.iterdir())
 
 
 def test_replacing_on_purpose_or_again_does_not_warn(tmp_path: Path, run_script: Callable[..., str]) -> None:
@@ -179,6 +207,34 @@ def test_a_volume_that_is_not_mounted(tmp_path: Path) -> None:
     assert len(list(path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("manifest", ["dcp.manifest", "dcp-rank00000.manifest"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_whatever_manifest_names_a_volume_that_is_not_mounted(
+    tmp_path: Path, run_script: Callable[..., str], manifest: str, damaged: bool
+) -> None:
+    """A manifest that is damaged may come back from a backup: what it may name is kept as well."""
+    volume, path, state = tmp_path / "volume", tmp_path / "ckpt", {"a": torch.ones(9)}
+    if manifest == "dcp.manifest":
+        save(state, path, volumes=[volume])
+    else:
+        save_without_collectives_in_another_process(path, run_script, volume)
+    contents = (path / manifest).read_bytes()
+    volume.rename(tmp_path / "unmounted")
+    if damaged:
+        (path / manifest).write_bytes(contents[:-1])
+    before = sorted(path.iterdir())
+    with pytest.raises(CheckpointException, match="mount its disk, or pass overwrite=True"):
+        save({"a": numbers(9)}, path)
+    assert sorted(path.iterdir()) == before
+    assert not volume.exists()
+    (path / manifest).write_bytes(contents)
+    (tmp_path / "unmounted").rename(volume)
+    assert_same(load(blank(state), path), state)
+    shutil.rmtree(volume)
+    save(state, path, overwrite=True)
+    assert len(list(path.iterdir())) == 2
+
+
 # A function, how often it is called until the process dies in it, and what is loaded then.
 PHASES = {
     "nothing written": ("trunkline.dcp._writer", "write_images", "before 1", "old"),
@@ -271,6 +327,29 @@ def test_the_damaged_chunk_is_named(tmp_path: Path) -> None:
     assert (copy.file, copy.tensor, copy.chunk, str(copy)) == (str(shard), "second", 3, str(error))
     assert_same(load({"first": torch.zeros(MIB // 2)}, tmp_path), {"first": state["first"]})
     load(blank(state), tmp_path, verify=False)
+
+
+@pytest.mark.parametrize(("unknown", "changed"), [("c", False), ("d", True)])
+def test_an_item_that_is_not_stored_where_tensors_are_filled_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, changed: bool
+) -> None:
+    """Two tensors are held at once: the first two are filled when the fourth is looked up."""
+    monkeypatch.setattr(_request, "MOST_HELD_BYTES", 100_000)
+    state = {name: numbers(100, 100).t() for name in "abcd"}
+    save(state, tmp_path)
+    into = blank(state)
+    reader, planner = tl.dcp.StorageReader(tmp_path), DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(into, metadata, True)
+    plan = planner.create_local_plan()
+    plan.items.sort(key=lambda item: item.storage_index.fqn)
+    (index,) = (index for index in metadata.storage_data if index.fqn == unknown)
+    del metadata.storage_data[index]
+    reader.set_up_storage_reader(metadata, True)
+    with pytest.raises(tl.Corrupt, match=f"no file holds '{unknown}'") as caught:
+        reader.read_data(plan, planner)
+    assert torch.equal(into["a"], state["a"]) == changed
+    assert ("may now hold a mixture" in str(caught.value)) == changed
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "longer"])

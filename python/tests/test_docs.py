@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import trunkline as tl
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
@@ -66,6 +68,24 @@ def test_example_runs(place: str, code: str, tmp_path: Path) -> None:
     run(place, code, tmp_path)
     if CHECKPOINTER.search(code):  # a training is restarted with the checkpoints that are there
         run(place, code, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_the_training_with_fsdp_continues_whatever_its_length(tmp_path: Path) -> None:
+    """A shorter second run must not replace steps of the first: the newest would then be an older run's."""
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    [(place, code)] = [(place, code) for place, code in BLOCKS if "fully_shard" in code]
+    for length in (4, 2):
+        assert code.count("first + 3") == 1
+        run(place, code.replace("first + 3", f"first + {length}"), tmp_path)
+    steps = sorted((tmp_path / "fsdp-run").iterdir())
+    assert [step.name for step in steps] == [f"step-{step:08d}" for step in range(6)]
+    for number, step in enumerate(steps):
+        state = {"optimizer": {"state": {"weight": {"step": torch.tensor(-1.0)}}}, "step": -1}
+        dcp.load(state, storage_reader=tl.dcp.StorageReader(step), no_dist=True)
+        assert state["step"] == number
+        assert state["optimizer"]["state"]["weight"]["step"] == number + 1  # each continued the one before
 
 
 def test_examples_use_directories_of_their_own() -> None:

@@ -42,7 +42,7 @@ def test_kinds(kind: str, code: int, expected: tuple[type[Exception], ...]) -> N
     assert isinstance(error, OSError)
     assert error.errno == (code or None)
     assert error.strerror == str(error) == "what happened"
-    assert error.filename == "/data/file"
+    assert error.filename == error.file == "/data/file"
     if isinstance(error, tl.Corrupt):
         error.tensor, error.chunk = "layer.weight", 7
     copy = pickle.loads(pickle.dumps(error))

@@ -9,9 +9,14 @@ class Error(OSError):
     """What went wrong, on which file, and what to try next.
 
     An OSError: `errno` (None where no errno fits), `strerror` (the message), `filename` (None where no file
-    is concerned). An error of a system call is also the builtin subclass for its errno, FileNotFoundError for
-    example.
+    is concerned; `file` is the same). An error of a system call is also the builtin subclass for its errno,
+    FileNotFoundError for example.
     """
+
+    @property
+    def file(self) -> Any:
+        """The path of the file that is concerned, as `filename`."""
+        return self.filename
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -26,11 +31,6 @@ class Corrupt(Error):
 
     tensor: str | None = None
     chunk: int | None = None
-
-    @property
-    def file(self) -> Any:
-        """The path of the corrupt file, as `filename`."""
-        return self.filename
 
 
 class Unsupported(Error):

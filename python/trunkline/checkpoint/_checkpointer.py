@@ -149,9 +149,10 @@ class Checkpointer:
         So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
         tensors are copied in the background, those of GPUs after what the current stream holds: they may
         change once handle.wait_staged() returned (buffers of BatchNorm change in the
-        next forward pass). The checkpoint exists, for good, once handle.wait() returned. A step that is there
-        already is replaced in one step. A RuntimeWarning tells of older ones that should go and cannot be
-        removed, or cannot be read.
+        next forward pass). If a tensor changes earlier, the checkpoint is a mixture of old and new values.
+        Checksums cannot notice it. The checkpoint exists, for good, once handle.wait() returned. A step that
+        is there already is replaced in one step. A RuntimeWarning tells of older ones that should go and
+        cannot be removed, or cannot be read.
 
         Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
         later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and

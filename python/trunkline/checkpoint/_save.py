@@ -66,7 +66,8 @@ def save_async(
     """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
 
     The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
-    else of `obj` is looked at after this function returned. If the memory of a tensor is resized or freed
+    else of `obj` is looked at after this function returned. If a tensor changes earlier, the file is a
+    mixture of old and new values. Checksums cannot notice it. If the memory of a tensor is resized or freed
     before, the save fails, or the process crashes where that happens while the memory is read. A state larger
     than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
     as long as writing all but the last of it. The file appears when handle.wait() would return.

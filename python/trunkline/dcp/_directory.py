@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trunkline._core import fsync_directory
-from trunkline.dcp._stored import is_data_file_name, leftovers, list_torch_metadata
+from trunkline.dcp._stored import (
+    is_data_file_name,
+    is_rank_manifest_name,
+    leftovers,
+    list_torch_metadata,
+    manifest_name,
+)
 
 
 def make_directory(path: Path, *, durable: bool) -> None:
@@ -79,6 +85,18 @@ def remove_torch_metadata(directory: Path, *, durable: bool) -> None:
 def list_leftovers(directory: Path) -> list[str]:
     """Names of all files that saves made in a directory, but for the manifest of all ranks."""
     return leftovers(os.listdir(directory))  # noqa: PTH208 - names, not paths
+
+
+def list_manifests(directory: Path) -> list[str]:
+    """Names of the manifests by which a directory holds a checkpoint: the common one, or else those of ranks.
+
+    The manifest of a rank beside the common one is left of an older save.
+    """
+    if (directory / manifest_name(None)).exists():
+        return [manifest_name(None)]
+    if not directory.is_dir():
+        return []
+    return sorted(filter(is_rank_manifest_name, os.listdir(directory)))  # noqa: PTH208 - names, not paths
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import uuid
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,10 @@ class StorageReader(Endpoint, TorchStorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank into the planner's tensors; the future that is returned is done."""
         requests = (make_request(item, self._stored, planner, str(self._given)) for item in plan.items)
-        for group in groups(requests):
-            with partly_filled("the state that is loaded into", ""):
+        parts = groups(requests)
+        first = list(islice(parts, 1))  # an error before this has changed no tensor
+        with partly_filled("the state that is loaded into", ""):
+            for group in chain(first, parts):
                 self._read_group(group)
                 for request in group:
                     request.hand_over(planner)

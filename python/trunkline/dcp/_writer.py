@@ -34,7 +34,6 @@ from trunkline.dcp._stored import (
     StoredItem,
     checkpointer_file,
     directory_argument,
-    is_rank_manifest_name,
     list_torch_metadata,
     manifest_name,
     new_data_file_name,
@@ -115,15 +114,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
         self._refuse_checkpointer()
-        self._refuse_unmounted()
+        manifests = self._manifests_to_replace()
+        self._refuse_to_replace(manifests)
+        self._refuse_unmounted(manifests)
         for directory in (self._directory, *self._volumes):
             _directory.make_directory(directory, durable=self._durable)
         self._refuse_other_format()
         leftovers = _directory.list_leftovers(self._directory)
-        self._refuse_to_replace(leftovers)
         if self._is_coordinator or not self._use_collectives:
             check_replaceable(self._manifest_path())  # else all would be written before it fails
-        self._warn_of_replacing()
+        self._warn_of_replacing(manifests)
         self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
         return plan
 
@@ -186,21 +186,28 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 str(self._directory),
             )
 
-    def _refuse_unmounted(self) -> None:
+    def _manifests_to_replace(self) -> list[Path]:
+        """Return the manifests of the checkpoint that this save would replace; none where there is none.
+
+        Without collectives those of other ranks are left alone: they may be of this very save.
+        """
+        manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
+        if self._use_collectives:
+            return manifests
+        replaced = (manifest_name(None), manifest_name(self._rank))
+        return [manifest for manifest in manifests if manifest.name in replaced]
+
+    def _refuse_unmounted(self, manifests: list[Path]) -> None:
         """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
-        if self._overwrite or not self._is_coordinator or not self._directory.is_dir():
+        if self._overwrite or not self._is_coordinator or not manifests:
             return
         names = sorted(_directory.list_leftovers(self._directory))
         missing = {name: _directory.missing_target(self._directory / name) for name in names}
         if not any(missing.values()):
             return
-        try:
-            stored = read_manifest(self._directory / manifest_name(None)).storage_data
-        except (FileNotFoundError, Corrupt, Format):  # they are left of a save that did not end
-            return
-        used = {item.file.name for item in stored.values() if item.file is not None}
+        used = {name for manifest in manifests for name in _files_of(manifest, names)}
         for name, target in missing.items():
-            if name in used and target is not None:
+            if name in used and target is not None:  # others are left of a save that did not end
                 raise Error(
                     None,
                     f"cannot save to {self._directory}: {name} of the checkpoint that it holds is in "
@@ -224,25 +231,20 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             str(held),
         )
 
-    def _refuse_to_replace(self, leftovers: list[str]) -> None:
-        held = self._directory / manifest_name(None)
-        if not held.exists():
-            ranks = [name for name in leftovers if is_rank_manifest_name(name)]
-            if not ranks or (not self._use_collectives and manifest_name(self._rank) not in ranks):
-                return
-            held = self._directory / ranks[0]
-        if self._use_collectives and self._overwrite is not False:
+    def _refuse_to_replace(self, manifests: list[Path]) -> None:
+        if not manifests or (self._use_collectives and self._overwrite is not False):
             return
+        held = manifests[0]
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
 
-    def _warn_of_replacing(self) -> None:
+    def _warn_of_replacing(self, manifests: list[Path]) -> None:
         """Warn of replacing a checkpoint that this process has not saved: it may be of another run."""
         directory = str(self._directory)
         if self._overwrite is not None or not self._is_coordinator or directory in _known_directories:
             return
-        if self._manifest_path().exists():
+        if manifests:
             _known_directories.add(directory)
             warnings.warn(
                 f"{directory} already holds a checkpoint, which this save replaces when it is complete. To "
@@ -383,6 +385,17 @@ def _image_of(path: str, nbytes: int, share: list[_Bytes], offsets: list[int]) -
 
 def _packed(sums: list[int]) -> bytes:
     return b"".join(value.to_bytes(4, "little") for value in sums)
+
+
+def _files_of(manifest: Path, names: list[str]) -> set[str]:
+    """Return the files that a manifest refers to: any of `names` if it is damaged, or of a newer version."""
+    try:
+        stored = read_manifest(manifest).storage_data
+    except FileNotFoundError:  # another save has replaced it meanwhile
+        return set()
+    except (Corrupt, Format):
+        return set(names)
+    return {item.file.name for item in stored.values() if item.file is not None}
 
 
 def _names_of(results: Iterable[WriteResult]) -> list[str]:
