@@ -156,9 +156,12 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
     const bool gone = error.code == ENOENT || error.code == ENOTDIR;
     const auto why =
         gone ? why_gone(manifest_.volumes[shard.volume], directory_, manifest_.step) : std::nullopt;
+    // Beside its manifest no disk is missing.
+    const bool is_beside = manifest_.volumes[shard.volume] == kOwnVolume;
     report({.kind = Mismatch::Kind::missing, .shard = index, .bytes = shard.bytes},
            gone ? fmt::format("it is missing ({}){}", errno_name(error.code),
-                              why ? ": " + *why : std::string(", is its disk mounted?"))
+                              why ? ": " + *why
+                                  : std::string(is_beside ? ": it was removed" : ", is its disk mounted?"))
                 : error.message);
   } else if (*size != shard.bytes) {
     report({.kind = Mismatch::Kind::size, .shard = index, .bytes = *size},

@@ -39,11 +39,12 @@ int main(int argc, char** argv) {
     CLI::App app("Tensors between NVMe and memory at the speed of the hardware", "trunkline");
     app.set_version_flag("--version", TRUNKLINE_VERSION);
     app.require_subcommand(1);
-    app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
     std::function<int()> chosen;
     add_doctor(app, chosen);
     add_bench(app, chosen);
     add_checkpoint(app, chosen);
+    // After the subcommands, which would take it over.
+    app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
     try {
       app.parse(argc, argv);
     } catch (const CLI::RequiredError& error) {

@@ -19,7 +19,8 @@ int adopt_volumes(const CheckpointArguments& arguments) {
     text += fmt::format("{} belongs to {}\n", printable(volume), printable((*store)->directory()));
   for (const std::string& volume : adopted->missing)
     print_problem(fmt::format("{} is missing: mount its disk, and run this again", volume));
-  if (adopted->volumes.empty() && adopted->missing.empty()) text = "no volumes: its shards lie in it\n";
+  if (adopted->volumes.empty() && adopted->missing.empty())
+    text = "nothing to adopt: the directory has no volumes\n";
   return print(arguments, document, text, adopted->missing.empty());
 }
 

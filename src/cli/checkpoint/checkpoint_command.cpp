@@ -31,14 +31,15 @@ std::string objection_to_step(const std::string& text) {
 }
 
 CLI::Option* add_step(CLI::App& command, const Arguments& arguments) {
-  return command.add_option("--step", arguments->step, "Its step [the latest]")
+  return command.add_option("--step", arguments->step, "Number of the step [the latest]")
       ->check(CLI::Validator(objection_to_step, "STEP"));
 }
 
 }  // namespace
 
 void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
-  CLI::App* const group = app.add_subcommand("checkpoint", "Look into directories of checkpoints");
+  CLI::App* const group =
+      app.add_subcommand("checkpoint", "List, verify and clean up directories of checkpoints");
   group->require_subcommand(1);
   const auto arguments = std::make_shared<CheckpointArguments>();
   const auto add = [&](const char* name, const char* description, int (*action)(const CheckpointArguments&)) {
@@ -51,7 +52,7 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   CLI::Option* const step = add_step(*verify, arguments);
   verify->add_flag("--all", arguments->all, "Verify all steps")->excludes(step);
   CLI::App* const collect =
-      add("gc", "Remove what saves that were cut off have left; never a checkpoint", collect_debris);
+      add("gc", "Remove leftovers of interrupted saves; never a checkpoint", collect_debris);
   collect->add_flag("--dry-run", arguments->dry_run, "Only say what would be removed");
   collect->add_flag("--orphaned", arguments->orphaned,
                     "Also shards on volumes whose step was moved out of DIR, or removed, by hand");

@@ -76,8 +76,9 @@ std::string to_text(const std::string& directory, const Manifest& manifest) {
     }
     text += tensors.render() + "\n";
   }
-  return text + fmt::format("{} in {} tensors and {} shards\n", format_bytes(bytes_to_verify(manifest)),
-                            manifest.tensors.size(), manifest.shards.size());
+  return text + fmt::format("{} in {} tensor{} and {} shard{}\n", format_bytes(bytes_to_verify(manifest)),
+                            manifest.tensors.size(), manifest.tensors.size() == 1 ? "" : "s",
+                            manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
 }
 
 }  // namespace

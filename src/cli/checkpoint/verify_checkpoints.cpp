@@ -52,11 +52,12 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
                            {"bytes", report.bytes},
                            {"seconds", seconds},
                            {"mismatches", Json::array()}},
-                  .text = fmt::format("step {}: {}, {} in {} shards, {}\n", manifest.step,
+                  .text = fmt::format("step {}: {}, {} in {} shard{}, {}\n", manifest.step,
                                       ok ? "whole"
                                          : fmt::format("damaged, {} finding{}", report.mismatches.size(),
                                                        report.mismatches.size() == 1 ? "" : "s"),
                                       format_bytes(report.bytes), manifest.shards.size(),
+                                      manifest.shards.size() == 1 ? "" : "s",
                                       format_rate(static_cast<double>(report.bytes) / seconds))};
   for (const Mismatch& each : report.mismatches) {
     verdict.json["mismatches"].push_back(to_json(each));
