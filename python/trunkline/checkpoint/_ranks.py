@@ -18,7 +18,7 @@ from typing import Any
 from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
-from trunkline.checkpoint._meeting import Failures, Meeting, silent
+from trunkline.checkpoint._meeting import Failures, Meeting, check_stopped, silent
 from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error
 
 __all__ = ["Exchange", "GroupRanks", "RankError", "Ranks", "rank_error"]
@@ -186,6 +186,7 @@ class Exchange:
         self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
         self._met_failure = False  # which is no news to others
         self._keys: dict[str, None] = {}  # that this rank knows of
+        self._stopped = False  # by stop()
         self._ended = Flag()
         self._silent = Flag()
         self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
@@ -215,6 +216,13 @@ class Exchange:
             exchanges, ranks = self._exchanges, 1 + len(self._met)
             start_thread(lambda: exchanges.leave(number, ranks, keys), Flag())  # the interpreter waits for it
 
+    def stop(self) -> None:
+        """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
+
+        It tells the others nothing: who raises has to.
+        """
+        self._stopped = True
+
     @property
     def has_met(self) -> bool:
         """Whether this rank can post."""
@@ -225,9 +233,11 @@ class Exchange:
 
         Rank 0 raises RankError when one is in another call, has failed in this one, or has not come to any
         for `timeout` seconds. The other ranks wait for rank 0: they raise RankError, and return what they
-        heard of rank 0 when it is in another call or failed, by fail().
+        heard of rank 0 when it is in another call or failed, by fail(). All raise Cancelled after stop().
         """
-        meeting = Meeting(self._attempts, self._exchanges.failures, self._attempt, self._timeout)
+        meeting = Meeting(
+            self._attempts, self._exchanges.failures, self._attempt, self._timeout, lambda: self._stopped
+        )
         self._met, self._settled = meeting.met, meeting.settled
         try:
             if self.rank == 0:
@@ -266,7 +276,7 @@ class Exchange:
     def read(self, topic: str, rank: int) -> Any:
         """Wait for the message of `rank`; return its failure if it failed without one.
 
-        Raises RankError when it has shown no sign of life for `timeout` seconds.
+        Raises RankError when it has shown no sign of life for `timeout` seconds; Cancelled after stop().
         """
         key = self._key(topic, rank)
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
@@ -276,6 +286,7 @@ class Exchange:
             first = self._get(key)
             if first is not None:
                 return self._whole(key, first)
+            check_stopped(lambda: self._stopped, self._attempt.call)
             now = time.monotonic()
             if now - looked > self._beat_seconds:
                 looked = now
