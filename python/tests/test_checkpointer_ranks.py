@@ -370,6 +370,18 @@ def test_volumes_that_are_given_on_all_ranks(crew: RankProcesses, directory: Pat
     assert_only(directory, {0: 0, 1: 1, 2: 2, 3: 3})
 
 
+def test_a_failed_clean_up_fails_the_opening_on_no_rank(
+    crew: RankProcesses, directory: Path, tmp_path: Path
+) -> None:
+    save_alone(directory, 1, 1, volumes=[tmp_path / "v"])
+    (home,) = tmp_path.glob("v/*/home")
+    home.write_bytes(home.read_bytes()[:-1] + b"x")
+    begun = time.monotonic()
+    assert crew.all("open", str(directory), timeout=LONG) == [[1]] * 3
+    assert crew.all("latest_loaded") == [1] * 3
+    assert time.monotonic() - begun < LONG / 2
+
+
 def test_an_error_that_one_rank_has_seen_and_the_others_not(crew: RankProcesses, directory: Path) -> None:
     """They go on together: none waits for the next save alone."""
     crew.all("open", str(directory), timeout=LONG)

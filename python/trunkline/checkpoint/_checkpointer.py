@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -33,7 +32,7 @@ from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
-from trunkline.checkpoint._step_save import Place, StepSave, patiently, warnings_of
+from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_without_failing, warnings_of
 from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
@@ -104,7 +103,7 @@ class Checkpointer:
         Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
         where it cannot be read. Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
-        directory.
+        directory, and of what could not be cleaned up.
         """
         keep = keep_argument(keep)
         fresh = bool_argument(fresh, "fresh")
@@ -128,17 +127,8 @@ class Checkpointer:
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         self._place.rebase()
         if self._ranks.rank == 0:
-            # What a crash left behind; nothing while another process saves here.
-            try:
-                problems = store.collect_if_used()["problems"]
-            except Error as error:
-                if isinstance(error, Unsupported):  # a copy: what it can load, the original may remove
-                    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-                elif error.errno not in _READ_ONLY:
-                    raise
-                problems = []
-            for text in warnings_of(problems, store.directory):
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            for text in _collect(store):
+                warn_without_failing(text, 3)
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -466,7 +456,7 @@ class Checkpointer:
                 continue
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
-                warnings.warn(f"{last._what}: {last._error}", RuntimeWarning, stacklevel=5)
+                warn_without_failing(f"{last._what}: {last._error}", 6)
             if not last._observed:
                 try:
                     last.wait()
@@ -594,6 +584,21 @@ class Checkpointer:
             return heard(exchange, "agreed", but)["this"]
 
         return together(exchange, agree)
+
+
+def _collect(store: Any) -> list[str]:
+    """Remove what a crash left behind; nothing while another process saves here. Return what to warn of.
+
+    Nothing here makes the opening fail, since reading needs none of it: save() raises what keeps it from
+    saving. With several ranks, rank 0 alone would fail, and the others would wait for it.
+    """
+    try:
+        problems: list[OSError] = store.collect_if_used()["problems"]
+    except Unsupported as error:  # a copy: what it can load, the original may remove
+        return [str(error)]
+    except OSError as error:
+        problems = [] if error.errno in _READ_ONLY else [error]
+    return warnings_of(problems, store.directory)
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

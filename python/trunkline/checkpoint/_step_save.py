@@ -68,9 +68,10 @@ def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
     ]
 
 
-def _warn_without_failing(text: str) -> None:
+def warn_without_failing(text: str, stacklevel: int) -> None:
+    """Warn of what must not make a save or an opening fail; `stacklevel`: as of warnings.warn here."""
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
     except RuntimeWarning:  # a filter makes exceptions of warnings
         print(f"RuntimeWarning: {text}", file=sys.stderr)
 
@@ -228,7 +229,7 @@ class StepSave:
         finally:
             store.release()
         for text in warnings_of(problems, store.directory):
-            _warn_without_failing(text)
+            warn_without_failing(text, 4)
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
