@@ -205,6 +205,12 @@ class Rank:
         made = self.checkpointers[""]
         made._place.store = _Replaced(made._place.store, directory, step, times)
 
+    def verify_while_removed(self, directory: str, step: int) -> None:
+        """Verify the last checkpoint, which another job removes before its manifest is opened."""
+        made = self.checkpointers[""]
+        made._place.store = _Removed(made._place.store, directory, step)
+        made.verify()
+
     def slow_to_read(self, topic: str, seconds: float) -> None:
         """Look for a message only after a while."""
         read = Exchange.read
@@ -276,6 +282,22 @@ class _Replaced:
             other = tl.Checkpointer(self._directory, process_group=False)
             other.load()
             other.save(self._step, make_state(seed, 1), block=True)
+        return self._store.open_manifest(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _Removed:
+    """A store one of whose steps another job removes before its manifest is opened."""
+
+    def __init__(self, store: Any, directory: str, step: int) -> None:
+        self._store, self._directory, self._step = store, directory, step
+
+    def open_manifest(self, step: int) -> Any:
+        other = tl.Checkpointer(self._directory, process_group=False)
+        if self._step in other.steps():
+            other.delete(self._step)
         return self._store.open_manifest(step)
 
     def __getattr__(self, name: str) -> Any:

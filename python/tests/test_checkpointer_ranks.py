@@ -232,6 +232,15 @@ def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, direct
     assert all("another process saves into the directory" in error.message for error in failed.values())
 
 
+def test_a_step_that_is_removed_while_one_rank_verifies(crew: RankProcesses, directory: Path) -> None:
+    """verify() concerns each rank by itself, and takes the last checkpoint that is left."""
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    for step in (1, 2):
+        crew.all("save", step, {"seed": step}, block=True)
+    crew.one(1, "verify_while_removed", str(directory), 2)
+    assert crew.all("latest_loaded") == [1] * 3
+
+
 def test_ranks_that_loaded_different_checkpoints_save_no_mixture(
     crew: RankProcesses, directory: Path
 ) -> None:

@@ -231,14 +231,22 @@ class Checkpointer:
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
-                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
+                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None, together)
                 if together:
                     raise self._not_the_same(self._ranks.rank, chosen) from None
 
     def _instead_of(
-        self, step: int, manifest: CheckpointManifest | None, path: str, why: str, any_step: bool
+        self,
+        step: int,
+        manifest: CheckpointManifest | None,
+        path: str,
+        why: str,
+        any_step: bool,
+        together: bool = False,
     ) -> int | None:
         """Return the step to read once something of `step` was not found; None: there is none any more.
+
+        together: all ranks read it, so that this one cannot take another.
 
         FileNotFoundError tells callers that there is nothing to go on from, so that it is raised only where
         the step is gone, as a whole, and it alone was asked for.
@@ -248,9 +256,9 @@ class Checkpointer:
         except FileNotFoundError:
             if not any_step:
                 raise
-            if self._ranks.size == 1:  # another process removed it, since there is a later one
-                return self.latest()
-            raise self._not_there(self._ranks.rank, step) from None
+            if together:
+                raise self._not_there(self._ranks.rank, step) from None
+            return self.latest()  # another process removed it, since there is a later one
         # The number of a commit is used again once that is deleted; the names of shards are not.
         if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
             return step  # another process replaced it
