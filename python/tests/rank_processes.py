@@ -75,8 +75,8 @@ class Rank:
     def change_directory(self, directory: str) -> None:
         os.chdir(directory)
 
-    def make_group(self, ranks: list[int]) -> None:
-        self.groups.setdefault(tuple(ranks), dist.new_group(ranks))
+    def make_group(self, ranks: list[int], seconds: float = REPLY_SECONDS) -> None:
+        self.groups.setdefault(tuple(ranks), dist.new_group(ranks, timedelta(seconds=seconds)))
 
     def open(self, directory: str, name: str = "", group: Any = None, **options: Any) -> list[int]:
         if group is not None:

@@ -368,6 +368,18 @@ def test_ranks_whose_options_differ(
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_opens_alone(directory: Path, odd: int) -> None:
+    """It waits as long as the process group does."""
+    with RankProcesses(2) as ranks:
+        ranks.all("make_group", [0, 1], TIMEOUT)
+        (failed,) = ranks.failures("open", str(directory), group=[0, 1], ranks=[odd]).values()
+    assert failed.is_ours
+    assert f"opening {directory} on rank {odd}: " in failed.message
+    assert "not all opened a Checkpointer (is it inside `if rank == 0:`?)" in failed.message
+    assert "process_group=False" in failed.message
+
+
 def test_volumes_that_are_given_on_all_ranks(crew: RankProcesses, directory: Path, tmp_path: Path) -> None:
     """Each time anew, while rank 0 collects what a crash left: nobody else needs the directory's lock."""
     disks = [str(tmp_path / f"disk{number}") for number in range(2)]

@@ -102,7 +102,8 @@ class Checkpointer:
 
         Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
-        where it cannot be read. Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
+        where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
+        Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
         directory, and of what could not be cleaned up.
         """
         keep = keep_argument(keep)
@@ -115,7 +116,7 @@ class Checkpointer:
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = _names_of(volumes)
-        self._ranks = _ranks_of(process_group, timeout)
+        self._ranks = _ranks_of(process_group, timeout, self.directory)
         chosen = _writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
         self._turn = Turn()
@@ -618,7 +619,7 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
     return [absolute_path(volume, "volumes") for volume in items]
 
 
-def _ranks_of(process_group: Any, timeout: float) -> Ranks:
+def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
     if process_group is False:
         return Ranks()
     if process_group is None:
@@ -632,7 +633,7 @@ def _ranks_of(process_group: Any, timeout: float) -> Ranks:
                     "process_group=False if each saves to a directory of its own"
                 )
             return Ranks()
-    return GroupRanks(process_group, timeout)
+    return GroupRanks(process_group, timeout, str(directory))
 
 
 def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:

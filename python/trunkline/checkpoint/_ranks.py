@@ -15,6 +15,7 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any
 
+from trunkline._errors import Error
 from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
@@ -54,8 +55,11 @@ class Ranks:
 class GroupRanks(Ranks):
     """The ranks of a torch.distributed process group. Making one is a collective operation."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
-        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead."""
+    def __init__(self, group: Any, timeout: float, subject: str) -> None:
+        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead.
+
+        `subject`: what is opened, for messages. Raises Error where the ranks do not find each other.
+        """
         import os
         import secrets
         import socket
@@ -78,7 +82,16 @@ class GroupRanks(Ranks):
             raise ValueError("process_group: this process is not one of its ranks")
         mine = (secrets.token_hex(8), socket.gethostname(), os.environ.get("GROUP_RANK", ""))
         every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, mine, group=group)
+        try:
+            dist.all_gather_object(every, mine, group=group)
+        except RuntimeError as error:  # of any backend, after a timeout of its own
+            raise Error(
+                None,
+                f"opening {subject} on rank {self.rank}: the ranks of the process group could not reach each "
+                "other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. Open it "
+                "on all ranks, or pass process_group=False where one rank saves alone. The process group's "
+                f"own error: {error}",
+            ) from error
         machines = list(dict.fromkeys(each[1:] for each in every))
         self.nodes = tuple(machines.index(each[1:]) for each in every)
         store = default = _get_default_store()
