@@ -169,12 +169,16 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait for the save that is under way, if there is one, and raise its error.
 
+        One that was cancelled has none; its handle raises Cancelled.
+
         Raises Error at once in a signal handler that interrupted a save() of this thread.
         """
         self._turn.check("wait", self.directory, during="save")
         last = self._under_way()
         if last is not None:
-            last.wait()
+            last._done.wait()
+            if not last._was_cancelled():
+                last.wait()
 
     def load(
         self,

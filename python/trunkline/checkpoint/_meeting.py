@@ -35,7 +35,7 @@ def silent(rank: int, timeout: float) -> RankError:
 def check_stopped(stopped: Callable[[], bool], call: str) -> None:
     """Raise Cancelled where this rank gave up a call while it waited for others."""
     if stopped():
-        raise Cancelled(None, f"{call} was cancelled while this rank waited for other ranks")
+        raise Cancelled(None, f"{call} was cancelled while it waited for other ranks")
 
 
 class Failures:

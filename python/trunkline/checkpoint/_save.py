@@ -226,6 +226,8 @@ class SaveHandle:
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
+            if isinstance(self._error, Cancelled):
+                self._error = Cancelled(None, f"{self._what}: {self._error}")
             _failed.append(self)
         finally:
             if self._files is not None:
@@ -275,6 +277,10 @@ class SaveHandle:
             job.cancel()
         if files is not None:
             files.cancel()
+
+    def _was_cancelled(self) -> bool:
+        """Whether it is over, and ended by cancel() alone."""
+        return self._cancelled and isinstance(self._error, Cancelled | RankError)
 
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""

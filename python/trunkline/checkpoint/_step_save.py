@@ -209,8 +209,8 @@ class StepSave:
             # too late.
             raise Cancelled(
                 None,
-                f"{error}, once it had written its share: the checkpoint exists if rank 0 commits it all the "
-                "same, which latest() says",
+                f"{error}, after this rank had written its share: the checkpoint exists if rank 0 commits it "
+                "all the same, which latest() says",
             ) from None
 
     def cancel(self) -> None:
