@@ -56,7 +56,11 @@ def cause(exchange: Exchange, error: BaseException) -> BaseException:
 
 
 def give_up(exchange: Exchange, error: BaseException) -> None:
-    """Tell the others that this rank failed, and end the exchange."""
+    """Tell the others that this rank failed, and end the exchange, unless it is over."""
+    if (
+        exchange.is_over
+    ):  # they know what came of it: a save may have succeeded when its caller is interrupted
+        return
     failure = _failure(exchange, error)
     exchange.fail(failure)
     try:

@@ -178,7 +178,11 @@ class Exchanges:
 
 
 class Exchange:
-    """Messages of one call. A context: signs of life begin and end with it. Used from one thread.
+    """Messages of one call. A context: signs of life begin and end with it.
+
+    Used by one thread at a time, but for stop(). A save hands it over once: the thread that calls save()
+    enters it, that of the save does the rest and ends it. Where that one never began, or is over, the caller
+    ends it.
 
     Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
     """
@@ -235,6 +239,11 @@ class Exchange:
         It tells the others nothing: who raises has to.
         """
         self._stopped = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended: the others know what came of it, and there is nothing more to tell."""
+        return self._ended.is_set()
 
     @property
     def has_met(self) -> bool:
