@@ -260,6 +260,9 @@ _BEGINNING = {
     function.__code__
     for function in (
         tl.Checkpointer._begin_together,
+        tl.Checkpointer._begin,
+        StepSave.__init__,
+        SaveHandle.start,
         GroupRanks.exchange,
         Exchanges.begin,
         Exchange.__init__,
