@@ -146,7 +146,9 @@ class Checkpointer:
 
         Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
         later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
-        where another job has saved there meanwhile from handle.wait().
+        where another job has saved there meanwhile from handle.wait(). That also raises Error with ENOSPC or
+        EDQUOT where there is no space, and RankError, which names the rank, where another one fails, dies or
+        makes another call. Earlier checkpoints stay intact.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
 
@@ -204,8 +206,10 @@ class Checkpointer:
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
         on that. ValueError where `into` does not fit: it needs every key of the state. load() without
-        a step is collective on a process group, whose ranks agree on the step; load(step) concerns this rank
-        alone. Each reads for itself. Waits for a save that is under way.
+        a step is collective on a process group, whose ranks agree on the checkpoint; RankError (an Error that
+        says `rank`) where one fails, does not come, or, after several attempts, still finds another
+        checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
+        Each reads for itself. Waits for a save that is under way.
         """
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
@@ -376,7 +380,8 @@ class Checkpointer:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
         Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
-        FileNotFoundError when there is no such checkpoint.
+        FileNotFoundError when there is no such checkpoint; Error where a file cannot be read. Concerns this
+        rank alone.
         """
         chosen = self.latest() if step is None else step_argument(step)
         while True:
@@ -405,7 +410,8 @@ class Checkpointer:
 
         Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
         saves, Unsupported in a copy whose shards belong to the original. Collective on a process group: these
-        are raised on rank 0; other ranks raise RankError, which says what rank 0 met.
+        are raised on rank 0; other ranks raise RankError, which says what rank 0 met, and all do where a rank
+        dies or makes another call.
         Waits for a save that is under way.
         """
         chosen = step_argument(step)
