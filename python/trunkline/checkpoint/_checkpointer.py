@@ -176,9 +176,9 @@ class Checkpointer:
         Raises Error at once in a signal handler that interrupted a save() of this thread.
         """
         self._turn.check("wait", self.directory, during="save")
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
             if not last._was_cancelled():
                 last.wait()
 
@@ -216,9 +216,9 @@ class Checkpointer:
         target = device_argument(device)
         self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         together = step is None and self._ranks.size > 1
         chosen = self.latest() if step is None else step_argument(step, "; pass a state to fill as into=")
         if together:
@@ -416,9 +416,9 @@ class Checkpointer:
         """
         chosen = step_argument(step)
         self._turn.check("delete", self.directory, during="save" if self._ranks.size == 1 else "")
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
@@ -434,7 +434,7 @@ class Checkpointer:
             return self._begin(step, state, block, exchange)
         except BaseException as error:
             # A save that has begun, when a signal handler raises, goes on and ends its exchange itself.
-            goes_on = self._last is not before and self._under_way() is not None
+            goes_on = self._last is not before and self._last_save() is not None
             if exchange is not None and not goes_on:
                 give_up(exchange, error)
             raise
@@ -466,10 +466,10 @@ class Checkpointer:
 
     def _wait_for_last(self, step: int) -> None:
         """Wait for the save before, and those of signal handlers meanwhile; raise what nobody has seen."""
-        while (last := self._under_way()) is not None:
+        while (last := self._last_save()) is not None:
             if self._ranks.size == 1:  # others would have to save in their handlers at the same point
                 self._turn.pause()
-            last._done.wait()
+            last._join()
             self._turn.begin(f"save({step})")
             if self._last is not last:
                 continue
@@ -493,17 +493,20 @@ class Checkpointer:
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run."""
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         if self._ranks.rank == 0:
             self._place.store.start_over(self._fresh)
         self._continues = False
         self._place.loaded.clear()
 
-    def _under_way(self) -> SaveHandle | None:
-        """Return the last save, which may be over, unless it never began."""
-        return self._last if self._last is not None and self._last._started else None
+    def _last_save(self) -> SaveHandle | None:
+        """Return the save that was started last, which may be over; None where there is none to wait for."""
+        last = self._last  # read once: a signal handler or another thread may replace it
+        return last if last is not None and last._started else None
+
+    _under_way = _last_save  # for the Trainer and Lightning
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""

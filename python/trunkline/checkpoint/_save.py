@@ -199,7 +199,7 @@ class SaveHandle:
                 self._end()
             else:
                 self.cancel()
-                self._done.wait()
+                self._join()
             self._observed = True
             raise
 
@@ -264,6 +264,10 @@ class SaveHandle:
         """
         self._wait(self._done, timeout)
 
+    def _join(self) -> None:
+        """Wait until it is over, saved or not, without raising or observing its error."""
+        self._done.wait()
+
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
 
@@ -293,7 +297,7 @@ class SaveHandle:
             self.wait()
         except BaseException:
             self.cancel()
-            self._done.wait()
+            self._join()
             self._observed = True
             raise
 
