@@ -20,6 +20,7 @@ import trunkline as tl
 from trunkline.checkpoint._attempts import Attempts
 from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._ranks import Exchange, Exchanges, GroupRanks
+from trunkline.checkpoint._save import SaveHandle
 from trunkline.checkpoint._step_save import StepSave
 
 REPLY_SECONDS = 60.0
@@ -66,6 +67,7 @@ class Rank:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         self.checkpointers: dict[str, tl.Checkpointer] = {}
         self.groups: dict[tuple[int, ...], Any] = {}
+        self.reads = threading.Event()
 
     def set_environment(self, **variables: str) -> None:
         os.environ.update(variables)
@@ -73,8 +75,8 @@ class Rank:
     def change_directory(self, directory: str) -> None:
         os.chdir(directory)
 
-    def make_group(self, ranks: list[int]) -> None:
-        self.groups.setdefault(tuple(ranks), dist.new_group(ranks))
+    def make_group(self, ranks: list[int], seconds: float = REPLY_SECONDS) -> None:
+        self.groups.setdefault(tuple(ranks), dist.new_group(ranks, timedelta(seconds=seconds)))
 
     def open(self, directory: str, name: str = "", group: Any = None, **options: Any) -> list[int]:
         if group is not None:
@@ -91,6 +93,41 @@ class Rank:
         """Begin to save; with `block` to the end."""
         state = make_state(**state) if isinstance(state, dict) and "seed" in state else state
         self.checkpointers[name].save(step, state, block=block)
+
+    def cancel(self, name: str = "") -> None:
+        """Cancel the save that was begun last, and wait for it."""
+        handle = self.checkpointers[name]._last
+        assert handle is not None
+        handle.cancel()
+        handle.wait()
+
+    def cancelled_save(self, step: int, state: Any) -> None:
+        """Begin to save in the background, and cancel that at once."""
+        self.save(step, state)
+        self.cancel()
+
+    def save_until_ctrl_c(self, step: int, state: Any) -> bool:
+        """Save, with what poses as Ctrl-C once the save waits for other ranks; whether that ended it."""
+        waits, meet, wait = threading.Event(), Exchange.meet, SaveHandle.wait
+
+        def meeting(exchange: Exchange) -> Any:
+            waits.set()
+            return meet(exchange)
+
+        def interrupted(handle: SaveHandle, timeout: float | None = None) -> None:
+            if handle.done():  # the save before
+                return wait(handle, timeout)
+            assert waits.wait(REPLY_SECONDS)
+            raise KeyboardInterrupt
+
+        Exchange.meet, SaveHandle.wait = meeting, interrupted  # type: ignore[method-assign]
+        try:
+            self.save(step, state, block=True)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            Exchange.meet, SaveHandle.wait = meet, wait  # type: ignore[method-assign]
+        return False
 
     def save_object(self, step: int) -> None:
         self.checkpointers[""].save(step, {"object": object()})
@@ -168,6 +205,12 @@ class Rank:
         made = self.checkpointers[""]
         made._place.store = _Replaced(made._place.store, directory, step, times)
 
+    def verify_while_removed(self, directory: str, step: int) -> None:
+        """Verify the last checkpoint, which another job removes before its manifest is opened."""
+        made = self.checkpointers[""]
+        made._place.store = _Removed(made._place.store, directory, step)
+        made.verify()
+
     def slow_to_read(self, topic: str, seconds: float) -> None:
         """Look for a message only after a while."""
         read = Exchange.read
@@ -178,6 +221,20 @@ class Rank:
             return read(exchange, what, rank)
 
         Exchange.read = late  # type: ignore[method-assign]
+
+    def watch_reads(self, topic: str) -> None:
+        """Have await_read() wait until a save waits for a message."""
+        read, self.reads = Exchange.read, threading.Event()
+
+        def seen(exchange: Exchange, what: str, rank: int) -> Any:
+            if what == topic:
+                self.reads.set()
+            return read(exchange, what, rank)
+
+        Exchange.read = seen  # type: ignore[method-assign]
+
+    def await_read(self) -> None:
+        assert self.reads.wait(REPLY_SECONDS)
 
     def collective(self) -> int:
         """A collective of the user's own."""
@@ -203,6 +260,9 @@ _BEGINNING = {
     function.__code__
     for function in (
         tl.Checkpointer._begin_together,
+        tl.Checkpointer._begin,
+        StepSave.__init__,
+        SaveHandle.start,
         GroupRanks.exchange,
         Exchanges.begin,
         Exchange.__init__,
@@ -225,6 +285,22 @@ class _Replaced:
             other = tl.Checkpointer(self._directory, process_group=False)
             other.load()
             other.save(self._step, make_state(seed, 1), block=True)
+        return self._store.open_manifest(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _Removed:
+    """A store one of whose steps another job removes before its manifest is opened."""
+
+    def __init__(self, store: Any, directory: str, step: int) -> None:
+        self._store, self._directory, self._step = store, directory, step
+
+    def open_manifest(self, step: int) -> Any:
+        other = tl.Checkpointer(self._directory, process_group=False)
+        if self._step in other.steps():
+            other.delete(self._step)
         return self._store.open_manifest(step)
 
     def __getattr__(self, name: str) -> Any:

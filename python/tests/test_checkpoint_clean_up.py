@@ -53,6 +53,37 @@ def test_warnings_as_errors_fail_no_save(tmp_path: Path, capfd: pytest.CaptureFi
     assert second.steps() == [1, 3]
 
 
+def damaged_home(tmp_path: Path) -> Path:
+    """A directory of checkpoints that is whole, and a volume whose record of ownership is damaged."""
+    directory = tmp_path / "run"
+    tl.Checkpointer(directory, volumes=[tmp_path / "v"], process_group=False).save(1, STATE, block=True)
+    (home,) = tmp_path.glob("v/*/home")
+    data = bytearray(home.read_bytes())
+    data[len(data) // 2] ^= 1
+    home.write_bytes(data)
+    return directory
+
+
+def test_opening_warns_of_a_failed_clean_up(tmp_path: Path) -> None:
+    directory = damaged_home(tmp_path)
+    with pytest.warns(RuntimeWarning, match=f"^while cleaning up {directory}: .*home"):
+        opened = tl.Checkpointer(directory, process_group=False)
+    assert torch.equal(opened.load()["x"], STATE["x"])
+    opened.verify()
+    with pytest.raises(tl.Error, match="home"):  # it does not own the volume for sure
+        opened.save(2, STATE, block=True)
+    assert opened.steps() == [1]
+
+
+def test_warnings_as_errors_fail_no_opening(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    directory = damaged_home(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened = tl.Checkpointer(directory, process_group=False)
+    assert f"RuntimeWarning: while cleaning up {directory}: " in capfd.readouterr().err
+    assert torch.equal(opened.load()["x"], STATE["x"])
+
+
 def test_an_interrupt_ends_the_save_and_unlocks_the_directory(tmp_path: Path) -> None:
     checkpointer = failing(tmp_path, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

@@ -310,3 +310,48 @@ def test_a_signal_handler_that_raises_as_a_save_begins(
     assert event > 20
     pair.all("set_timeout", LONG)
     works_again(pair, 1000)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("how", ["cancelled_save", "save_until_ctrl_c"])
+def test_a_save_that_is_cancelled_while_it_waits_for_others(
+    crew: RankProcesses, directory: Path, odd: int, how: str
+) -> None:
+    """It ends at once, those that come to it later hear of it, and nothing is raised by the next save."""
+    opened(crew, directory, LONG)
+    begun = time.monotonic()
+    if how == "cancelled_save":
+        (failed,) = crew.failures(how, *SAVE[1:], ranks=[odd]).values()
+        assert failed.kind == "Cancelled"
+    else:
+        assert crew.one(odd, how, *SAVE[1:])
+    others = [rank for rank in range(crew.size) if rank != odd]
+    late = crew.failures(*SAVE, block=True, ranks=others)
+    assert sorted(late) == others
+    for error in late.values():
+        assert error.is_ours, error
+        assert f"rank {odd}" in error.message, error
+        assert "save(2) was cancelled" in error.message, error
+    assert crew.failures("save", 3, {"seed": 3}, block=True) == {}
+    assert time.monotonic() - begun < LONG / 2
+    works_again(crew)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_save_that_is_cancelled_while_others_write(pair: RankProcesses, directory: Path, odd: int) -> None:
+    """One rank has written its share, and waits for the other, whose disk hangs."""
+    opened(pair, directory, LONG)
+    begun = time.monotonic()
+    pair.one(1 - odd, "hold_writes")
+    pair.one(odd, "watch_reads", "written" if odd == 0 else "committed")
+    pair.all("save", 2, {"seed": 2})
+    pair.one(odd, "await_read")
+    (failed,) = pair.failures("cancel", ranks=[odd]).values()
+    assert failed.kind == "Cancelled"
+    pair.one(1 - odd, "release")
+    (failed,) = pair.failures("wait", ranks=[1 - odd]).values()
+    assert failed.is_ours
+    assert f"rank {odd}" in failed.message
+    assert time.monotonic() - begun < LONG / 2
+    assert pair.all("latest_loaded") == [1, 1]
+    works_again(pair)

@@ -232,6 +232,15 @@ def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, direct
     assert all("another process saves into the directory" in error.message for error in failed.values())
 
 
+def test_a_step_that_is_removed_while_one_rank_verifies(crew: RankProcesses, directory: Path) -> None:
+    """verify() concerns each rank by itself, and takes the last checkpoint that is left."""
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    for step in (1, 2):
+        crew.all("save", step, {"seed": step}, block=True)
+    crew.one(1, "verify_while_removed", str(directory), 2)
+    assert crew.all("latest_loaded") == [1] * 3
+
+
 def test_ranks_that_loaded_different_checkpoints_save_no_mixture(
     crew: RankProcesses, directory: Path
 ) -> None:
@@ -359,6 +368,18 @@ def test_ranks_whose_options_differ(
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_opens_alone(directory: Path, odd: int) -> None:
+    """It waits as long as the process group does."""
+    with RankProcesses(2) as ranks:
+        ranks.all("make_group", [0, 1], TIMEOUT)
+        (failed,) = ranks.failures("open", str(directory), group=[0, 1], ranks=[odd]).values()
+    assert failed.is_ours
+    assert f"opening {directory} on rank {odd}: " in failed.message
+    assert "not all opened a Checkpointer (is it inside `if rank == 0:`?)" in failed.message
+    assert "process_group=False" in failed.message
+
+
 def test_volumes_that_are_given_on_all_ranks(crew: RankProcesses, directory: Path, tmp_path: Path) -> None:
     """Each time anew, while rank 0 collects what a crash left: nobody else needs the directory's lock."""
     disks = [str(tmp_path / f"disk{number}") for number in range(2)]
@@ -368,6 +389,18 @@ def test_volumes_that_are_given_on_all_ranks(crew: RankProcesses, directory: Pat
         crew.all("open", str(directory), timeout=LONG, volumes=volumes)
         crew.all("save", step, {"seed": step}, block=True)
     assert_only(directory, {0: 0, 1: 1, 2: 2, 3: 3})
+
+
+def test_a_failed_clean_up_fails_the_opening_on_no_rank(
+    crew: RankProcesses, directory: Path, tmp_path: Path
+) -> None:
+    save_alone(directory, 1, 1, volumes=[tmp_path / "v"])
+    (home,) = tmp_path.glob("v/*/home")
+    home.write_bytes(home.read_bytes()[:-1] + b"x")
+    begun = time.monotonic()
+    assert crew.all("open", str(directory), timeout=LONG) == [[1]] * 3
+    assert crew.all("latest_loaded") == [1] * 3
+    assert time.monotonic() - begun < LONG / 2
 
 
 def test_an_error_that_one_rank_has_seen_and_the_others_not(crew: RankProcesses, directory: Path) -> None:

@@ -19,7 +19,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 import trunkline as tl
 from trunkline.checkpoint import _ranks
 from trunkline.checkpoint._background import start_thread
-from trunkline.checkpoint._outcomes import heard, join, together
+from trunkline.checkpoint._outcomes import give_up, heard, join, together
 from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
 
 TIMEOUT = 0.5  # of a rank that is silent
@@ -205,6 +205,17 @@ def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:
             met(here, there)
         with pytest.raises(RankError, match="rank 1 gave up"):
             here.read("written", 1)
+
+
+def test_an_exchange_that_is_over_is_not_given_up(new_store: MakeStore) -> None:
+    """As where a signal handler interrupts the caller of a save that has succeeded meanwhile."""
+    zero, one = (exchanges.begin() for exchanges in make_ranks(new_store, 2))
+    with zero, one:
+        met(zero, one)
+        zero.post("committed", {"value": None})
+        zero.__exit__(None, None, None)
+        give_up(zero, KeyboardInterrupt())
+        assert one.read("committed", 0) == {"value": None}
 
 
 def test_a_message_counts_also_when_its_rank_is_gone(new_store: MakeStore) -> None:

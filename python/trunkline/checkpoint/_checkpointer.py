@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -33,7 +32,7 @@ from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
-from trunkline.checkpoint._step_save import Place, StepSave, patiently, warnings_of
+from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_without_failing, warnings_of
 from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
@@ -103,8 +102,9 @@ class Checkpointer:
 
         Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
-        where it cannot be read. Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
-        directory.
+        where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
+        Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
+        directory, and of what could not be cleaned up.
         """
         keep = keep_argument(keep)
         fresh = bool_argument(fresh, "fresh")
@@ -116,7 +116,7 @@ class Checkpointer:
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = _names_of(volumes)
-        self._ranks = _ranks_of(process_group, timeout)
+        self._ranks = _ranks_of(process_group, timeout, self.directory)
         chosen = _writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
         self._turn = Turn()
@@ -128,17 +128,8 @@ class Checkpointer:
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         self._place.rebase()
         if self._ranks.rank == 0:
-            # What a crash left behind; nothing while another process saves here.
-            try:
-                problems = store.collect_if_used()["problems"]
-            except Error as error:
-                if isinstance(error, Unsupported):  # a copy: what it can load, the original may remove
-                    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-                elif error.errno not in _READ_ONLY:
-                    raise
-                problems = []
-            for text in warnings_of(problems, store.directory):
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            for text in _collect(store):
+                warn_without_failing(text, 3)
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -156,7 +147,9 @@ class Checkpointer:
 
         Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
         later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
-        where another job has saved there meanwhile from handle.wait().
+        where another job has saved there meanwhile from handle.wait(). That also raises Error with ENOSPC or
+        EDQUOT where there is no space, and RankError, which names the rank, where another one fails, dies or
+        makes another call. Earlier checkpoints stay intact.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
 
@@ -179,12 +172,16 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait for the save that is under way, if there is one, and raise its error.
 
+        One that was cancelled has none; its handle raises Cancelled.
+
         Raises Error at once in a signal handler that interrupted a save() of this thread.
         """
         self._turn.check("wait", self.directory, during="save")
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last.wait()
+            last._join()
+            if not last._was_cancelled():
+                last.wait()
 
     def load(
         self,
@@ -210,17 +207,19 @@ class Checkpointer:
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
         on that. ValueError where `into` does not fit: it needs every key of the state. load() without
-        a step is collective on a process group, whose ranks agree on the step; load(step) concerns this rank
-        alone. Each reads for itself. Waits for a save that is under way.
+        a step is collective on a process group, whose ranks agree on the checkpoint; RankError (an Error that
+        says `rank`) where one fails, does not come, or, after several attempts, still finds another
+        checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
+        Each reads for itself. Waits for a save that is under way.
         """
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
         self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         together = step is None and self._ranks.size > 1
         chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
         if together:
@@ -244,14 +243,22 @@ class Checkpointer:
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
-                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None)
+                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None, together)
                 if together:
                     raise self._not_the_same(self._ranks.rank, chosen) from None
 
     def _instead_of(
-        self, step: int, manifest: CheckpointManifest | None, path: str, why: str, any_step: bool
+        self,
+        step: int,
+        manifest: CheckpointManifest | None,
+        path: str,
+        why: str,
+        any_step: bool,
+        together: bool = False,
     ) -> int | None:
         """Return the step to read once something of `step` was not found; None: there is none any more.
+
+        together: all ranks read it, so that this one cannot take another.
 
         FileNotFoundError tells callers that there is nothing to go on from, so that it is raised only where
         the step is gone, as a whole, and it alone was asked for.
@@ -261,9 +268,9 @@ class Checkpointer:
         except FileNotFoundError:
             if not any_step:
                 raise
-            if self._ranks.size == 1:  # another process removed it, since there is a later one
-                return self.latest()
-            raise self._not_there(self._ranks.rank, step) from None
+            if together:
+                raise self._not_there(self._ranks.rank, step) from None
+            return self.latest()  # another process removed it, since there is a later one
         # The number of a commit is used again once that is deleted; the names of shards are not.
         if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
             return step  # another process replaced it
@@ -375,7 +382,8 @@ class Checkpointer:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
         Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
-        FileNotFoundError when there is no such checkpoint.
+        FileNotFoundError when there is no such checkpoint; Error where a file cannot be read. Concerns this
+        rank alone.
         """
         chosen = self.latest() if step is None else step_argument(step)
         while True:
@@ -404,14 +412,15 @@ class Checkpointer:
 
         Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
         saves, Unsupported in a copy whose shards belong to the original. Collective on a process group: these
-        are raised on rank 0; other ranks raise RankError, which says what rank 0 met.
+        are raised on rank 0; other ranks raise RankError, which says what rank 0 met, and all do where a rank
+        dies or makes another call.
         Waits for a save that is under way.
         """
         chosen = step_argument(step)
         self._turn.check("delete", self.directory, during="save" if self._ranks.size == 1 else "")
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
@@ -427,7 +436,7 @@ class Checkpointer:
             return self._begin(step, state, block, exchange)
         except BaseException as error:
             # A save that has begun, when a signal handler raises, goes on and ends its exchange itself.
-            goes_on = self._last is not before and self._under_way() is not None
+            goes_on = self._last is not before and self._last_save() is not None
             if exchange is not None and not goes_on:
                 give_up(exchange, error)
             raise
@@ -459,16 +468,16 @@ class Checkpointer:
 
     def _wait_for_last(self, step: int) -> None:
         """Wait for the save before, and those of signal handlers meanwhile; raise what nobody has seen."""
-        while (last := self._under_way()) is not None:
+        while (last := self._last_save()) is not None:
             if self._ranks.size == 1:  # others would have to save in their handlers at the same point
                 self._turn.pause()
-            last._done.wait()
+            last._join()
             self._turn.begin(f"save({step})")
             if self._last is not last:
                 continue
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
-                warnings.warn(f"{last._what}: {last._error}", RuntimeWarning, stacklevel=5)
+                warn_without_failing(f"{last._what}: {last._error}", 6)
             if not last._observed:
                 try:
                     last.wait()
@@ -486,17 +495,20 @@ class Checkpointer:
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run."""
-        last = self._under_way()
+        last = self._last_save()
         if last is not None:
-            last._done.wait()
+            last._join()
         if self._ranks.rank == 0:
             self._place.store.start_over(self._fresh)
         self._continues = False
         self._place.loaded.clear()
 
-    def _under_way(self) -> SaveHandle | None:
-        """Return the last save, which may be over, unless it never began."""
-        return self._last if self._last is not None and self._last._started else None
+    def _last_save(self) -> SaveHandle | None:
+        """Return the save that was started last, which may be over; None where there is none to wait for."""
+        last = self._last  # read once: a signal handler or another thread may replace it
+        return last if last is not None and last._started else None
+
+    _under_way = _last_save  # for the Trainer and Lightning
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
@@ -598,6 +610,21 @@ class Checkpointer:
         return together(exchange, agree)
 
 
+def _collect(store: Any) -> list[str]:
+    """Remove what a crash left behind; nothing while another process saves here. Return what to warn of.
+
+    Nothing here makes the opening fail, since reading needs none of it: save() raises what keeps it from
+    saving. With several ranks, rank 0 alone would fail, and the others would wait for it.
+    """
+    try:
+        problems: list[OSError] = store.collect_if_used()["problems"]
+    except Unsupported as error:  # a copy: what it can load, the original may remove
+        return [str(error)]
+    except OSError as error:
+        problems = [] if error.errno in _READ_ONLY else [error]
+    return warnings_of(problems, store.directory)
+
+
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
     if volumes is None:
         return None
@@ -607,7 +634,7 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
     return [absolute_path(volume, "volumes") for volume in items]
 
 
-def _ranks_of(process_group: Any, timeout: float) -> Ranks:
+def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
     if process_group is False:
         return Ranks()
     if process_group is None:
@@ -621,7 +648,7 @@ def _ranks_of(process_group: Any, timeout: float) -> Ranks:
                     "process_group=False if each saves to a directory of its own"
                 )
             return Ranks()
-    return GroupRanks(process_group, timeout)
+    return GroupRanks(process_group, timeout, str(directory))
 
 
 def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:

@@ -7,8 +7,10 @@ next one. A call that nobody came to within the timeout is forgotten: all ranks 
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from trunkline._errors import Cancelled
 from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._rank_store import RankError, rank_error
 
@@ -28,6 +30,12 @@ def silent(rank: int, timeout: float) -> RankError:
         f"rank {rank} is silent for {timeout:g} s: it died, hangs or is stopped; the checkpoints that were "
         "there before are intact",
     )
+
+
+def check_stopped(stopped: Callable[[], bool], call: str) -> None:
+    """Raise Cancelled where this rank gave up a call while it waited for others."""
+    if stopped():
+        raise Cancelled(None, f"{call} was cancelled while it waited for other ranks")
 
 
 class Failures:
@@ -57,22 +65,31 @@ class Failures:
 class Meeting:
     """The beginning of one exchange, on one rank."""
 
-    def __init__(self, attempts: Attempts, failures: Failures, attempt: Attempt, timeout: float) -> None:
-        """`attempt`: of this rank; `failures`: of rank 0 before."""
+    def __init__(
+        self,
+        attempts: Attempts,
+        failures: Failures,
+        attempt: Attempt,
+        timeout: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`attempt`: of this rank; `failures`: of rank 0 before; `stopped`: whether waiting has to end."""
         self._attempts = attempts
         self._failures = failures
         self._attempt = attempt
         self._call = attempt.call
         self._timeout = timeout
+        self._stopped = stopped
         self.met: dict[int, int] = {}  # rank 0: ranks that have come, and the numbers of their calls
         self.settled: set[int] = set()  # rank 0: those, and ranks that failed or are in another call
         self.other: str | None = None  # rank 0: a different call that another rank is in
 
     def gather(self, size: int, look_seconds: float) -> None:
-        """Rank 0: wait for all ranks. Raises RankError."""
+        """Rank 0: wait for all ranks. Raises RankError, and Cancelled once it is stopped."""
         waiting = dict.fromkeys(range(1, size), time.monotonic())  # since when
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], size * _POLL_SECONDS_PER_RANK)
         while waiting:
+            check_stopped(self._stopped, self._call)
             failed: RankError | None = None
             for rank in list(waiting):
                 try:
@@ -171,13 +188,14 @@ class Meeting:
         """Another rank: wait for rank 0, and return the number of its exchange, or how rank 0 failed.
 
         Raises RankError when rank 0 is in another call, and when it has shown no sign of life in any call for
-        `timeout` seconds.
+        `timeout` seconds; Cancelled once it is stopped.
         """
         pause, longest = _POLL_SECONDS
         begun = heard = time.monotonic()
         looked = 0.0
         beat = self._attempts.last_beat(0)
         while True:
+            check_stopped(self._stopped, self._call)
             answer = self._attempts.take_answer(self._attempt.number)
             if answer is not None:
                 return self._follow(answer)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trunkline._errors import Error
+from trunkline._errors import Cancelled, Error
 from trunkline.checkpoint._ranks import Exchange, RankError, rank_error
 
 _NOT_SAVED = "the checkpoint was not saved"
@@ -46,7 +46,7 @@ def mark_earlier(error: BaseException) -> None:
 
 def cause(exchange: Exchange, error: BaseException) -> BaseException:
     """What made this rank fail: files that rank 0 removed from under it failed because it gave up before."""
-    if exchange.rank == 0 or isinstance(error, RankError):
+    if exchange.rank == 0 or isinstance(error, RankError | Cancelled):
         return error
     try:
         outcome = exchange.look("committed", 0)
@@ -56,7 +56,11 @@ def cause(exchange: Exchange, error: BaseException) -> BaseException:
 
 
 def give_up(exchange: Exchange, error: BaseException) -> None:
-    """Tell the others that this rank failed, and end the exchange."""
+    """Tell the others that this rank failed, and end the exchange, unless it is over."""
+    if (
+        exchange.is_over
+    ):  # they know what came of it: a save may have succeeded when its caller is interrupted
+        return
     failure = _failure(exchange, error)
     exchange.fail(failure)
     try:

@@ -15,10 +15,11 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any
 
+from trunkline._errors import Error
 from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
-from trunkline.checkpoint._meeting import Failures, Meeting, silent
+from trunkline.checkpoint._meeting import Failures, Meeting, check_stopped, silent
 from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error
 
 __all__ = ["Exchange", "GroupRanks", "RankError", "Ranks", "rank_error"]
@@ -54,8 +55,11 @@ class Ranks:
 class GroupRanks(Ranks):
     """The ranks of a torch.distributed process group. Making one is a collective operation."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
-        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead."""
+    def __init__(self, group: Any, timeout: float, subject: str) -> None:
+        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead.
+
+        `subject`: what is opened, for messages. Raises Error where the ranks do not find each other.
+        """
         import os
         import secrets
         import socket
@@ -78,7 +82,16 @@ class GroupRanks(Ranks):
             raise ValueError("process_group: this process is not one of its ranks")
         mine = (secrets.token_hex(8), socket.gethostname(), os.environ.get("GROUP_RANK", ""))
         every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, mine, group=group)
+        try:
+            dist.all_gather_object(every, mine, group=group)
+        except RuntimeError as error:  # of any backend, after a timeout of its own
+            raise Error(
+                None,
+                f"opening {subject} on rank {self.rank}: the ranks of the process group could not reach each "
+                "other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. Open it "
+                "on all ranks, or pass process_group=False where one rank saves alone. The process group's "
+                f"own error: {error}",
+            ) from error
         machines = list(dict.fromkeys(each[1:] for each in every))
         self.nodes = tuple(machines.index(each[1:]) for each in every)
         store = default = _get_default_store()
@@ -165,7 +178,11 @@ class Exchanges:
 
 
 class Exchange:
-    """Messages of one call. A context: signs of life begin and end with it. Used from one thread.
+    """Messages of one call. A context: signs of life begin and end with it.
+
+    Used by one thread at a time, but for stop(). A save hands it over once: the thread that calls save()
+    enters it, that of the save does the rest and ends it. Where that one never began, or is over, the caller
+    ends it.
 
     Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
     """
@@ -186,6 +203,7 @@ class Exchange:
         self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
         self._met_failure = False  # which is no news to others
         self._keys: dict[str, None] = {}  # that this rank knows of
+        self._stopped = False  # by stop()
         self._ended = Flag()
         self._silent = Flag()
         self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
@@ -215,6 +233,18 @@ class Exchange:
             exchanges, ranks = self._exchanges, 1 + len(self._met)
             start_thread(lambda: exchanges.leave(number, ranks, keys), Flag())  # the interpreter waits for it
 
+    def stop(self) -> None:
+        """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
+
+        It tells the others nothing: who raises has to.
+        """
+        self._stopped = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended: the others know what came of it, and there is nothing more to tell."""
+        return self._ended.is_set()
+
     @property
     def has_met(self) -> bool:
         """Whether this rank can post."""
@@ -225,9 +255,11 @@ class Exchange:
 
         Rank 0 raises RankError when one is in another call, has failed in this one, or has not come to any
         for `timeout` seconds. The other ranks wait for rank 0: they raise RankError, and return what they
-        heard of rank 0 when it is in another call or failed, by fail().
+        heard of rank 0 when it is in another call or failed, by fail(). All raise Cancelled after stop().
         """
-        meeting = Meeting(self._attempts, self._exchanges.failures, self._attempt, self._timeout)
+        meeting = Meeting(
+            self._attempts, self._exchanges.failures, self._attempt, self._timeout, lambda: self._stopped
+        )
         self._met, self._settled = meeting.met, meeting.settled
         try:
             if self.rank == 0:
@@ -266,7 +298,7 @@ class Exchange:
     def read(self, topic: str, rank: int) -> Any:
         """Wait for the message of `rank`; return its failure if it failed without one.
 
-        Raises RankError when it has shown no sign of life for `timeout` seconds.
+        Raises RankError when it has shown no sign of life for `timeout` seconds; Cancelled after stop().
         """
         key = self._key(topic, rank)
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
@@ -276,6 +308,7 @@ class Exchange:
             first = self._get(key)
             if first is not None:
                 return self._whole(key, first)
+            check_stopped(lambda: self._stopped, self._attempt.call)
             now = time.monotonic()
             if now - looked > self._beat_seconds:
                 looked = now

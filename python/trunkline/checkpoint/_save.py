@@ -11,6 +11,7 @@ from trunkline.checkpoint._arguments import bool_argument, check_engine, check_s
 from trunkline.checkpoint._at_exit import end_by_failure, say
 from trunkline.checkpoint._background import Claim, exit_watch, start_thread
 from trunkline.checkpoint._flag import Flag
+from trunkline.checkpoint._rank_store import RankError
 from trunkline.checkpoint._save_order import OrderedFileSet
 from trunkline.checkpoint._sources import SourceImage
 from trunkline.checkpoint._transfer import absolute_path, path_name, write_files
@@ -125,6 +126,9 @@ class Job(Protocol):
     def commit(self) -> None:
         """Make them count; called when they are written, durable and under their names."""
 
+    def cancel(self) -> None:
+        """Have begin() and commit() raise Cancelled soon where they wait for others. For any thread."""
+
     def abandon(self, error: BaseException) -> BaseException:
         """Undo what begin() did; called instead of commit(), or when that failed.
 
@@ -147,6 +151,9 @@ class FileJob:
 
     def commit(self) -> None:
         """Do nothing."""
+
+    def cancel(self) -> None:
+        """Do nothing: it waits for nobody."""
 
     def abandon(self, error: BaseException) -> BaseException:
         """Do nothing: a FileSet that failed has removed them."""
@@ -193,17 +200,19 @@ class SaveHandle:
                 self._end()
             else:
                 self.cancel()
-                self._done.wait()
+                self._join()
             self._observed = True
             raise
 
     def _run(self) -> None:
         if not self._claim.take():
             return
-        job, self._job = self._job, None
+        job = self._job
         assert job is not None
         files = None
         try:
+            if self._cancelled:  # maybe before there was a job
+                job.cancel()
             files = job.begin()
             self._files = files
             if self._cancelled:  # looked at after _files is set; cancel() does it the other way round
@@ -213,11 +222,13 @@ class SaveHandle:
             files.finish()
             job.commit()
         except BaseException as error:
-            # Who cancels a save need not wait for it.
-            self._observed = self._cancelled and isinstance(error, Cancelled)
+            # Who cancels a save need not wait for it, also where another rank gave it up first.
+            self._observed = self._cancelled and isinstance(error, Cancelled | RankError)
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
+            if isinstance(self._error, Cancelled):
+                self._error = Cancelled(None, f"{self._what}: {self._error}")
             _failed.append(self)
         finally:
             if self._files is not None:
@@ -254,15 +265,27 @@ class SaveHandle:
         """
         self._wait(self._done, timeout)
 
+    def _join(self) -> None:
+        """Wait until it is over, saved or not, without raising or observing its error."""
+        self._done.wait()
+
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
 
-        It is no failure: nothing is raised by the next save.
+        It is no failure: nothing is raised by the next save. Of a save of several ranks, the others fail with
+        an error that names this one. A rank that has written its share when it is cancelled cannot know
+        whether rank 0 commits the checkpoint all the same.
         """
         self._cancelled = True
-        files = self._files
+        job, files = self._job, self._files
+        if job is not None:
+            job.cancel()
         if files is not None:
             files.cancel()
+
+    def _was_cancelled(self) -> bool:
+        """Whether it is over, and ended by cancel() alone."""
+        return self._cancelled and isinstance(self._error, Cancelled | RankError)
 
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""
@@ -275,7 +298,7 @@ class SaveHandle:
             self.wait()
         except BaseException:
             self.cancel()
-            self._done.wait()
+            self._join()
             self._observed = True
             raise
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from trunkline import _core
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Error
+from trunkline._errors import Cancelled, Error
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._difference import first_difference, marks_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
@@ -68,9 +68,10 @@ def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
     ]
 
 
-def _warn_without_failing(text: str) -> None:
+def warn_without_failing(text: str, stacklevel: int) -> None:
+    """Warn of what must not make a save or an opening fail; `stacklevel`: as of warnings.warn here."""
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
     except RuntimeWarning:  # a filter makes exceptions of warnings
         print(f"RuntimeWarning: {text}", file=sys.stderr)
 
@@ -191,7 +192,7 @@ class StepSave:
             told(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
         else:
             exchange.post("written", {"shards": written})
-            heard(exchange, "committed")
+            self._await_commit(exchange)
         if exchange is not None:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
@@ -199,6 +200,24 @@ class StepSave:
             self._place.loaded.pop(identity, None)
         if self._place.ranks.rank == 0:
             self._clean_up()
+
+    def _await_commit(self, exchange: Exchange) -> None:
+        try:
+            heard(exchange, "committed")
+        except Cancelled as error:
+            # Rank 0 may have read what this one has written: what follows from here tells it, if it is not
+            # too late.
+            raise Cancelled(
+                None,
+                f"{error}, after this rank had written its share: the checkpoint exists if rank 0 commits it "
+                "all the same, which latest() says",
+            ) from None
+
+    def cancel(self) -> None:
+        """Wait no longer for other ranks."""
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.stop()
 
     def _clean_up(self) -> None:
         """Remove old checkpoints. The new one is durable, so that nothing here makes the save fail."""
@@ -210,7 +229,7 @@ class StepSave:
         finally:
             store.release()
         for text in warnings_of(problems, store.directory):
-            _warn_without_failing(text)
+            warn_without_failing(text, 4)
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
