@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -141,6 +142,40 @@ def test_resumes_from_a_stock_folder(tmp_path: Path, reference: Any) -> None:
     trainer = new_trainer(tl.transformers.Trainer, tmp_path)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert_same_weights(trainer, reference)
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_a_resume_that_failed_leaves_nothing_for_the_next(
+    tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    """The next one loads the weights of its own checkpoint, not those that were loaded before the failure."""
+    new_trainer(transformers.Trainer, tmp_path / "stock").train()
+    ours = tmp_path / "ours"
+    new_trainer(tl.transformers.Trainer, ours, max_steps=3, learning_rate=1e-1).train()
+    trainer = new_trainer(tl.transformers.Trainer, ours)
+
+    def fail(path: Path, contents: bytes) -> int:
+        raise failure(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(failure):
+            trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "stock" / "checkpoint-3"))
+    assert_same_weights(trainer, reference)
+
+
+@pytest.mark.parametrize("resume", [True, 3])
+def test_a_checkpoint_that_no_trainer_saved_is_refused(tmp_path: Path, resume: Any) -> None:
+    other = tl.Checkpointer(tmp_path / "checkpoints", process_group=False)
+    other.save(3, {"model": new_model().state_dict(), "step": 3}, block=True)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path)
+    with pytest.raises(tl.Format, match="lacks optimizer, scheduler, files") as caught:
+        trainer.train(resume_from_checkpoint=resume)
+    which, call = ("the newest checkpoint", "load()") if resume is True else ("step 3", "load(3)")
+    for part in (which, f"Checkpointer('{tmp_path}/checkpoints').{call}"):
+        assert part in str(caught.value)
+    assert trainer._resumed is None
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,10 @@ class BackgroundCheckpoints:
     ) -> Any:
         """Train as the Trainer does; see the class for `resume_from_checkpoint`.
 
-        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, FileExistsError
-        where there are checkpoints that this training would not continue from, and where
-        resume_from_checkpoint=True finds a newer folder of a stock Trainer in output_dir.
+        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, Format for one
+        that no Trainer saved, FileExistsError where there are checkpoints that this training would not
+        continue from, and where resume_from_checkpoint=True finds a newer folder of a stock Trainer in
+        output_dir.
         """
         trainer: Any = self
         plan = self.checkpointer._agree(
@@ -97,21 +98,27 @@ class BackgroundCheckpoints:
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
         """Load the checkpoint, and lay its small files into a folder for the Trainer to read them."""
+        self._resumed = None
         if checkpoint is None or not isinstance(checkpoint, int):
             yield checkpoint
             return
-        self._resumed = self.checkpointer.load(None if checkpoint is True else checkpoint)
+        directory = os.fspath(self.checkpointer.directory)
+        state = self.checkpointer.load(None if checkpoint is True else checkpoint)
+        _refuse_other_states(state, checkpoint, directory)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
-            for name, contents in self._resumed["files"].items():
+            for name, contents in state["files"].items():
                 if name in (".", "..") or Path(name).name != name:  # of a checkpoint that somebody forged
                     raise Format(
                         None,
-                        f"cannot resume from {self.checkpointer.directory}: the name {name!r} of a file in "
+                        f"cannot resume from {directory}: the name {name!r} of a file in "
                         "the checkpoint is not a plain file name; use another checkpoint",
-                        os.fspath(self.checkpointer.directory),
+                        directory,
                     )
                 (Path(folder) / name).write_bytes(contents)
             try:
+                # While it is set, the Trainer loads it instead of the stock checkpoint that it is given.
+                self._resumed = state
+                del state  # what is loaded is freed
                 yield folder
             finally:
                 self._resumed = None
@@ -257,6 +264,23 @@ def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _refuse_other_states(state: Any, step: int, directory: str) -> None:
+    """Refuse what other code than a Trainer has saved into the directory."""
+    needed = ("model", "optimizer", "scheduler", "files")
+    missing = [key for key in needed if not isinstance(state, dict) or key not in state]
+    if not missing:
+        return
+    which = "the newest checkpoint" if step is True else f"step {step}"
+    number = "" if step is True else str(step)
+    raise Format(
+        None,
+        f"cannot resume from {directory}: {which} was not saved by tl.transformers.Trainer (it lacks "
+        f"{', '.join(missing)}); load it with trunkline.Checkpointer({directory!r}).load({number}), or "
+        "resume from a checkpoint of a Trainer",
+        directory,
+    )
 
 
 def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
