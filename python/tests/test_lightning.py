@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import trunkline as tl
+from trunkline.checkpoint._flag import Flag
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -170,6 +172,46 @@ def save_next(plugin: Any, directory: Path) -> None:
 
 def tear_down(plugin: Any, directory: Path) -> None:
     plugin.teardown()
+
+
+def load_older(plugin: Any, directory: Path) -> None:
+    plugin.load_checkpoint(directory / "older.ckpt")
+
+
+@pytest.mark.parametrize("act", [save_next, tear_down, load_older])
+def test_the_last_whole_file_stays_after_an_interrupted_wait(
+    act: Callable[[Any, Path], None],
+    tmp_path: Path,
+    plugin: Any,
+    faults: tl.Faults,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C ends the wait for the save, not the save itself; nothing is removed before that is over."""
+    oldest, older, newer = (tmp_path / f"{name}.ckpt" for name in ("oldest", "older", "newer"))
+    for path in (oldest, older):
+        plugin.save_checkpoint({"x": torch.ones(3)}, path)
+    plugin.teardown()
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({"x": torch.zeros(3)}, newer)
+    plugin.remove_checkpoint(oldest)
+
+    def interrupted(flag: Flag, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waits(flag, timeout)
+
+    waits = Flag.wait
+    with monkeypatch.context() as patch:
+        patch.setattr(Flag, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act(plugin, tmp_path)
+    plugin.remove_checkpoint(older)
+    assert not newer.exists()
+    assert older.exists()
+    assert oldest.exists()
+    faults.release()
+    plugin.teardown()
+    assert [path.name for path in tmp_path.iterdir()] == ["newer.ckpt"]
 
 
 @pytest.mark.parametrize("act", [save_next, tear_down])

@@ -46,9 +46,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
     trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised by
     the next save, or at the end of the run. What Lightning removes meanwhile stays until the save before is
-    durable, so that there is a whole checkpoint at any moment. Before ModelCheckpoint looks whether a name is
-    taken it waits for the save that is under way, so that it chooses the names that it would choose without
-    `background`.
+    durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before ModelCheckpoint
+    looks whether a name is taken it waits for the save that is under way, so that it chooses the names that
+    it would choose without `background`.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -142,13 +142,13 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
     def _settle(self) -> None:
         """End the save that is under way, and do what had to wait for it."""
-        saving, self._saving = self._saving, None
+        saving = self._saving
         if saving is not None:
-            try:
-                saving.wait()
-            except BaseException:
+            saving._done.wait()  # after Ctrl-C the save goes on, and what has to wait for it still has to
+            if saving._error is not None:
                 self._to_remove.clear()  # they are the newest ones that are whole
-                raise
+            self._saving = None
+            saving.wait()
         while self._to_remove:
             _remove(self._to_remove.pop(0))
 
