@@ -345,6 +345,21 @@ def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours:
         trainer.train(resume_from_checkpoint=True)
 
 
+def incomplete_folder(output: Path, step: int) -> Path:
+    """As a stock Trainer with enable_jit_checkpoint leaves it when it is killed while it saves."""
+    folder = stock_folder(output, step)
+    (folder / "model.safetensors").write_bytes(b"half")
+    (folder / "checkpoint-is-incomplete.txt").touch()
+    return folder
+
+
+def test_an_incomplete_stock_folder_is_not_taken_for_a_newer_checkpoint(output: Path, reference: Any) -> None:
+    incomplete_folder(output, 10)
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer, reference)
+
+
 def test_evaluation_draws_random_numbers_too(tmp_path: Path) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 3}
     stock = new_trainer(transformers.Trainer, tmp_path / "stock", **options)
@@ -607,6 +622,21 @@ def test_a_preempted_training_leaves_a_durable_step_and_no_stock_folder(
     again = new_trainer(tl.transformers.Trainer, tmp_path, save_strategy="no")
     again.train(resume_from_checkpoint=True)
     assert_same_weights(again, reference)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool) -> None:
+    """Without it, whoever looks for the last checkpoint would take the half one for whole."""
+    folder = incomplete_folder(tmp_path, 2)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        new_trainer(
+            tl.transformers.Trainer, tmp_path, save_steps=2, max_steps=2, enable_jit_checkpoint=jit
+        ).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
 def test_ranks_that_do_not_know_of_each_other_are_refused(

@@ -15,7 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trunkline._errors import Format, Unsupported
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
-from trunkline.transformers._resume import plan_resume
+from trunkline.transformers._resume import INCOMPLETE, plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
 
@@ -148,17 +148,18 @@ class BackgroundCheckpoints:
             "files": _of_all_ranks(files),
         }
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        sentinel = stock / "checkpoint-is-incomplete.txt"
-        preempted = sentinel.exists()  # made by enable_jit_checkpoint for its stock checkpoint
+        # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's own is none of ours.
+        preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
         try:
             self._save_and_stage(trainer.state.global_step, savable(state))
             if preempted:
                 self.checkpointer.wait()  # the process may be killed soon
         finally:
             if preempted:
-                with suppress(OSError):  # another rank did it, or it holds a stock checkpoint
-                    sentinel.unlink(missing_ok=True)
-                    stock.rmdir()
+                with suppress(OSError):  # another rank did it
+                    if [path.name for path in stock.iterdir()] == [INCOMPLETE]:
+                        (stock / INCOMPLETE).unlink(missing_ok=True)
+                        stock.rmdir()
 
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
