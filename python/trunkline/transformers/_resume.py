@@ -1,7 +1,8 @@
 """What Trainer.train(resume_from_checkpoint=...) continues from, decided before any training.
 
-A training that starts over beside the checkpoints of an earlier one would remove them, as far as
-save_total_limit says, hours after it began. So what it would not continue from is found first.
+A training that starts over beside the checkpoints of an earlier one would fail at its first save, maybe
+hours after it began, or mix the steps of two runs in one directory. So what it would not continue from is
+found first.
 """
 
 import errno
