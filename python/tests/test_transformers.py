@@ -657,8 +657,17 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         new_trainer(tl.transformers.Trainer, tmp_path, eval_strategy="steps", load_best_model_at_end=True)
     with pytest.raises(tl.Unsupported, match="save_only_model"):
         new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
-    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
-        new_trainer(tl.transformers.Trainer, tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_resuming_from_the_newest_of_none_names_the_way_out(tmp_path: Path) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, max_steps=1)
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet") as caught:
+        trainer.train(resume_from_checkpoint=True)
+    idiom = "resume_from_checkpoint=trainer.checkpointer.latest() is not None"
+    assert str(caught.value).endswith(idiom)
+    assert caught.value.filename == str(tmp_path / "checkpoints")
+    exec(f"trainer.train({idiom})", {"trainer": trainer})
+    assert trainer.state.global_step == 1
 
 
 RUN_EXAMPLE = """

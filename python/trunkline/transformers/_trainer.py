@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer."""
 
 import copy
+import errno
 import os
 import tempfile
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 
-from trunkline._errors import Format, Unsupported
+from trunkline._errors import Format, Unsupported, exception_of
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
@@ -103,7 +104,7 @@ class BackgroundCheckpoints:
             yield checkpoint
             return
         directory = os.fspath(self.checkpointer.directory)
-        state = self.checkpointer.load(None if checkpoint is True else checkpoint)
+        state = self._load(checkpoint)
         _refuse_other_states(state, checkpoint, directory)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
             for name, contents in state["files"].items():
@@ -122,6 +123,20 @@ class BackgroundCheckpoints:
                 yield folder
             finally:
                 self._resumed = None
+
+    def _load(self, checkpoint: "bool | int") -> Any:
+        if checkpoint is not True:
+            return self.checkpointer.load(checkpoint)
+        try:
+            return self.checkpointer.load()
+        except FileNotFoundError as error:
+            raise exception_of(
+                "system",
+                errno.ENOENT,
+                f"resume_from_checkpoint=True: {error}; for a training that may be starting for the first "
+                "time, pass resume_from_checkpoint=trainer.checkpointer.latest() is not None",
+                os.fspath(self.checkpointer.directory),
+            ) from None
 
     # What the Trainer calls. It makes a checkpoint as ever, of small files in a folder of this process; where
     # it would write model, optimizer and schedule nothing happens: they go to the Checkpointer.
