@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 import trunkline as tl
 
@@ -124,9 +123,8 @@ def main() -> None:
             "optimizer": optimizer.state_dict(),
             "rng": gather(random_state(device), ranks),
         }
-        # Of what is on a GPU the checkpointer gets a copy; what is in main memory it copies itself, while the
-        # next step is computed.
-        saving = checkpointer.save(step, tree_map_only(torch.Tensor, torch.Tensor.cpu, state))
+        # Copied from GPU or main memory while the next step is computed, after what is queued on the GPU.
+        saving = checkpointer.save(step, state)
         if rank == 0:
             print(f"step {step} loss {loss.item():.9g}", flush=True)
 
