@@ -639,6 +639,43 @@ def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
+PREEMPT_ONE_RANK = """
+import os, sys
+import transformers
+import trunkline as tl
+from test_transformers import new_trainer
+
+class Preempt(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3 and os.environ["RANK"] == "0":
+            manager._enable_checkpoint()  # as its timer does, some seconds after SIGTERM
+
+options = {"enable_jit_checkpoint": True, "save_strategy": "no", "ddp_timeout": 60}
+trainer = new_trainer(tl.transformers.Trainer, sys.argv[1], callbacks=[Preempt()], **options)
+(manager,) = (each.jit_manager for each in trainer.callback_handler.callbacks if hasattr(each, "jit_manager"))
+trainer.train()
+assert trainer.checkpointer.steps() == [4], trainer.checkpointer.steps()
+"""
+
+
+def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path) -> None:
+    """SIGTERM may reach one rank only, or each at another step."""
+    script = tmp_path / "preempt.py"
+    script.write_text(PREEMPT_ONE_RANK)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, script, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
 def test_ranks_that_do_not_know_of_each_other_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trunkline._errors import Format, Unsupported, exception_of
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
+from trunkline.transformers._preemption import agree_on_preemption
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
@@ -62,6 +63,7 @@ class BackgroundCheckpoints:
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
+        agree_on_preemption(trainer)
         self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
         self._resumed: dict[str, Any] | None = None  # the state that the training starts from
 
