@@ -4,7 +4,8 @@
     python -m torch.distributed.run --nproc-per-node 2 examples/train.py --directory checkpoints
 
 Whatever ends it, started again it goes on after the last checkpoint, and ends with bit for bit the weights of
-a run that nothing interrupted. On GPUs if there are any (nccl), otherwise on CPUs (gloo).
+a run that nothing interrupted. With another number of ranks it goes on too, but its batches are others then.
+On GPUs if there are any (nccl), otherwise on CPUs (gloo).
 """
 
 import argparse
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 import trunkline as tl
 
@@ -99,9 +99,10 @@ def main() -> None:
         done = state["step"]
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"][rank]["cpu"])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state["rng"][rank]["cuda"], device)
+        if rank < len(state["rng"]):  # a rank more than were saved keeps the seed from above
+            torch.set_rng_state(state["rng"][rank]["cpu"])
+            if device.type == "cuda" and "cuda" in state["rng"][rank]:
+                torch.cuda.set_rng_state(state["rng"][rank]["cuda"], device)
         if rank == 0:
             print(f"resumed after step {done}", flush=True)
 
@@ -122,9 +123,8 @@ def main() -> None:
             "optimizer": optimizer.state_dict(),
             "rng": gather(random_state(device), ranks),
         }
-        # Of what is on a GPU the checkpointer gets a copy; what is in main memory it copies itself, while the
-        # next step is computed.
-        saving = checkpointer.save(step, tree_map_only(torch.Tensor, torch.Tensor.cpu, state))
+        # Copied from GPU or main memory while the next step is computed, after what is queued on the GPU.
+        saving = checkpointer.save(step, state)
         if rank == 0:
             print(f"step {step} loss {loss.item():.9g}", flush=True)
 

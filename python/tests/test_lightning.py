@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +13,14 @@ from typing import Any
 import pytest
 
 import trunkline as tl
+from trunkline.checkpoint._flag import Flag
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports
     lightning = pytest.importorskip("lightning", reason="needs Lightning")
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on numbers of workers and loggers
 
@@ -56,7 +61,9 @@ def new_model(**arguments: Any) -> Model:
     return Model(**arguments)
 
 
-def new_trainer(directory: Path, plugin: Any, *, steps: int = STEPS, **options: Any) -> Any:
+def new_trainer(
+    directory: Path, plugin: Any, *, steps: int = STEPS, logger: Any = False, **options: Any
+) -> Any:
     saver = callbacks.ModelCheckpoint(
         dirpath=directory, filename="{step}", every_n_train_steps=3, **({"save_top_k": -1} | options)
     )
@@ -65,7 +72,7 @@ def new_trainer(directory: Path, plugin: Any, *, steps: int = STEPS, **options: 
         plugins=[] if plugin is None else [plugin],
         callbacks=[saver],
         max_steps=steps,
-        logger=False,
+        logger=logger,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=directory,
@@ -170,6 +177,46 @@ def save_next(plugin: Any, directory: Path) -> None:
 
 def tear_down(plugin: Any, directory: Path) -> None:
     plugin.teardown()
+
+
+def load_older(plugin: Any, directory: Path) -> None:
+    plugin.load_checkpoint(directory / "older.ckpt")
+
+
+@pytest.mark.parametrize("act", [save_next, tear_down, load_older])
+def test_the_last_whole_file_stays_after_an_interrupted_wait(
+    act: Callable[[Any, Path], None],
+    tmp_path: Path,
+    plugin: Any,
+    faults: tl.Faults,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C ends the wait for the save, not the save itself; nothing is removed before that is over."""
+    oldest, older, newer = (tmp_path / f"{name}.ckpt" for name in ("oldest", "older", "newer"))
+    for path in (oldest, older):
+        plugin.save_checkpoint({"x": torch.ones(3)}, path)
+    plugin.teardown()
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({"x": torch.zeros(3)}, newer)
+    plugin.remove_checkpoint(oldest)
+
+    def interrupted(flag: Flag, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waits(flag, timeout)
+
+    waits = Flag.wait
+    with monkeypatch.context() as patch:
+        patch.setattr(Flag, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act(plugin, tmp_path)
+    plugin.remove_checkpoint(older)
+    assert not newer.exists()
+    assert older.exists()
+    assert oldest.exists()
+    faults.release()
+    plugin.teardown()
+    assert [path.name for path in tmp_path.iterdir()] == ["newer.ckpt"]
 
 
 @pytest.mark.parametrize("act", [save_next, tear_down])
@@ -325,6 +372,51 @@ def test_a_callback_that_looks_by_itself_waits_too(tmp_path: Path) -> None:
 
     found = run_of(savers, tmp_path, SlowestDisk())["files"]
     assert found == {"m.ckpt": 0, "m-v1.ckpt": 1, "m-v2.ckpt": 2}
+
+
+class Uploads(loggers.Logger):  # type: ignore[misc, name-defined]
+    """Looks for new files as Lightning's WandbLogger(log_model="all") and MLFlowLogger do."""
+
+    name = version = "uploads"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, float] = {}
+        self.uploaded: list[tuple[str, int]] = []
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        pass
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        self._scan_and_log_checkpoints(checkpoint_callback)
+
+    def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
+        for time, path, *_ in loggers.utilities._scan_checkpoints(checkpoint_callback, self.known):
+            self.known[path] = time
+            self.uploaded.append((Path(path).name, torch.load(path)["global_step"]))
+
+
+def test_loggers_upload_every_checkpoint(tmp_path: Path) -> None:
+    uploads = Uploads()
+    trainer = new_trainer(tmp_path, SlowestDisk(), steps=6, save_top_k=1, logger=uploads)
+    trainer.fit(new_model(), batches())
+    assert uploads.uploaded == [("step=3.ckpt", 3), ("step=6.ckpt", 6)]
+
+
+@pytest.mark.parametrize("module", ["wandb", "mlflow"])
+def test_the_loggers_upload_by_the_method_that_waits(module: str) -> None:
+    known = importlib.import_module(f"lightning.pytorch.loggers.{module}")
+    (logger,) = (
+        each
+        for each in vars(known).values()
+        if getattr(each, "__module__", "") == known.__name__
+        and inspect.isclass(each)
+        and "after_save_checkpoint" in vars(each)
+    )
+    assert "self._scan_and_log_checkpoints(" in inspect.getsource(vars(logger)["after_save_checkpoint"])
 
 
 def test_looking_for_a_name_leaves_the_error_to_the_next_save(

@@ -166,6 +166,14 @@ def test_killed_and_resumed_it_ends_as_uninterrupted(tmp_path: Path) -> None:
     assert_same(final_state(tmp_path / "killed"), final_state(tmp_path / "reference"))
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_it_goes_on_with_another_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
+    finish(tmp_path, before, steps=2)
+    output = finish(tmp_path, after, steps=3)
+    assert "resumed after step 2" in output
+    assert losses(output).keys() == {3}
+
+
 def test_one_process_over_volumes(tmp_path: Path) -> None:
     volumes = [tmp_path / "disk0", tmp_path / "disk1"]
     for volume in volumes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -141,6 +142,40 @@ def test_resumes_from_a_stock_folder(tmp_path: Path, reference: Any) -> None:
     trainer = new_trainer(tl.transformers.Trainer, tmp_path)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert_same_weights(trainer, reference)
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_a_resume_that_failed_leaves_nothing_for_the_next(
+    tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    """The next one loads the weights of its own checkpoint, not those that were loaded before the failure."""
+    new_trainer(transformers.Trainer, tmp_path / "stock").train()
+    ours = tmp_path / "ours"
+    new_trainer(tl.transformers.Trainer, ours, max_steps=3, learning_rate=1e-1).train()
+    trainer = new_trainer(tl.transformers.Trainer, ours)
+
+    def fail(path: Path, contents: bytes) -> int:
+        raise failure(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(failure):
+            trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "stock" / "checkpoint-3"))
+    assert_same_weights(trainer, reference)
+
+
+@pytest.mark.parametrize("resume", [True, 3])
+def test_a_checkpoint_that_no_trainer_saved_is_refused(tmp_path: Path, resume: Any) -> None:
+    other = tl.Checkpointer(tmp_path / "checkpoints", process_group=False)
+    other.save(3, {"model": new_model().state_dict(), "step": 3}, block=True)
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path)
+    with pytest.raises(tl.Format, match="lacks optimizer, scheduler, files") as caught:
+        trainer.train(resume_from_checkpoint=resume)
+    which, call = ("the newest checkpoint", "load()") if resume is True else ("step 3", "load(3)")
+    for part in (which, f"Checkpointer('{tmp_path}/checkpoints').{call}"):
+        assert part in str(caught.value)
+    assert trainer._resumed is None
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +343,21 @@ def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours:
         (output / f"checkpoint-{number}").rename(output / f"checkpoint-{number - 6}")
     if ours:
         trainer.train(resume_from_checkpoint=True)
+
+
+def incomplete_folder(output: Path, step: int) -> Path:
+    """As a stock Trainer with enable_jit_checkpoint leaves it when it is killed while it saves."""
+    folder = stock_folder(output, step)
+    (folder / "model.safetensors").write_bytes(b"half")
+    (folder / "checkpoint-is-incomplete.txt").touch()
+    return folder
+
+
+def test_an_incomplete_stock_folder_is_not_taken_for_a_newer_checkpoint(output: Path, reference: Any) -> None:
+    incomplete_folder(output, 10)
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    trainer.train(resume_from_checkpoint=True)
+    assert_same_weights(trainer, reference)
 
 
 def test_evaluation_draws_random_numbers_too(tmp_path: Path) -> None:
@@ -574,6 +624,58 @@ def test_a_preempted_training_leaves_a_durable_step_and_no_stock_folder(
     assert_same_weights(again, reference)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool) -> None:
+    """Without it, whoever looks for the last checkpoint would take the half one for whole."""
+    folder = incomplete_folder(tmp_path, 2)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        new_trainer(
+            tl.transformers.Trainer, tmp_path, save_steps=2, max_steps=2, enable_jit_checkpoint=jit
+        ).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+PREEMPT_ONE_RANK = """
+import os, sys
+import transformers
+import trunkline as tl
+from test_transformers import new_trainer
+
+class Preempt(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3 and os.environ["RANK"] == "0":
+            manager._enable_checkpoint()  # as its timer does, some seconds after SIGTERM
+
+options = {"enable_jit_checkpoint": True, "save_strategy": "no", "ddp_timeout": 60}
+trainer = new_trainer(tl.transformers.Trainer, sys.argv[1], callbacks=[Preempt()], **options)
+(manager,) = (each.jit_manager for each in trainer.callback_handler.callbacks if hasattr(each, "jit_manager"))
+trainer.train()
+assert trainer.checkpointer.steps() == [4], trainer.checkpointer.steps()
+"""
+
+
+def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path) -> None:
+    """SIGTERM may reach one rank only, or each at another step."""
+    script = tmp_path / "preempt.py"
+    script.write_text(PREEMPT_ONE_RANK)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, script, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
 def test_ranks_that_do_not_know_of_each_other_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,8 +694,17 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         new_trainer(tl.transformers.Trainer, tmp_path, eval_strategy="steps", load_best_model_at_end=True)
     with pytest.raises(tl.Unsupported, match="save_only_model"):
         new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
-    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
-        new_trainer(tl.transformers.Trainer, tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_resuming_from_the_newest_of_none_names_the_way_out(tmp_path: Path) -> None:
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, max_steps=1)
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet") as caught:
+        trainer.train(resume_from_checkpoint=True)
+    idiom = "resume_from_checkpoint=trainer.checkpointer.latest() is not None"
+    assert str(caught.value).endswith(idiom)
+    assert caught.value.filename == str(tmp_path / "checkpoints")
+    exec(f"trainer.train({idiom})", {"trainer": trainer})
+    assert trainer.state.global_step == 1
 
 
 RUN_EXAMPLE = """

@@ -46,9 +46,10 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
     trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised by
     the next save, or at the end of the run. What Lightning removes meanwhile stays until the save before is
-    durable, so that there is a whole checkpoint at any moment. Before ModelCheckpoint looks whether a name is
-    taken it waits for the save that is under way, so that it chooses the names that it would choose without
-    `background`.
+    durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before ModelCheckpoint
+    looks whether a name is taken it waits for the save that is under way, so that it chooses the names that
+    it would choose without `background`. So do the loggers of Lightning that upload the file of each save,
+    such as WandbLogger(log_model="all"), before they do.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -93,6 +94,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._saving = save_async(
             state, name, durable=self._durable, staging_bytes=self._staging_bytes, engine=self._engine
         )
+        _watch_loggers()
         if _watch_model_checkpoint():
             _in_background.add(self)
             self._saving.wait_staged()
@@ -142,13 +144,13 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
     def _settle(self) -> None:
         """End the save that is under way, and do what had to wait for it."""
-        saving, self._saving = self._saving, None
+        saving = self._saving
         if saving is not None:
-            try:
-                saving.wait()
-            except BaseException:
+            saving._done.wait()  # after Ctrl-C the save goes on, and what has to wait for it still has to
+            if saving._error is not None:
                 self._to_remove.clear()  # they are the newest ones that are whole
-                raise
+            self._saving = None
+            saving.wait()
         while self._to_remove:
             _remove(self._to_remove.pop(0))
 
@@ -162,12 +164,13 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._settle()
 
 
-# Plugins that may have a save under way; an attribute of each would not be reached from ModelCheckpoint.
+# Plugins that may have a save under way; Lightning's callbacks and loggers do not know them.
 _in_background: "weakref.WeakSet[CheckpointIO]" = weakref.WeakSet()
 _MODEL_CHECKPOINTS = (
     "lightning.pytorch.callbacks.model_checkpoint",
     "pytorch_lightning.callbacks.model_checkpoint",
 )
+_LOGGERS = ("lightning.pytorch.loggers.logger", "pytorch_lightning.loggers.logger")
 _WATCHED = "_trunkline_waits"
 
 
@@ -184,29 +187,47 @@ def _watch_model_checkpoint() -> bool:
         base = getattr(module, "ModelCheckpoint", None)
         if not inspect.isclass(base) or "file_exists" not in vars(base):
             return False
-        classes = [base]
-        for known in classes:  # grows
-            classes += known.__subclasses__()
-            if "file_exists" in vars(known) and not _watch(known):
+        for known in _with_subclasses(base):
+            if "file_exists" in vars(known) and not _watch(known, "file_exists"):
                 return False
     return True
 
 
-def _watch(known: Any) -> bool:
-    original = vars(known)["file_exists"]
+def _watch_loggers() -> None:
+    """Have loggers that upload checkpoints, after each save, wait for saves in the background.
+
+    While a file is still being written they would not find it, and would never upload the last one.
+    """
+    for name in _LOGGERS:
+        base = getattr(sys.modules.get(name), "Logger", None)
+        for known in _with_subclasses(base) if inspect.isclass(base) else ():
+            if "_scan_and_log_checkpoints" in vars(known):
+                _watch(known, "_scan_and_log_checkpoints")
+
+
+def _with_subclasses(base: type) -> list[type]:
+    classes = [base]
+    for known in classes:  # grows
+        classes += known.__subclasses__()
+    return classes
+
+
+def _watch(known: Any, name: str) -> bool:
+    """Have a method of a class wait for the saves in the background; False where it is not as known."""
+    original = vars(known)[name]
     if not inspect.isfunction(original):
         return False
     if getattr(original, _WATCHED, False):
         return True
 
     @functools.wraps(original)
-    def file_exists(*args: Any, **kwargs: Any) -> Any:
+    def waiting(*args: Any, **kwargs: Any) -> Any:
         for plugin in list(_in_background):
             plugin._settle_unless_failed()
         return original(*args, **kwargs)
 
-    setattr(file_exists, _WATCHED, True)
-    known.file_exists = file_exists
+    setattr(waiting, _WATCHED, True)
+    setattr(known, name, waiting)
     return True
 
 

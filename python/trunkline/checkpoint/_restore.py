@@ -185,7 +185,7 @@ class _Restoring:
         if missing:
             raise ValueError(
                 f"into: {self.place()} lacks the keys {_listed(missing)} of the checkpoint"
-                f"{_about_compiled([*missing, *into])}"
+                f"{_about_compiled([*missing, *into]) or _WHOLE}"
             )
         known = set(keys)
         unexpected = [key for key in into if key not in known]
@@ -388,6 +388,9 @@ class _Collecting(_Restoring):
         if view is not None and stored is None:
             self.views.setdefault(name, []).append(view.at)
         return torch.empty(0, dtype=dtype)
+
+
+_WHOLE = "; it must have all of them: for a part of a checkpoint, call load() without into and take that part"
 
 
 def _about_compiled(keys: list[Any]) -> str:

@@ -53,6 +53,7 @@ from trunkline.checkpoint._tensors import (
     has_own_advice,
     is_ordinary,
     objection,
+    objection_in_any_file,
     plain,
 )
 from trunkline.checkpoint._views import Shared, find_shared, strided
@@ -72,7 +73,8 @@ VIEWS = "views"
 
 _MAX_NAME = 400
 _SIMPLE = (int, float, str)  # what long lists are of: always encoded, so that no place needs to be known
-_HINT = "; save such objects in a .pt file (trunkline.save), or put their state_dict() into the state"
+_HINT = "; save it in a .pt file of its own (trunkline.save)"
+_CONVERT_ARRAY = "; convert it to a list, or to an array of numbers or strings"
 # No .pt file: that of a Path or a Namespace could not be loaded with weights_only.
 _CONVERT = (
     "; convert it to dicts, lists, numbers or strings (vars(args), str(path), dict(counts)); for a module or "
@@ -122,6 +124,13 @@ class _Found:
     name: str  # that it would like
     nodes: list[dict[str, Json]]  # of it, whose `tag` its name goes to
     tag: str
+
+
+def _advice(tensor: torch.Tensor) -> str:
+    """Return what else may help with a tensor that there is an objection to."""
+    if tensor.is_meta:
+        return "; load or initialize it on another device first"
+    return "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
 
 
 class _Flattener:
@@ -226,8 +235,7 @@ class _Flattener:
         ordinary = is_ordinary(tensor)
         why = None if ordinary else objection(tensor)
         if why is not None:
-            hint = "" if has_own_advice(tensor) else _HINT
-            raise Unsupported(None, f"{self.place()} {why}{hint}")
+            raise Unsupported(None, f"{self.place()} {why}{_advice(tensor)}")
         node: dict[str, Json] = {
             "tensor": "",
             "dtype": dtype_name(tensor.dtype),
@@ -245,7 +253,7 @@ class _Flattener:
         try:
             dtype = encode_numpy_dtype(array.dtype)
         except NoLeaf as why:
-            raise Unsupported(None, f"{self.place()} {why}{_HINT}") from None
+            raise Unsupported(None, f"{self.place()} {why}{_CONVERT_ARRAY}") from None
         node = {"ndarray": "", "dtype": dtype, "shape": list(array.shape)}
         as_bytes = type(dtype) is not str or dtype not in NUMPY_AS_TORCH
         strides = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)

@@ -112,6 +112,8 @@ def objection(tensor: torch.Tensor) -> str | None:
         return "is a nested tensor"
     if tensor.layout is not torch.strided:
         return f"is a sparse tensor ({tensor.layout})"
+    if tensor.is_meta:
+        return "is on the device meta, where tensors have no memory"
     if not is_in_reach(tensor.device):
         return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
     if tensor.dtype in _QUANTISED:

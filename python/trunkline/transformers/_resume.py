@@ -1,7 +1,8 @@
 """What Trainer.train(resume_from_checkpoint=...) continues from, decided before any training.
 
-A training that starts over beside the checkpoints of an earlier one would remove them, as far as
-save_total_limit says, hours after it began. So what it would not continue from is found first.
+A training that starts over beside the checkpoints of an earlier one would fail at its first save, maybe
+hours after it began, or mix the steps of two runs in one directory. So what it would not continue from is
+found first.
 """
 
 import errno
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _STOCK_FOLDER = re.compile(r"checkpoint-(\d+)")
 _STOCK_STATE = "trainer_state.json"
+INCOMPLETE = "checkpoint-is-incomplete.txt"  # in a stock folder that enable_jit_checkpoint is writing
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _DESCRIPTOR = "trunkline-checkpoints.json"
 
@@ -131,13 +133,17 @@ def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) 
 
 
 def _stock_folders(output_dir: str) -> list[tuple[int, Path]]:
-    """Return the stock checkpoints; one without a state was cut off, and nothing can continue from it."""
+    """Return the stock checkpoints; nothing can continue from one that was cut off."""
     try:
         entries = list(Path(output_dir).iterdir())
     except FileNotFoundError:
         return []
     found = [(_STOCK_FOLDER.fullmatch(entry.name), entry) for entry in entries]
-    return [(int(match[1]), entry) for match, entry in found if match and (entry / _STOCK_STATE).is_file()]
+    return [(int(match[1]), entry) for match, entry in found if match and _is_whole(entry)]
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / _STOCK_STATE).is_file() and not os.path.lexists(folder / INCOMPLETE)
 
 
 def _stock_step(folder: Path) -> int:

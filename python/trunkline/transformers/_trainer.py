@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer."""
 
 import copy
+import errno
 import os
 import tempfile
 import warnings
@@ -12,10 +13,11 @@ from typing import Any
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 
-from trunkline._errors import Format, Unsupported
+from trunkline._errors import Format, Unsupported, exception_of
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
-from trunkline.transformers._resume import plan_resume
+from trunkline.transformers._preemption import agree_on_preemption
+from trunkline.transformers._resume import INCOMPLETE, plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
 
@@ -32,9 +34,9 @@ class BackgroundCheckpoints:
     train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step (or its
     digits in a str, unless there is a file of that name), the path of the Checkpointer's directory or of a
     step in it, or as ever that of a folder that a stock Trainer saved. A training that would not continue
-    from the checkpoints that are there is refused before it starts,
-    since it would remove them in time; Checkpointer(..., fresh=True) sets them aside. When train() returns,
-    the last one is durable.
+    from the checkpoints that are there is refused before it starts: its saves would fail, maybe hours later,
+    or mix the steps of two runs. Checkpointer(..., fresh=True) sets them aside. When train() returns, the
+    last one is durable.
 
     A save that fails in the background raises its error at the next one, or from train() at the end.
     """
@@ -61,6 +63,7 @@ class BackgroundCheckpoints:
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
+        agree_on_preemption(trainer)
         self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
         self._resumed: dict[str, Any] | None = None  # the state that the training starts from
 
@@ -72,9 +75,10 @@ class BackgroundCheckpoints:
     ) -> Any:
         """Train as the Trainer does; see the class for `resume_from_checkpoint`.
 
-        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, FileExistsError
-        where there are checkpoints that this training would not continue from, and where
-        resume_from_checkpoint=True finds a newer folder of a stock Trainer in output_dir.
+        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, Format for one
+        that no Trainer saved, FileExistsError where there are checkpoints that this training would not
+        continue from, and where resume_from_checkpoint=True finds a newer folder of a stock Trainer in
+        output_dir.
         """
         trainer: Any = self
         plan = self.checkpointer._agree(
@@ -97,24 +101,44 @@ class BackgroundCheckpoints:
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
         """Load the checkpoint, and lay its small files into a folder for the Trainer to read them."""
+        self._resumed = None
         if checkpoint is None or not isinstance(checkpoint, int):
             yield checkpoint
             return
-        self._resumed = self.checkpointer.load(None if checkpoint is True else checkpoint)
+        directory = os.fspath(self.checkpointer.directory)
+        state = self._load(checkpoint)
+        _refuse_other_states(state, checkpoint, directory)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
-            for name, contents in self._resumed["files"].items():
+            for name, contents in state["files"].items():
                 if name in (".", "..") or Path(name).name != name:  # of a checkpoint that somebody forged
                     raise Format(
                         None,
-                        f"cannot resume from {self.checkpointer.directory}: the name {name!r} of a file in "
+                        f"cannot resume from {directory}: the name {name!r} of a file in "
                         "the checkpoint is not a plain file name; use another checkpoint",
-                        os.fspath(self.checkpointer.directory),
+                        directory,
                     )
                 (Path(folder) / name).write_bytes(contents)
             try:
+                # While it is set, the Trainer loads it instead of the stock checkpoint that it is given.
+                self._resumed = state
+                del state  # what is loaded is freed
                 yield folder
             finally:
                 self._resumed = None
+
+    def _load(self, checkpoint: "bool | int") -> Any:
+        if checkpoint is not True:
+            return self.checkpointer.load(checkpoint)
+        try:
+            return self.checkpointer.load()
+        except FileNotFoundError as error:
+            raise exception_of(
+                "system",
+                errno.ENOENT,
+                f"resume_from_checkpoint=True: {error}; for a training that may be starting for the first "
+                "time, pass resume_from_checkpoint=trainer.checkpointer.latest() is not None",
+                os.fspath(self.checkpointer.directory),
+            ) from None
 
     # What the Trainer calls. It makes a checkpoint as ever, of small files in a folder of this process; where
     # it would write model, optimizer and schedule nothing happens: they go to the Checkpointer.
@@ -141,17 +165,18 @@ class BackgroundCheckpoints:
             "files": _of_all_ranks(files),
         }
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        sentinel = stock / "checkpoint-is-incomplete.txt"
-        preempted = sentinel.exists()  # made by enable_jit_checkpoint for its stock checkpoint
+        # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's own is none of ours.
+        preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
         try:
             self._save_and_stage(trainer.state.global_step, savable(state))
             if preempted:
                 self.checkpointer.wait()  # the process may be killed soon
         finally:
             if preempted:
-                with suppress(OSError):  # another rank did it, or it holds a stock checkpoint
-                    sentinel.unlink(missing_ok=True)
-                    stock.rmdir()
+                with suppress(OSError):  # another rank did it
+                    if [path.name for path in stock.iterdir()] == [INCOMPLETE]:
+                        (stock / INCOMPLETE).unlink(missing_ok=True)
+                        stock.rmdir()
 
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
@@ -257,6 +282,23 @@ def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _refuse_other_states(state: Any, step: int, directory: str) -> None:
+    """Refuse what other code than a Trainer has saved into the directory."""
+    needed = ("model", "optimizer", "scheduler", "files")
+    missing = [key for key in needed if not isinstance(state, dict) or key not in state]
+    if not missing:
+        return
+    which = "the newest checkpoint" if step is True else f"step {step}"
+    number = "" if step is True else str(step)
+    raise Format(
+        None,
+        f"cannot resume from {directory}: {which} was not saved by tl.transformers.Trainer (it lacks "
+        f"{', '.join(missing)}); load it with trunkline.Checkpointer({directory!r}).load({number}), or "
+        "resume from a checkpoint of a Trainer",
+        directory,
+    )
 
 
 def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
