@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from trunkline.checkpoint._transfer import check_is_local
+
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file
 ALIGNMENT = 4096  # of items of at least as many bytes, so that they move without a copy
 SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
@@ -104,6 +106,7 @@ def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
         raise TypeError(f"{name}: must be str or os.PathLike of str, not of {type(path).__name__}")
     if not path or "\0" in path:
         raise ValueError(f"{name}: {path!r} does not name a directory")
+    check_is_local(path, name)
     return path
 
 
