@@ -6,8 +6,8 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -15,7 +15,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine, GcPause
-from trunkline._errors import Corrupt, Error, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import (
     bool_argument,
@@ -232,8 +232,9 @@ class Checkpointer:
                 if not together:
                     manifest = None
                     position = store.position()
-                    manifest = store.open_manifest(chosen)
-                state = self._load(chosen, manifest, into, target, verify)
+                    manifest = self._open_manifest(chosen)
+                with self._naming_other_steps(chosen):
+                    state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position, chosen)
                 self._continues = True
                 if self._ranks.size > 1:
@@ -254,7 +255,7 @@ class Checkpointer:
         the step is gone, as a whole, and it alone was asked for.
         """
         try:
-            now = self._place.store.open_manifest(step)
+            now = self._open_manifest(step)
         except FileNotFoundError:
             if not any_step:
                 raise
@@ -292,7 +293,7 @@ class Checkpointer:
                 while (step := self.latest()) is not None:
                     position = self._place.store.position()
                     with suppress(FileNotFoundError):
-                        manifest = self._place.store.open_manifest(step)
+                        manifest = self._open_manifest(step)
                         opened[:] = step, position, manifest
                         return {"step": step, "identity": _shards.identity(manifest)}
                 opened[:] = None, None, None
@@ -305,7 +306,7 @@ class Checkpointer:
                     return None
                 position = self._place.store.position()
                 try:
-                    manifest = self._place.store.open_manifest(step)
+                    manifest = self._open_manifest(step)
                 except FileNotFoundError:
                     return str(self._not_there(self._ranks.rank, step))
                 opened[:] = step, position, manifest
@@ -322,16 +323,37 @@ class Checkpointer:
 
     def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
         """Make the error for a shard of a committed step that is not there."""
-        others = [str(each) for each in self.steps() if each != step]
-        if len(others) > 6:
-            others[3:-3] = ["..."]
         owner = self._place.store.why_gone(path, step)
         why += f": {owner}" if owner else "; mount its disk if that is not mounted"
-        why += f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
+        why += self._other_steps(step)
         error = Corrupt(None, f"step {step} of {self.directory} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error
+
+    def _other_steps(self, step: int) -> str:
+        """Say in an error of a damaged step which others there are."""
+        others = [str(each) for each in self.steps() if each != step]
+        if len(others) > 6:
+            others[3:-3] = ["..."]
+        return f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
+
+    @contextmanager
+    def _naming_other_steps(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (Corrupt, Format) as error:
+            others = ""
+            with suppress(Error):
+                others = self._other_steps(step)
+            if others not in str(error):
+                error.strerror = f"{error}{others}"
+                error.args = (*error.args[:1], error.strerror, *error.args[2:])  # what other ranks get of it
+            raise
+
+    def _open_manifest(self, step: int) -> CheckpointManifest:
+        with self._naming_other_steps(step):
+            return self._place.store.open_manifest(step)
 
     def _load(
         self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
@@ -382,7 +404,7 @@ class Checkpointer:
             manifest = None
             missing: dict[str, Any] | None = None
             try:
-                manifest = self._place.store.open_manifest(chosen)
+                manifest = self._open_manifest(chosen)
                 found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
                 missing = next((each for each in found if each["kind"] == "missing"), None)
             except FileNotFoundError as gone:
@@ -395,7 +417,8 @@ class Checkpointer:
         first, more = found[0], len(found) - 1
         error = Corrupt(None, first["message"] + (f"; and {more} more" if more else ""), first["path"])
         error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
-        raise error
+        with self._naming_other_steps(chosen):
+            raise error
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
