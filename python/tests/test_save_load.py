@@ -291,3 +291,8 @@ def test_a_file_of_torch_save_that_is_named_safetensors(tmp_path: Path) -> None:
     with pytest.raises(tl.Format, match=r"is not a safetensors file but a zip file.*\.pt") as caught:
         tl.load(path)
     assert caught.value.filename == str(path)
+
+
+def test_what_a_handle_offers() -> None:
+    offered = {name for name in dir(tl.SaveHandle) if not name.startswith("_")}
+    assert offered == {"cancel", "done", "progress", "staged", "wait", "wait_staged"}

@@ -172,7 +172,7 @@ class Checkpointer:
             finally:
                 self._turn.end()
         if block:
-            handle.wait_or_cancel()
+            handle._wait_or_cancel()
         return handle
 
     def wait(self) -> None:
@@ -470,7 +470,7 @@ class Checkpointer:
             f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
         )
         try:
-            handle.start(job)
+            handle._start(job)
         except BaseException:
             if handle._done.is_set() or not handle._started:
                 self._last = None  # it is over, and wait() has nothing to say of it

@@ -89,7 +89,7 @@ def save_async(
     try:
         name = path_name(path)
         handle = SaveHandle(name, f"{name} is as it was before")
-        handle.start(FileJob(files))
+        handle._start(FileJob(files))
     except BaseException:
         files.discard()
         raise
@@ -159,14 +159,14 @@ class SaveHandle:
     """
 
     def __init__(self, subject: str, unchanged: str) -> None:
-        """Call start() next. For messages: what is saved, and what has not changed when it is given up."""
+        """Call _start() next. For messages: what is saved, and what has not changed when it is given up."""
         self._subject = subject
         self._what = f"saving {subject}"
         self._unchanged = unchanged
         self._files: FileSet | None = None
         self._cancelled = False
-        self._started = False  # by start()
-        self._claim = Claim()  # by its thread, or by start(), which then gives it up
+        self._started = False  # by _start()
+        self._claim = Claim()  # by its thread, or by _start(), which then gives it up
         # No lock: a signal handler that waits for the save would keep its thread from a lock that the
         # interrupted code holds.
         self._job: Job | None = None
@@ -176,7 +176,7 @@ class SaveHandle:
         self._observed = False
         self._last_progress = (0, 0)
 
-    def start(self, job: Job) -> None:
+    def _start(self, job: Job) -> None:
         """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
         try:
             self._started = True
@@ -268,7 +268,7 @@ class SaveHandle:
         files = self._files
         return files.progress() if files is not None else self._last_progress
 
-    def wait_or_cancel(self) -> None:
+    def _wait_or_cancel(self) -> None:
         """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
         try:
             self.wait()
@@ -278,7 +278,7 @@ class SaveHandle:
             self._observed = True
             raise
 
-    def forget_parent(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: a save that was under way goes on in the parent alone."""
         self._files = self._job = None
         self._error = Error(
@@ -343,7 +343,7 @@ def _report_at_exit() -> None:
 def _forget_parent() -> None:
     _failed.clear()  # the parent reports them
     for handle in list(_under_way):
-        handle.forget_parent()
+        handle._forget_parent()
     _under_way.clear()
 
 
