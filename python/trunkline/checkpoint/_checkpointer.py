@@ -15,7 +15,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine, GcPause
-from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import (
     bool_argument,
@@ -347,8 +347,7 @@ class Checkpointer:
             with suppress(Error):
                 others = self._other_steps(step)
             if others not in str(error):
-                error.strerror = f"{error}{others}"
-                error.args = (*error.args[:1], error.strerror, *error.args[2:])  # what other ranks get of it
+                reword(error, f"{error}{others}")
             raise
 
     def _open_manifest(self, step: int) -> CheckpointManifest:
@@ -467,7 +466,9 @@ class Checkpointer:
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
         self._last = handle = SaveHandle(
-            f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
+            f"step {step} to {self.directory}",
+            f"the checkpoints in {self.directory} are as they were before",
+            f"step {step} to {self._absolute}",
         )
         try:
             handle._start(job)
@@ -489,7 +490,7 @@ class Checkpointer:
                 continue
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
-                warnings.warn(f"{last._what}: {last._error}", RuntimeWarning, stacklevel=5)
+                warnings.warn(f"{last._what}: {last._why()}", RuntimeWarning, stacklevel=5)
             if not last._observed:
                 try:
                     last.wait()

@@ -88,7 +88,7 @@ def save_async(
     del image  # its memory is free when it is staged
     try:
         name = path_name(path)
-        handle = SaveHandle(name, f"{name} is as it was before")
+        handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
         handle._start(FileJob(files))
     except BaseException:
         files.discard()
@@ -158,10 +158,15 @@ class SaveHandle:
     Made by save_async and by Checkpointer.save.
     """
 
-    def __init__(self, subject: str, unchanged: str) -> None:
-        """Call _start() next. For messages: what is saved, and what has not changed when it is given up."""
+    def __init__(self, subject: str, unchanged: str, in_errors: str) -> None:
+        """Call _start() next.
+
+        For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
+        path, as errors have it.
+        """
         self._subject = subject
         self._what = f"saving {subject}"
+        self._in_errors = f"saving {in_errors}: "
         self._unchanged = unchanged
         self._files: FileSet | None = None
         self._cancelled = False
@@ -295,6 +300,10 @@ class SaveHandle:
             self._observed = True
             raise self._error
 
+    def _why(self) -> str:
+        """Return why it failed, to stand behind `_what`."""
+        return str(self._error).removeprefix(self._in_errors)
+
     def __repr__(self) -> str:
         if self._done.is_set():
             state = "failed" if self._error is not None else "saved"
@@ -326,7 +335,7 @@ def raise_unobserved() -> None:
     handle._observed = True
     raise Error(
         getattr(handle._error, "errno", None),
-        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._error}",
+        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._why()}",
         getattr(handle._error, "filename", None),
     ) from handle._error
 
@@ -334,7 +343,7 @@ def raise_unobserved() -> None:
 def _report_at_exit() -> None:
     failed = False
     while (handle := _next_unobserved()) is not None:
-        say(f"{handle._what} failed: {handle._error}")
+        say(f"{handle._what} failed: {handle._why()}")
         failed = True
     if failed:  # who started the process must not take it for a success
         end_by_failure()

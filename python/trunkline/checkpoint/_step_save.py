@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from trunkline import _core
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Error
+from trunkline._errors import Error, reword
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._difference import first_difference, marks_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
@@ -149,7 +149,7 @@ class StepSave:
         assert sources is not None
         place = self._place
         directory = str(place.store.directory)
-        what = f"saving step {self._step} to {directory}"
+        what = self._what()
         problem = sources.problem(what, directory)
         if problem is not None:
             del sources
@@ -219,6 +219,7 @@ class StepSave:
             if self._exchange is not None:
                 error = cause(self._exchange, error)
                 give_up(self._exchange, error)
+            self._name_the_save(error)
             return error
         finally:
             if self._place.ranks.rank == 0:
@@ -229,10 +230,30 @@ class StepSave:
         aside = self._place.store.aside if self._place.ranks.rank == 0 else None
         if aside is None or not isinstance(error, Error):
             return
-        error.strerror = (
+        reword(
+            error,
             f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
-            f"go on with it, or save again to start over in {self._place.store.directory}"
+            f"go on with it, or save again to start over in {self._place.store.directory}",
         )
+
+    def _name_the_save(self, error: BaseException) -> None:
+        """Say in an error which save failed, and of a full disk how much room is needed.
+
+        Other ranks do this themselves, so that it comes after they are told.
+        """
+        if not isinstance(error, Error):
+            return
+        text = str(error)
+        if not text.startswith(("saving step ", "cannot save step ")):
+            text = f"{self._what()}: {text}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; the checkpoints that were there before are intact"
+            if self._place.keep is not None:
+                text += f"; keep={self._place.keep} needs room for {self._place.keep + 1}"
+        reword(error, text)
+
+    def _what(self) -> str:
+        return f"saving step {self._step} to {self._place.store.directory}"
 
     def _lay_out(self, volumes: int) -> None:
         """Divide the bytes among the writers, and those of each among so many volumes.
