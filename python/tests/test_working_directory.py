@@ -74,8 +74,10 @@ def test_checkpoints(
     (tmp_path / "here" / "empty").mkdir()
     empty = tl.Checkpointer("empty", process_group=False)
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(FileNotFoundError, match="empty has no checkpoint yet$"):
+    with pytest.raises(FileNotFoundError) as caught:
         empty.load()
+    assert str(caught.value) == f"{tmp_path}/here/empty has no checkpoint yet"
+    assert caught.value.filename == f"{tmp_path}/here/empty"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -27,6 +26,7 @@ from trunkline.checkpoint._arguments import (
     shown_step,
     step_argument,
 )
+from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
@@ -133,12 +133,12 @@ class Checkpointer:
                 problems = store.collect_if_used()["problems"]
             except Error as error:
                 if isinstance(error, Unsupported):  # a copy: what it can load, the original may remove
-                    warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+                    caller().warn(str(error))
                 elif error.errno not in _READ_ONLY:
                     raise
                 problems = []
             for text in warnings_of(problems, store.directory):
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                caller().warn(text)
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -164,7 +164,7 @@ class Checkpointer:
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
         """
-        self._turn.check(f"save step {shown_step(step)}", self.directory)
+        self._turn.check(f"save step {shown_step(step)}", self._absolute)
         with self._turn.lock:
             self._turn.begin(f"save({shown_step(step)})")
             try:
@@ -180,7 +180,7 @@ class Checkpointer:
 
         Raises Error at once in a signal handler that interrupted a save() of this thread.
         """
-        self._turn.check("wait", self.directory, during="save")
+        self._turn.check("wait", self._absolute, during="save")
         last = self._under_way()
         if last is not None:
             last.wait()
@@ -215,7 +215,7 @@ class Checkpointer:
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
-        self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
+        self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
         last = self._under_way()
         if last is not None:
@@ -270,14 +270,14 @@ class Checkpointer:
     def _not_there(self, rank: int, step: int) -> Error:
         return rank_error(
             rank,
-            f"{self.directory}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
+            f"{self._absolute}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
             "directory is mounted on its machine, and that no other process saves into it meanwhile",
         )
 
     def _not_the_same(self, rank: int, step: int | None) -> Error:
         return rank_error(
             rank,
-            f"{self.directory}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
+            f"{self._absolute}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
             "load; another process saves into the directory meanwhile, or it is not the same one on the "
             "machine of that rank. Let no other process save, and load again on all ranks",
         )
@@ -326,7 +326,7 @@ class Checkpointer:
         owner = self._place.store.why_gone(path, step)
         why += f": {owner}" if owner else "; mount its disk if that is not mounted"
         why += self._other_steps(step)
-        error = Corrupt(None, f"step {step} of {self.directory} lacks a shard: {why}", path)
+        error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error
@@ -357,7 +357,7 @@ class Checkpointer:
     def _load(
         self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
     ) -> Any:
-        where = f"{self.directory}, step {step}"
+        where = f"{self._absolute}, step {step}"
         with GcPause():
             if into is None:
                 state = None
@@ -428,7 +428,7 @@ class Checkpointer:
         Waits for a save that is under way.
         """
         chosen = step_argument(step)
-        self._turn.check("delete", self.directory, during="save" if self._ranks.size == 1 else "")
+        self._turn.check("delete", self._absolute, during="save" if self._ranks.size == 1 else "")
         last = self._under_way()
         if last is not None:
             last._done.wait()
@@ -490,7 +490,7 @@ class Checkpointer:
                 continue
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
-                warnings.warn(f"{last._what}: {last._why()}", RuntimeWarning, stacklevel=5)
+                caller().warn(f"{last._what}: {last._why()}")
             if not last._observed:
                 try:
                     last.wait()
@@ -499,12 +499,12 @@ class Checkpointer:
             self._last = None
 
     def _nothing_yet(self) -> Exception:
-        why = f"{self.directory} has no checkpoint yet"
+        why = f"{self._absolute} has no checkpoint yet"
         if not Path(self._absolute).exists():
             why += ": the directory does not exist (is the path mistyped?)"
         elif aside := sorted(Path(self._absolute).glob("aside-*")):
             why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
-        return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
+        return exception_of("system", errno.ENOENT, why, self._absolute)
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run."""
@@ -577,7 +577,7 @@ class Checkpointer:
         """
         if self._ranks.size == 1:
             return decide()
-        self._turn.check(call.partition("(")[0], self.directory)
+        self._turn.check(call.partition("(")[0], self._absolute)
         with self._turn.lock:
             self._turn.begin(call)
             try:

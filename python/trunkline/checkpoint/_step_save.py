@@ -4,17 +4,19 @@ import collections
 import errno
 import hashlib
 import json
+import os
+import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trunkline import _core
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Error, reword
+from trunkline._errors import Corrupt, Error, Format, reword
 from trunkline.checkpoint import _shards
+from trunkline.checkpoint._caller import Caller, caller
 from trunkline.checkpoint._difference import first_difference, marks_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
@@ -30,6 +32,8 @@ T = TypeVar("T")
 # for one that saves.
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 0.01
+
+_STEP_OF_MANIFEST = re.compile(r"/step-([0-9]+)/manifest-[0-9]+\Z")
 
 # So many fit the head of one shard, whatever their names and shapes.
 _FEW_TENSORS = 20_000
@@ -61,16 +65,23 @@ class Place:
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
     """Return the warnings of what could not be removed, and of checkpoints that cannot be read."""
-    # EEXIST: which steps of other runs stay, which is no failure.
-    return [
-        str(problem) if problem.errno == errno.EEXIST else f"while cleaning up {directory}: {problem}"
-        for problem in problems
-    ]
+    return [_warning_of(problem, directory) for problem in problems]
 
 
-def _warn_without_failing(text: str) -> None:
+def _warning_of(problem: OSError, directory: str) -> str:
+    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is no failure
+        return str(problem)
+    step = _STEP_OF_MANIFEST.search(os.fsdecode(problem.filename or ""))
+    if step is None or not isinstance(problem, Corrupt | Format):
+        return f"while cleaning up {directory}: {problem}"
+    if isinstance(problem, Corrupt):
+        return f"step {int(step[1])} of {directory} is damaged: {problem}; delete({int(step[1])}) removes it"
+    return f"step {int(step[1])} of {directory} cannot be read: {problem}"
+
+
+def _warn_without_failing(text: str, caller: Caller) -> None:
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        caller.warn(text)
     except RuntimeWarning:  # a filter makes exceptions of warnings
         print(f"RuntimeWarning: {text}", file=sys.stderr)
 
@@ -106,6 +117,7 @@ class StepSave:
     ) -> None:
         """`exchange`: begun; ended by commit() or abandon()."""
         self._step = step
+        self._caller = caller()
         self._stage_all = stage_all
         self._place = place
         self._skeleton, tensors, self._features = flatten_with_features(state)
@@ -210,7 +222,7 @@ class StepSave:
         finally:
             store.release()
         for text in warnings_of(problems, store.directory):
-            _warn_without_failing(text)
+            _warn_without_failing(text, self._caller)
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
