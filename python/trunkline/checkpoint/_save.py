@@ -43,9 +43,12 @@ def save(
     Of several saves of one process to one file, the one that was called last is what the file holds in the
     end: this waits for a save_async() to the same file that is still under way.
 
-    Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem,
-    which names the file by its absolute path: the working directory may change while it is written.
-    An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
+    Raises ValueError for another suffix, a URL or a leading "~"; Unsupported for tensors that the file cannot
+    hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
+    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also what pickle
+    raises (TypeError, PicklingError). Error of the filesystem, which names the file by its absolute path: the
+    working directory may change while it is written. An error of an earlier save_async whose handle was
+    dropped is raised here, and nothing is saved. Thread-safe.
     """
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -77,6 +80,9 @@ def save_async(
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
     an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
     Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
+
+    Raises what save() raises for its arguments and for `obj`, and ValueError for `staging_bytes`; errors of
+    the filesystem come from the handle.
     """
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
