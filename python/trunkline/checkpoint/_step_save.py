@@ -5,7 +5,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from trunkline._errors import Corrupt, Error, Format, reword
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._caller import Caller, caller
 from trunkline.checkpoint._difference import first_difference, marks_of
+from trunkline.checkpoint._names import is_manifest, step_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, limited, spread
@@ -32,8 +32,6 @@ T = TypeVar("T")
 # for one that saves.
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 0.01
-
-_STEP_OF_MANIFEST = re.compile(r"/step-([0-9]+)/manifest-[0-9]+\Z")
 
 # So many fit the head of one shard, whatever their names and shapes.
 _FEW_TENSORS = 20_000
@@ -71,12 +69,13 @@ def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
 def _warning_of(problem: OSError, directory: str) -> str:
     if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is no failure
         return str(problem)
-    step = _STEP_OF_MANIFEST.search(os.fsdecode(problem.filename or ""))
-    if step is None or not isinstance(problem, Corrupt | Format):
+    folder, name = os.path.split(os.fsdecode(problem.filename or ""))
+    step = step_of(os.path.basename(folder))  # noqa: PTH119 - of a str
+    if step is None or not is_manifest(name) or not isinstance(problem, Corrupt | Format):
         return f"while cleaning up {directory}: {problem}"
     if isinstance(problem, Corrupt):
-        return f"step {int(step[1])} of {directory} is damaged: {problem}; delete({int(step[1])}) removes it"
-    return f"step {int(step[1])} of {directory} cannot be read: {problem}"
+        return f"step {step} of {directory} is damaged: {problem}; delete({step}) removes it"
+    return f"step {step} of {directory} cannot be read: {problem}"
 
 
 def _warn_without_failing(text: str, caller: Caller) -> None:
