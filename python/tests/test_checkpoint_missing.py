@@ -147,6 +147,28 @@ def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
     assert torch.equal(reader.load(1)["x"], torch.ones(1000))
 
 
+def test_a_step_that_is_replaced_before_it_is_verified_first_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, reader = opened(tmp_path / "run"), opened(tmp_path / "run")
+    other.save(1, {"x": torch.zeros(1000)}, block=True)
+    verify = reader.verify
+
+    def verify_late(step: int) -> None:
+        monkeypatch.undo()
+        (shard,) = (tmp_path / "run").glob("step-00000001/shard-*")
+        before = bytearray(shard.read_bytes())
+        other.save(1, {"x": torch.ones(1000)}, block=True)
+        before[-1] ^= 1
+        shard.write_bytes(before)  # as if it was damaged, and not removed yet
+        verify(step)
+
+    monkeypatch.setattr(reader, "verify", verify_late)
+    into = {"x": torch.full((1000,), 7.0)}
+    reader.load(1, into=into, verify="first")
+    assert torch.equal(into["x"], torch.ones(1000))
+
+
 def test_a_directory_whose_run_was_set_aside_says_where(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path, process_group=False).save(1, {"x": torch.ones(3)}, block=True)
     checkpointer = tl.Checkpointer(tmp_path, fresh=True, process_group=False)

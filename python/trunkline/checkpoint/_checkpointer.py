@@ -262,8 +262,7 @@ class Checkpointer:
             if self._ranks.size == 1:  # another process removed it, since there is a later one
                 return self.latest()
             raise self._not_there(self._ranks.rank, step) from None
-        # The number of a commit is used again once that is deleted; the names of shards are not.
-        if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
+        if manifest is None or not _are_same(now, manifest):
             return step  # another process replaced it
         raise self._lacks_shard(step, manifest, path, why)
 
@@ -354,6 +353,9 @@ class Checkpointer:
         with self._naming_other_steps(step):
             return self._place.store.open_manifest(step)
 
+    def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
+        return _are_same(self._open_manifest(step), manifest)
+
     def _load(
         self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
     ) -> Any:
@@ -366,6 +368,9 @@ class Checkpointer:
                 state, tensors, finish = restore_into(json.loads(manifest.state), into)
         if into is not None and verify == "first":
             self.verify(step)
+            if not self._is_still(step, manifest):  # what was verified is not what would be read
+                gone = manifest.shard_paths()[:1] or [where]
+                raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
             images = _shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
@@ -618,6 +623,11 @@ class Checkpointer:
             return heard(exchange, "agreed", but)["this"]
 
         return together(exchange, agree)
+
+
+def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
+    # The number of a commit is used again once that is deleted; the names of shards are not.
+    return one.commit == other.commit and one.shard_paths() == other.shard_paths()
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
