@@ -132,6 +132,7 @@ def starting_corpora(name: str, scratch: Path) -> list[Path]:
 
 def keep(name: str) -> bool:
     """Write the fewest inputs that reach all that the corpus, the seeds and the kept inputs reach."""
+    restore(CORPUS / name)
     (CORPUS / name).mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (
@@ -139,12 +140,11 @@ def keep(name: str) -> bool:
         tempfile.TemporaryDirectory() as second,
     ):
         corpora = [CORPUS / name, *starting_corpora(name, Path(first))]
-        command = [*command_of(name), "-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}"]
-        command += [f"-artifact_prefix={RESULTS}/{name}-", second, *corpora]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        limits = ("-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}")
+        failure = merge_into(name, Path(second), corpora, *limits)
         inputs = {path.read_bytes() for path in Path(second).iterdir()}
-    if done.returncode != 0:
-        print(done.stderr[-4000:])
+    if failure:
+        print(failure)
         return False
     KEPT.mkdir(exist_ok=True)
     lines = [
@@ -174,31 +174,46 @@ def run(name: str, corpus: Path, *limits: str, build: Path = BUILD) -> Run:
     )
 
 
-def merge(name: str, corpus: Path) -> str:
-    """Leave the inputs in the corpus that are needed for its coverage; return what failed, if anything did.
+def merge_into(name: str, folder: Path, corpora: list[Path], *options: str) -> str:
+    """Write the inputs into a folder that are needed for the coverage of all; return what failed.
 
     An input that ends the target does not end the merge, which leaves it out and exits with 0.
     """
-    merged = corpus.with_suffix(".merged")
-    shutil.rmtree(merged, ignore_errors=True)
-    merged.mkdir(parents=True)
-    command = [*command_of(name), "-merge=1", f"-artifact_prefix={RESULTS}/{name}-", merged, corpus]
+    command = [*command_of(name), *options, f"-artifact_prefix={RESULTS}/{name}-", folder, *corpora]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0 or "Test unit written to" in done.stderr:
+    return done.stderr[-4000:] if done.returncode != 0 or "Test unit written to" in done.stderr else ""
+
+
+def merge(name: str, corpus: Path) -> str:
+    """Leave the inputs in the corpus that are needed for its coverage; return what failed, if anything."""
+    merged, before = corpus.with_suffix(".merged"), corpus.with_suffix(".before")
+    for left in (merged, before):  # by a merge that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    merged.mkdir(parents=True)
+    failure = merge_into(name, merged, [corpus], "-merge=1")
+    if failure:
         shutil.rmtree(merged)
-        return done.stderr[-4000:]
-    shutil.rmtree(corpus)
+        return failure
+    corpus.rename(before)  # restore() undoes this where the run ends here
     merged.rename(corpus)
+    shutil.rmtree(before)
     return ""
+
+
+def restore(corpus: Path) -> None:
+    """Bring back a corpus that a merge which was killed had moved away."""
+    for left in (corpus.with_suffix(".before"), corpus.with_suffix(".merged")):
+        if left.exists() and not corpus.exists():
+            left.rename(corpus)
 
 
 def fuzz(name: str, executions: int | None, seconds: int) -> bool:
     """Run a target up to that many executions in all, or for some seconds, and print the result."""
     corpus, record = CORPUS / name, CORPUS / f"{name}.json"
-    before = json.loads(record.read_text())["executions"] if record.exists() else 0
-    total, left = before, seconds
+    restore(corpus)
+    total = json.loads(record.read_text())["executions"] if record.exists() else 0
     while True:
-        limits = [f"-max_total_time={SLICE_SECONDS if executions else left}"]
+        limits = [f"-max_total_time={SLICE_SECONDS if executions else seconds}"]
         if executions:
             if total >= executions:
                 print(f"{name}: {total} executions, which is what was wanted", flush=True)

@@ -1,6 +1,8 @@
 """What a save cannot remove once its checkpoint is durable is told, and does not make it fail."""
 
 import errno
+import linecache
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,50 @@ def test_an_interrupt_ends_the_save_and_unlocks_the_directory(tmp_path: Path) ->
     other = tl.Checkpointer(tmp_path, process_group=False)
     assert torch.equal(other.load()["x"], STATE["x"])
     other.save(2, STATE, block=True)
+
+
+def damaged(directory: Path) -> None:
+    """Make a directory of checkpoints whose step 1 has a manifest with a flipped bit."""
+    tl.Checkpointer(directory, process_group=False).save(1, STATE, block=True)
+    (manifest,) = directory.glob("step-00000001/manifest-*")
+    data = bytearray(manifest.read_bytes())
+    data[-20] ^= 1
+    manifest.write_bytes(data)
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_warnings_point_at_the_line_that_calls(tmp_path: Path, block: bool) -> None:
+    damaged(tmp_path)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        checkpointer = tl.Checkpointer(tmp_path, process_group=False)
+        handle = checkpointer.save(2, STATE, block=block)
+        handle.wait()
+    for each, call in zip(found, ("tl.Checkpointer(", "checkpointer.save("), strict=True):
+        assert each.category is RuntimeWarning
+        assert each.filename == __file__
+        assert call in linecache.getline(each.filename, each.lineno)
+        said = str(each.message)
+        assert said.startswith(f"step 1 of {tmp_path} is damaged: manifest ")
+        assert said.endswith("; delete(1) removes it")
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for step in (3, 4, 5):
+            checkpointer.save(step, STATE, block=block).wait()
+    assert len(shown) == 1
+    checkpointer.delete(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tl.Checkpointer(tmp_path, process_group=False)
+
+
+def test_a_manifest_of_a_newer_version_is_not_called_damaged(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, process_group=False).save(1, STATE, block=True)
+    (manifest,) = tmp_path.glob("step-00000001/manifest-*")
+    head, newline, rest = manifest.read_bytes().partition(b"\n")
+    manifest.write_bytes(
+        re.sub(rb" v?1 ", lambda found: found[0].replace(b"1", b"99"), head, count=1) + newline + rest
+    )
+    with pytest.warns(RuntimeWarning, match=f"^step 1 of {tmp_path} cannot be read: ") as opening:
+        tl.Checkpointer(tmp_path, process_group=False)
+    assert "delete(" not in str(opening[0].message)

@@ -1,6 +1,7 @@
 """Writes and fsyncs that fail: never reported as success, what was there stays, the next save works."""
 
 import errno
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import trunkline as tl
+from trunkline.checkpoint import _save
 from trunkline.checkpoint._step_save import StepSave
 
 
@@ -150,6 +152,55 @@ def test_a_fresh_run_that_cannot_save_says_where_the_earlier_one_is(
         earlier.save(8, tensors_of(8), block=True)
         assert_version(earlier.load(), 8)
         assert list((tmp_path / "run").glob("aside-*")) == [aside]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("keep", [3, None])
+def test_the_error_of_a_save_names_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int, keep: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faults = tl.Faults()
+    with small_engine(faults) as engine:
+        checkpoints = tl.Checkpointer("run", keep=keep, process_group=False, engine=engine)
+        checkpoints.save(1, tensors_of(1), block=True)
+        said = f"saving step 2 to {tmp_path}/run: "
+
+        def begin() -> tl.SaveHandle:
+            faults.fail("write", faults.commands("write"), code)
+            return checkpoints.save(2, tensors_of(2))
+
+        with pytest.raises(tl.Error) as caught:
+            begin().wait()
+        assert caught.value.errno == code
+        message = str(caught.value)
+        assert message.startswith(f"{said}pwrite of ")
+        assert ("the checkpoints that were there before are intact" in message) == (code != errno.EIO)
+        assert ("keep=3 needs room for 4" in message) == (code != errno.EIO and keep == 3)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == message
+        begin()._done.wait()
+        with pytest.raises(tl.Error, match=f"^step 3 was not saved, .* The failure: {said}pwrite of "):
+            checkpoints.save(3, tensors_of(3))
+        begin()._done.wait()
+        with pytest.raises(tl.Error, match=r"nobody waited for it: saving step 2 to run: pwrite of "):
+            tl.save({}, "a.pt")
+        begin()._done.wait()
+        monkeypatch.setattr(_save, "end_by_failure", lambda: None)
+        _save._report_at_exit()
+        assert "saving step 2 to run failed: pwrite of " in capfd.readouterr().err
+        assert checkpoints.steps() == [1]
+
+
+def test_the_error_of_a_save_in_the_background_names_the_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faults = tl.Faults()
+    with small_engine(faults) as engine:
+        faults.fail("write", faults.commands("write"), errno.EIO)
+        tl.save_async(tensors_of(1), "a.pt", engine=engine)._done.wait()
+        with pytest.raises(tl.Error, match=r"nobody waited for it: saving a.pt: pwrite of "):
+            tl.save({}, "a.pt")
 
 
 def test_disturbed_commands_make_no_difference(way: Way, tmp_path: Path) -> None:

@@ -147,6 +147,28 @@ def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
     assert torch.equal(reader.load(1)["x"], torch.ones(1000))
 
 
+def test_a_step_that_is_replaced_before_it_is_verified_first_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, reader = opened(tmp_path / "run"), opened(tmp_path / "run")
+    other.save(1, {"x": torch.zeros(1000)}, block=True)
+    verify = reader.verify
+
+    def verify_late(step: int) -> None:
+        monkeypatch.undo()
+        (shard,) = (tmp_path / "run").glob("step-00000001/shard-*")
+        before = bytearray(shard.read_bytes())
+        other.save(1, {"x": torch.ones(1000)}, block=True)
+        before[-1] ^= 1
+        shard.write_bytes(before)  # as if it was damaged, and not removed yet
+        verify(step)
+
+    monkeypatch.setattr(reader, "verify", verify_late)
+    into = {"x": torch.full((1000,), 7.0)}
+    reader.load(1, into=into, verify="first")
+    assert torch.equal(into["x"], torch.ones(1000))
+
+
 def test_a_directory_whose_run_was_set_aside_says_where(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path, process_group=False).save(1, {"x": torch.ones(3)}, block=True)
     checkpointer = tl.Checkpointer(tmp_path, fresh=True, process_group=False)
@@ -163,3 +185,55 @@ def test_a_volume_that_is_a_file(tmp_path: Path, path: str) -> None:
     with pytest.raises(NotADirectoryError, match=f"volumes: {tmp_path / path} is not a directory"):
         tl.Checkpointer(tmp_path / "run", volumes=[tmp_path / path], process_group=False)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+DAMAGE = {
+    "a flipped bit": ("shard-*", flip_a_bit),
+    "a truncated shard": ("shard-*", cut_off),
+    "a missing shard": ("shard-*", Path.unlink),
+    "a flipped bit of the manifest": ("manifest-*", flip_a_bit),
+    "an empty manifest": ("manifest-*", empty),
+    "another file in place of the manifest": ("manifest-*", lambda path: path.write_text("{}")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damage_names_the_other_steps(tmp_path: Path, damage: str) -> None:
+    checkpointer = opened(tmp_path)
+    for step in (1, 2, 3):
+        checkpointer.save(step, {"x": torch.full((9000,), step)}, block=True)
+    pattern, do = DAMAGE[damage]
+    do(next((tmp_path / "step-00000003").glob(pattern)))
+    into = {"x": torch.zeros(9000, dtype=torch.int64)}
+    reads = (
+        lambda: checkpointer.load(),
+        lambda: checkpointer.load(3),
+        lambda: checkpointer.load(3, into=into),
+        lambda: checkpointer.load(3, into=into, verify="first"),
+        lambda: checkpointer.verify(3),
+    )
+    for read in reads:
+        with pytest.raises((tl.Corrupt, tl.Format)) as caught:
+            read()
+        assert str(caught.value).count("; other steps: 1, 2 (not checked)") == 1
+        assert "earlier step" not in str(caught.value)
+    for step in (1, 2):
+        checkpointer.delete(step)
+    for read in reads:
+        with pytest.raises((tl.Corrupt, tl.Format)) as caught:
+            read()
+        assert str(caught.value).count("; there is no other step") == 1

@@ -1,12 +1,14 @@
 """trunkline.save, save_async and load: formats by suffix, files that appear whole, errors that surface."""
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -291,3 +293,26 @@ def test_a_file_of_torch_save_that_is_named_safetensors(tmp_path: Path) -> None:
     with pytest.raises(tl.Format, match=r"is not a safetensors file but a zip file.*\.pt") as caught:
         tl.load(path)
     assert caught.value.filename == str(path)
+
+
+def test_what_a_handle_offers() -> None:
+    offered = {name for name in dir(tl.SaveHandle) if not name.startswith("_")}
+    assert offered == {"cancel", "done", "progress", "staged", "wait", "wait_staged"}
+
+
+@pytest.mark.parametrize("save", [tl.save, tl.save_async])
+@pytest.mark.parametrize(
+    ("suffix", "held", "error"),
+    [
+        ("pt", threading.Lock(), TypeError),
+        ("pt", lambda: None, pickle.PicklingError),
+        ("safetensors", threading.Lock(), TypeError),
+        ("safetensors", torch.eye(3).to_sparse(), tl.Unsupported),
+    ],
+)
+def test_what_cannot_be_saved_raises_at_once(
+    tmp_path: Path, save: Any, suffix: str, held: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        save({"held": held}, tmp_path / f"a.{suffix}")
+    assert list(tmp_path.iterdir()) == []

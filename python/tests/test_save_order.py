@@ -229,30 +229,41 @@ def test_a_handler_that_saves_while_save_waits(
     assert version_of(path) == 3
 
 
+@pytest.mark.parametrize(("when", "last"), [("before its thread", 1), ("after its thread", 2), ("after", 2)])
 def test_a_handler_that_saves_in_the_midst_of_save_async(
-    tmp_path: Path, engine: tl.Engine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: tl.Engine, monkeypatch: pytest.MonkeyPatch, when: str, last: int
 ) -> None:
-    """Before the interrupted call has taken its place, and after."""
+    """The call has its place in the order as soon as it or its thread has taken one."""
     path = tmp_path / "last.pt"
-    enter = _save_order.OrderedFileSet.enter
-    handled = 0
+    enter, stage = _save_order.OrderedFileSet.enter, _save_order.OrderedFileSet.stage
+    begun, may_stage, has_entered = threading.Event(), threading.Event(), threading.Event()
+
+    def stage_later(self: _save_order.OrderedFileSet) -> None:
+        begun.set()
+        may_stage.wait(60)
+        enter(self)
+        has_entered.set()
+        stage(self)
 
     def interrupted(self: _save_order.OrderedFileSet) -> None:
-        nonlocal handled
-        for when in ("before", "after"):
-            if when == "after":
-                enter(self)
-            monkeypatch.undo()
-            tl.save(state(2), path, engine=engine)
-            handled += 1
+        assert begun.wait(60)
+        monkeypatch.undo()  # what the handler saves is not held
+        if when != "before its thread":
+            may_stage.set()
+            assert has_entered.wait(60)
+        if when == "after":
+            enter(self)
+        tl.save(state(2), path, engine=engine)
+        may_stage.set()
+        enter(self)
 
+    monkeypatch.setattr(_save_order.OrderedFileSet, "stage", stage_later)
     monkeypatch.setattr(_save_order.OrderedFileSet, "enter", interrupted)
-    handle = tl.save_async(state(1), path, engine=engine)
-    assert handled == 2
-    handle.wait(60)
-    assert version_of(path) in (1, 2)
+    tl.save_async(state(1), path, engine=engine).wait(60)
+    assert version_of(path) == last
     tl.save(state(3), path, engine=engine)
     assert version_of(path) == 3
+    assert _save_order._places == {}
 
 
 def test_a_child_does_not_wait_for_its_parents_save(run_script: RunScript, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Relative paths mean what they meant when they were given, wherever the process goes meanwhile."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,10 @@ def test_checkpoints(
     (tmp_path / "here" / "empty").mkdir()
     empty = tl.Checkpointer("empty", process_group=False)
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(FileNotFoundError, match="empty has no checkpoint yet$"):
+    with pytest.raises(FileNotFoundError) as caught:
         empty.load()
+    assert str(caught.value) == f"{tmp_path}/here/empty has no checkpoint yet"
+    assert caught.value.filename == f"{tmp_path}/here/empty"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
@@ -123,6 +126,58 @@ def test_what_lightning_removes_later(
         os.chdir(tmp_path)
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["new.ckpt"]
     assert (elsewhere / "old.ckpt").exists()
+
+
+TAKE_PATHS: dict[str, Callable[[Any], Any]] = {
+    "directory": lambda path: tl.Checkpointer(path, process_group=False),
+    "volumes": lambda path: tl.Checkpointer("run", volumes=[path], process_group=False),
+    "path": lambda path: tl.save(STATE, f"{path}/a.pt"),
+    "path ": lambda path: tl.save_async(STATE, f"{path}/a.safetensors"),
+    "path  ": lambda path: tl.load(f"{path}/a.pt"),
+    "path   ": lambda path: tl.dcp.StorageWriter(path),
+    "path    ": lambda path: tl.dcp.StorageReader(path),
+    "volumes[0]": lambda path: tl.dcp.StorageWriter("run", volumes=[path]),
+    "checkpoint_id": lambda path: tl.dcp.StorageWriter().reset(path),
+}
+
+
+@pytest.mark.parametrize("argument", TAKE_PATHS)
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("s3://bucket/run", "s3://bucket/.* is a URL.*; use a path on a mounted filesystem, and copy"),
+        ("hf+x://bucket", "hf.x://bucket.* is a URL"),
+        (Path("s3://bucket/run"), "s3:/bucket/.* is a URL"),
+        ("file:///run", "file:///run.* is a URL.*; pass the path without file://$"),
+        ("~/run", r"~/run.* begins with ~, .*; pass os.path.expanduser\('~/run"),
+        ("~", r"~.* begins with ~, .*; pass os.path.expanduser\('~"),
+        ("~root/run", r"~root/run.* begins with ~root, .*; pass os.path.expanduser"),
+    ],
+)
+def test_what_would_be_saved_into_a_folder_of_a_strange_name(
+    tmp_path: Path, elsewhere: Path, argument: str, path: Any, says: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(argument.strip())}: {says}"):
+        TAKE_PATHS[argument](path)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["~", "s3:", "~root"])
+def test_a_directory_of_a_strange_name_is_used_if_it_exists(elsewhere: Path, name: str) -> None:
+    tl.Checkpointer(f"./{name}/run", process_group=False).save(1, STATE, block=True)
+    assert tl.Checkpointer(f"{name}/run", process_group=False).steps() == [1]
+    tl.save(STATE, f"{name}/a.pt")
+    assert same(tl.load(f"{name}/a.pt"))
+    assert Path("./" + name, "a.pt").exists()
+    with pytest.raises(ValueError, match="is a URL"):
+        tl.save(STATE, "s3://a.pt")
+
+
+@pytest.mark.parametrize("name", ["~backup.pt", "a:b.pt", "x:/a.pt", "~no-such-user/a.pt"])
+def test_a_name_that_only_looks_strange(elsewhere: Path, name: str) -> None:
+    Path("./" + name).parent.mkdir(exist_ok=True)
+    tl.save(STATE, name)
+    assert same(tl.load(name))
 
 
 DELETED = """

@@ -115,6 +115,12 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
     return exception_type(code or None, message, path or None)
 
 
+def reword(error: Error, message: str) -> None:
+    """Change the message of an error, also in what is pickled."""
+    error.strerror = message
+    error.args = (*error.args[:1], message, *error.args[2:])
+
+
 # Users know them by the package's name, in tracebacks and in pickles.
 for _public in (
     Error,

@@ -146,7 +146,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         """End the save that is under way, and do what had to wait for it."""
         saving = self._saving
         if saving is not None:
-            saving._done.wait()  # after Ctrl-C the save goes on, and what has to wait for it still has to
+            saving._join()  # after Ctrl-C the save goes on, and what has to wait for it still has to
             if saving._error is not None:
                 self._to_remove.clear()  # they are the newest ones that are whole
             self._saving = None
@@ -158,7 +158,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         """End the save that is under way; the error of one that failed is left to the next call."""
         saving = self._saving
         if saving is not None:
-            saving._done.wait()
+            saving._join()
             if saving._error is not None:
                 return
         self._settle()

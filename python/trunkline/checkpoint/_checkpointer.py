@@ -5,8 +5,8 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -14,7 +14,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine, GcPause
-from trunkline._errors import Corrupt, Error, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import (
     bool_argument,
@@ -26,6 +26,7 @@ from trunkline.checkpoint._arguments import (
     shown_step,
     step_argument,
 )
+from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._memory import Device, device_argument
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
@@ -129,7 +130,7 @@ class Checkpointer:
         self._place.rebase()
         if self._ranks.rank == 0:
             for text in _collect(store):
-                warn_without_failing(text, 3)
+                warn_without_failing(text, caller())
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -158,7 +159,7 @@ class Checkpointer:
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
         """
-        self._turn.check(f"save step {shown_step(step)}", self.directory)
+        self._turn.check(f"save step {shown_step(step)}", self._absolute)
         with self._turn.lock:
             self._turn.begin(f"save({shown_step(step)})")
             try:
@@ -166,7 +167,7 @@ class Checkpointer:
             finally:
                 self._turn.end()
         if block:
-            handle.wait_or_cancel()
+            handle._wait_or_cancel()
         return handle
 
     def wait(self) -> None:
@@ -176,7 +177,7 @@ class Checkpointer:
 
         Raises Error at once in a signal handler that interrupted a save() of this thread.
         """
-        self._turn.check("wait", self.directory, during="save")
+        self._turn.check("wait", self._absolute, during="save")
         last = self._last_save()
         if last is not None:
             last._join()
@@ -215,7 +216,7 @@ class Checkpointer:
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
-        self._turn.check("load", self.directory, during="save" if self._ranks.size == 1 else "")
+        self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
         last = self._last_save()
         if last is not None:
@@ -234,8 +235,9 @@ class Checkpointer:
                 raise self._nothing_yet()
             try:
                 if not together:
-                    manifest = store.open_manifest(chosen)
-                state = self._load(chosen, manifest, into, target, verify)
+                    manifest = self._open_manifest(chosen)
+                with self._naming_other_steps(chosen):
+                    state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
                 self._continues = True
                 if self._ranks.size > 1:
@@ -264,29 +266,28 @@ class Checkpointer:
         the step is gone, as a whole, and it alone was asked for.
         """
         try:
-            now = self._place.store.open_manifest(step)
+            now = self._open_manifest(step)
         except FileNotFoundError:
             if not any_step:
                 raise
             if together:
                 raise self._not_there(self._ranks.rank, step) from None
             return self.latest()  # another process removed it, since there is a later one
-        # The number of a commit is used again once that is deleted; the names of shards are not.
-        if manifest is None or now.commit != manifest.commit or now.shard_paths() != manifest.shard_paths():
+        if manifest is None or not _are_same(now, manifest):
             return step  # another process replaced it
         raise self._lacks_shard(step, manifest, path, why)
 
     def _not_there(self, rank: int, step: int) -> Error:
         return rank_error(
             rank,
-            f"{self.directory}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
+            f"{self._absolute}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
             "directory is mounted on its machine, and that no other process saves into it meanwhile",
         )
 
     def _not_the_same(self, rank: int, step: int | None) -> Error:
         return rank_error(
             rank,
-            f"{self.directory}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
+            f"{self._absolute}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
             "load; another process saves into the directory meanwhile, or it is not the same one on the "
             "machine of that rank. Let no other process save, and load again on all ranks",
         )
@@ -301,7 +302,7 @@ class Checkpointer:
             def decide(opened: list[Any] = opened) -> dict[str, Any]:
                 while (step := (position := self._place.store.position())[1]) is not None:
                     with suppress(FileNotFoundError):
-                        manifest = self._place.store.open_manifest(step)
+                        manifest = self._open_manifest(step)
                         opened[:] = step, position, manifest
                         return {"step": step, "identity": _shards.identity(manifest)}
                 opened[:] = None, None, None
@@ -314,7 +315,7 @@ class Checkpointer:
                     return None
                 position = self._place.store.position()
                 try:
-                    manifest = self._place.store.open_manifest(step)
+                    manifest = self._open_manifest(step)
                 except FileNotFoundError:
                     return str(self._not_there(self._ranks.rank, step))
                 opened[:] = step, position, manifest
@@ -331,21 +332,44 @@ class Checkpointer:
 
     def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
         """Make the error for a shard of a committed step that is not there."""
-        others = [str(each) for each in self.steps() if each != step]
-        if len(others) > 6:
-            others[3:-3] = ["..."]
         owner = self._place.store.why_gone(path, step)
         why += f": {owner}" if owner else "; mount its disk if that is not mounted"
-        why += f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
-        error = Corrupt(None, f"step {step} of {self.directory} lacks a shard: {why}", path)
+        why += self._other_steps(step)
+        error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
         error.tensor = _shards.first_tensor(manifest, paths.index(path)) if path in paths else None
         return error
 
+    def _other_steps(self, step: int) -> str:
+        """Say in an error of a damaged step which others there are."""
+        others = [str(each) for each in self.steps() if each != step]
+        if len(others) > 6:
+            others[3:-3] = ["..."]
+        return f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
+
+    @contextmanager
+    def _naming_other_steps(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (Corrupt, Format) as error:
+            others = ""
+            with suppress(Error):
+                others = self._other_steps(step)
+            if others not in str(error):
+                reword(error, f"{error}{others}")
+            raise
+
+    def _open_manifest(self, step: int) -> CheckpointManifest:
+        with self._naming_other_steps(step):
+            return self._place.store.open_manifest(step)
+
+    def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
+        return _are_same(self._open_manifest(step), manifest)
+
     def _load(
         self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
     ) -> Any:
-        where = f"{self.directory}, step {step}"
+        where = f"{self._absolute}, step {step}"
         with GcPause():
             if into is None:
                 state = None
@@ -354,6 +378,9 @@ class Checkpointer:
                 state, tensors, finish = restore_into(json.loads(manifest.state), into)
         if into is not None and verify == "first":
             self.verify(step)
+            if not self._is_still(step, manifest):  # what was verified is not what would be read
+                gone = manifest.shard_paths()[:1] or [where]
+                raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
             images = _shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
@@ -392,7 +419,7 @@ class Checkpointer:
             manifest = None
             missing: dict[str, Any] | None = None
             try:
-                manifest = self._place.store.open_manifest(chosen)
+                manifest = self._open_manifest(chosen)
                 found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
                 missing = next((each for each in found if each["kind"] == "missing"), None)
             except FileNotFoundError as gone:
@@ -405,7 +432,8 @@ class Checkpointer:
         first, more = found[0], len(found) - 1
         error = Corrupt(None, first["message"] + (f"; and {more} more" if more else ""), first["path"])
         error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
-        raise error
+        with self._naming_other_steps(chosen):
+            raise error
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
@@ -417,7 +445,7 @@ class Checkpointer:
         Waits for a save that is under way.
         """
         chosen = step_argument(step)
-        self._turn.check("delete", self.directory, during="save" if self._ranks.size == 1 else "")
+        self._turn.check("delete", self._absolute, during="save" if self._ranks.size == 1 else "")
         last = self._last_save()
         if last is not None:
             last._join()
@@ -455,10 +483,12 @@ class Checkpointer:
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
         self._last = handle = SaveHandle(
-            f"step {step} to {self.directory}", f"the checkpoints in {self.directory} are as they were before"
+            f"step {step} to {self.directory}",
+            f"the checkpoints in {self.directory} are as they were before",
+            f"step {step} to {self._absolute}",
         )
         try:
-            handle.start(job)
+            handle._start(job)
         except BaseException:
             if handle._done.is_set() or not handle._started:
                 self._last = None  # it is over, and wait() has nothing to say of it
@@ -477,7 +507,7 @@ class Checkpointer:
                 continue
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
-                warn_without_failing(f"{last._what}: {last._error}", 6)
+                warn_without_failing(f"{last._what}: {last._why()}", caller())
             if not last._observed:
                 try:
                     last.wait()
@@ -486,12 +516,12 @@ class Checkpointer:
             self._last = None
 
     def _nothing_yet(self) -> Exception:
-        why = f"{self.directory} has no checkpoint yet"
+        why = f"{self._absolute} has no checkpoint yet"
         if not Path(self._absolute).exists():
             why += ": the directory does not exist (is the path mistyped?)"
         elif aside := sorted(Path(self._absolute).glob("aside-*")):
             why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
-        return exception_of("system", errno.ENOENT, why, os.fspath(self.directory))
+        return exception_of("system", errno.ENOENT, why, self._absolute)
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run."""
@@ -507,8 +537,6 @@ class Checkpointer:
         """Return the save that was started last, which may be over; None where there is none to wait for."""
         last = self._last  # read once: a signal handler or another thread may replace it
         return last if last is not None and last._started else None
-
-    _under_way = _last_save  # for the Trainer and Lightning
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
@@ -567,7 +595,7 @@ class Checkpointer:
         """
         if self._ranks.size == 1:
             return decide()
-        self._turn.check(call.partition("(")[0], self.directory)
+        self._turn.check(call.partition("(")[0], self._absolute)
         with self._turn.lock:
             self._turn.begin(call)
             try:
@@ -623,6 +651,11 @@ def _collect(store: Any) -> list[str]:
     except OSError as error:
         problems = [] if error.errno in _READ_ONLY else [error]
     return warnings_of(problems, store.directory)
+
+
+def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
+    # The number of a commit is used again once that is deleted; the names of shards are not.
+    return one.commit == other.commit and one.shard_paths() == other.shard_paths()
 
 
 def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

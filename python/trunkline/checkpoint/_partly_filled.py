@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trunkline._errors import Error
+from trunkline._errors import Error, reword
 
 
 @contextmanager
@@ -24,8 +24,7 @@ def partly_filled(target: str, remedy: str) -> Iterator[None]:
             f"use them before all are loaded again{remedy}"
         )
         if isinstance(error, Error):
-            error.strerror = f"{error.strerror}; {says}"
-            error.args = (*error.args[:1], error.strerror, *error.args[2:])  # what other ranks get of it
+            reword(error, f"{error}; {says}")
         elif hasattr(error, "add_note"):  # from Python 3.11 on
             error.add_note(says)
         raise

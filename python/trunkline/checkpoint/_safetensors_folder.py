@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from trunkline._errors import Format, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _transfer
 from trunkline.checkpoint._memory import CPU
+from trunkline.checkpoint._names import is_manifest, is_shard, step_of
 from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
-_MANIFEST = re.compile(r"manifest-\d{10,}")  # of a step of a Checkpointer
-_SHARD = re.compile(r"shard-\d{5,}-of-\d{5,}.*\.safetensors")
-_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _MAX_INDEX_BYTES = 100_000_000  # as the header of one file
 
 
@@ -70,7 +67,7 @@ def _find(path: str) -> str:
         return path
     names = sorted(os.listdir(path))  # noqa: PTH208
     # What it holds beside tensors is in the manifest: a dict of the shard's tensors would pass for the state.
-    if any(_MANIFEST.fullmatch(name) or _SHARD.fullmatch(name) for name in names):
+    if any(is_manifest(name) or is_shard(name) for name in names):
         raise Format(None, f"{path} is a step of a directory of checkpoints; use {_reader(path)}", path)
     # As transformers: the index may be left of an older save.
     if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
@@ -96,8 +93,8 @@ def _find(path: str) -> str:
 def _reader(path: str) -> str:
     """Return the call that loads the step in a folder."""
     directory, name = os.path.split(path.rstrip("/"))
-    step = _STEP_DIRECTORY.fullmatch(name)
-    number = int(step[1]) if step else "STEP"
+    step = step_of(name)
+    number = "STEP" if step is None else step
     return f"trunkline.Checkpointer({directory or '.'!r}).load({number})"
 
 

@@ -44,9 +44,12 @@ def save(
     Of several saves of one process to one file, the one that was called last is what the file holds in the
     end: this waits for a save_async() to the same file that is still under way.
 
-    Raises ValueError for another suffix, TypeError for what the format cannot hold, Error of the filesystem,
-    which names the file by its absolute path: the working directory may change while it is written.
-    An error of an earlier save_async whose handle was dropped is raised here. Thread-safe.
+    Raises ValueError for another suffix, a URL or a leading "~"; Unsupported for tensors that the file cannot
+    hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
+    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also what pickle
+    raises (TypeError, PicklingError). Error of the filesystem, which names the file by its absolute path: the
+    working directory may change while it is written. An error of an earlier save_async whose handle was
+    dropped is raised here, and nothing is saved. Thread-safe.
     """
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -79,6 +82,9 @@ def save_async(
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
     an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
     Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
+
+    Raises what save() raises for its arguments and for `obj`, and ValueError for `staging_bytes`; errors of
+    the filesystem come from the handle.
     """
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -90,8 +96,8 @@ def save_async(
     del image  # its memory is free when it is staged
     try:
         name = path_name(path)
-        handle = SaveHandle(name, f"{name} is as it was before")
-        handle.start(FileJob(files))
+        handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
+        handle._start(FileJob(files))
     except BaseException:
         files.discard()
         raise
@@ -166,15 +172,20 @@ class SaveHandle:
     Made by save_async and by Checkpointer.save.
     """
 
-    def __init__(self, subject: str, unchanged: str) -> None:
-        """Call start() next. For messages: what is saved, and what has not changed when it is given up."""
+    def __init__(self, subject: str, unchanged: str, in_errors: str) -> None:
+        """Call _start() next.
+
+        For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
+        path, as errors have it.
+        """
         self._subject = subject
         self._what = f"saving {subject}"
+        self._in_errors = f"saving {in_errors}: "
         self._unchanged = unchanged
         self._files: FileSet | None = None
         self._cancelled = False
-        self._started = False  # by start()
-        self._claim = Claim()  # by its thread, or by start(), which then gives it up
+        self._started = False  # by _start()
+        self._claim = Claim()  # by its thread, or by _start(), which then gives it up
         # No lock: a signal handler that waits for the save would keep its thread from a lock that the
         # interrupted code holds.
         self._job: Job | None = None
@@ -184,7 +195,7 @@ class SaveHandle:
         self._observed = False
         self._last_progress = (0, 0)
 
-    def start(self, job: Job) -> None:
+    def _start(self, job: Job) -> None:
         """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
         try:
             self._started = True
@@ -292,7 +303,7 @@ class SaveHandle:
         files = self._files
         return files.progress() if files is not None else self._last_progress
 
-    def wait_or_cancel(self) -> None:
+    def _wait_or_cancel(self) -> None:
         """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
         try:
             self.wait()
@@ -302,7 +313,7 @@ class SaveHandle:
             self._observed = True
             raise
 
-    def forget_parent(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: a save that was under way goes on in the parent alone."""
         self._files = self._job = None
         self._error = Error(
@@ -318,6 +329,10 @@ class SaveHandle:
         if self._error is not None:
             self._observed = True
             raise self._error
+
+    def _why(self) -> str:
+        """Return why it failed, to stand behind `_what`."""
+        return str(self._error).removeprefix(self._in_errors)
 
     def __repr__(self) -> str:
         if self._done.is_set():
@@ -350,7 +365,7 @@ def raise_unobserved() -> None:
     handle._observed = True
     raise Error(
         getattr(handle._error, "errno", None),
-        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._error}",
+        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._why()}",
         getattr(handle._error, "filename", None),
     ) from handle._error
 
@@ -358,7 +373,7 @@ def raise_unobserved() -> None:
 def _report_at_exit() -> None:
     failed = False
     while (handle := _next_unobserved()) is not None:
-        say(f"{handle._what} failed: {handle._error}")
+        say(f"{handle._what} failed: {handle._why()}")
         failed = True
     if failed:  # who started the process must not take it for a success
         end_by_failure()
@@ -367,7 +382,7 @@ def _report_at_exit() -> None:
 def _forget_parent() -> None:
     _failed.clear()  # the parent reports them
     for handle in list(_under_way):
-        handle.forget_parent()
+        handle._forget_parent()
     _under_way.clear()
 
 

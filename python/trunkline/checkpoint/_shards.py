@@ -170,7 +170,7 @@ def corrupt_chunk(manifest: CheckpointManifest, paths: Sequence[str], shard: int
     error = Corrupt(
         None,
         f"{paths[shard]} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not have the "
-        "checksum it was written with; load an earlier step, or what is left with verify=False",
+        "checksum it was written with; load another step, or what is left with verify=False",
         paths[shard],
     )
     error.tensor, error.chunk = names[0] if names else None, chunk

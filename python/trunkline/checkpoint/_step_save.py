@@ -4,18 +4,20 @@ import collections
 import errno
 import hashlib
 import json
+import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trunkline import _core
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Cancelled, Error
+from trunkline._errors import Cancelled, Corrupt, Error, Format, reword
 from trunkline.checkpoint import _shards
+from trunkline.checkpoint._caller import Caller, caller
 from trunkline.checkpoint._difference import first_difference, marks_of
+from trunkline.checkpoint._names import is_manifest, step_of
 from trunkline.checkpoint._outcomes import cause, give_up, heard, join, mark_earlier, told
 from trunkline.checkpoint._ranks import Exchange, Ranks, rank_error
 from trunkline.checkpoint._shares import Piece, Spread, divide, limited, spread
@@ -61,17 +63,25 @@ class Place:
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
     """Return the warnings of what could not be removed, and of checkpoints that cannot be read."""
-    # EEXIST: which steps of other runs stay, which is no failure.
-    return [
-        str(problem) if problem.errno == errno.EEXIST else f"while cleaning up {directory}: {problem}"
-        for problem in problems
-    ]
+    return [_warning_of(problem, directory) for problem in problems]
 
 
-def warn_without_failing(text: str, stacklevel: int) -> None:
-    """Warn of what must not make a save or an opening fail; `stacklevel`: as of warnings.warn here."""
+def _warning_of(problem: OSError, directory: str) -> str:
+    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is no failure
+        return str(problem)
+    folder, name = os.path.split(os.fsdecode(problem.filename or ""))
+    step = step_of(os.path.basename(folder))  # noqa: PTH119 - of a str
+    if step is None or not is_manifest(name) or not isinstance(problem, Corrupt | Format):
+        return f"while cleaning up {directory}: {problem}"
+    if isinstance(problem, Corrupt):
+        return f"step {step} of {directory} is damaged: {problem}; delete({step}) removes it"
+    return f"step {step} of {directory} cannot be read: {problem}"
+
+
+def warn_without_failing(text: str, caller: Caller) -> None:
+    """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+        caller.warn(text)
     except RuntimeWarning:  # a filter makes exceptions of warnings
         print(f"RuntimeWarning: {text}", file=sys.stderr)
 
@@ -107,6 +117,7 @@ class StepSave:
     ) -> None:
         """`exchange`: begun; ended by commit() or abandon()."""
         self._step = step
+        self._caller = caller()
         self._stage_all = stage_all
         self._place = place
         self._skeleton, tensors, self._features = flatten_with_features(state)
@@ -150,7 +161,7 @@ class StepSave:
         assert sources is not None
         place = self._place
         directory = str(place.store.directory)
-        what = f"saving step {self._step} to {directory}"
+        what = self._what()
         problem = sources.problem(what, directory)
         if problem is not None:
             del sources
@@ -229,7 +240,7 @@ class StepSave:
         finally:
             store.release()
         for text in warnings_of(problems, store.directory):
-            warn_without_failing(text, 4)
+            warn_without_failing(text, self._caller)
 
     def abandon(self, error: BaseException) -> BaseException:
         """Tell the others that this rank failed, and remove what was written."""
@@ -238,6 +249,7 @@ class StepSave:
             if self._exchange is not None:
                 error = cause(self._exchange, error)
                 give_up(self._exchange, error)
+            self._name_the_save(error)
             return error
         finally:
             if self._place.ranks.rank == 0:
@@ -248,10 +260,30 @@ class StepSave:
         aside = self._place.store.aside if self._place.ranks.rank == 0 else None
         if aside is None or not isinstance(error, Error):
             return
-        error.strerror = (
+        reword(
+            error,
             f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
-            f"go on with it, or save again to start over in {self._place.store.directory}"
+            f"go on with it, or save again to start over in {self._place.store.directory}",
         )
+
+    def _name_the_save(self, error: BaseException) -> None:
+        """Say in an error which save failed, and of a full disk how much room is needed.
+
+        Other ranks do this themselves, so that it comes after they are told.
+        """
+        if not isinstance(error, Error):
+            return
+        text = str(error)
+        if not text.startswith(("saving step ", "cannot save step ")):
+            text = f"{self._what()}: {text}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; the checkpoints that were there before are intact"
+            if self._place.keep is not None:
+                text += f"; keep={self._place.keep} needs room for {self._place.keep + 1}"
+        reword(error, text)
+
+    def _what(self) -> str:
+        return f"saving step {self._step} to {self._place.store.directory}"
 
     def _lay_out(self, volumes: int) -> None:
         """Divide the bytes among the writers, and those of each among so many volumes.

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+from trunkline.checkpoint._names import DESCRIPTOR, is_manifest
+from trunkline.checkpoint._transfer import check_is_local
+
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file
 ALIGNMENT = 4096  # of items of at least as many bytes, so that they move without a copy
 SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
@@ -16,8 +19,6 @@ SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's
 MANIFEST = "dcp.manifest"
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
-# The descriptor, and the manifest of a step (docs/formats/checkpoint.md).
-_CHECKPOINTER = re.compile(r"trunkline-checkpoints\.json|manifest-[0-9]{10,}")
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 
 DTYPES = {
@@ -87,7 +88,7 @@ def checkpointer_file(directory: Path) -> str | None:
         names = os.listdir(directory)  # noqa: PTH208 - names, not paths
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return next((name for name in sorted(names) if _CHECKPOINTER.fullmatch(name)), None)
+    return next((name for name in sorted(names) if name == DESCRIPTOR or is_manifest(name)), None)
 
 
 def leftovers(names: Iterable[str]) -> list[str]:
@@ -104,6 +105,7 @@ def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
         raise TypeError(f"{name}: must be str or os.PathLike of str, not of {type(path).__name__}")
     if not path or "\0" in path:
         raise ValueError(f"{name}: {path!r} does not name a directory")
+    check_is_local(path, name)
     return path
 
 

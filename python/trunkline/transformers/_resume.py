@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import exception_of
+from trunkline.checkpoint._names import step_of
 
 if TYPE_CHECKING:
     from trunkline.checkpoint._checkpointer import Checkpointer
 
-_STOCK_FOLDER = re.compile(r"checkpoint-(\d+)")
+_STOCK_FOLDER = re.compile(r"checkpoint-([0-9]+)")
 _STOCK_STATE = "trainer_state.json"
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # in a stock folder that enable_jit_checkpoint is writing
-_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _DESCRIPTOR = "trunkline-checkpoints.json"
 
 
@@ -55,9 +55,9 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     given, ours = Path(path).resolve(), checkpointer.directory.resolve()
     if given == ours:
         return True
-    step = _STEP_DIRECTORY.fullmatch(given.name)
-    if step and given.parent == ours:
-        return int(step[1])
+    step = step_of(given.name)
+    if step is not None and given.parent == ours:
+        return step
     for directory in (given, given.parent):
         if (directory / _DESCRIPTOR).exists():
             raise ValueError(

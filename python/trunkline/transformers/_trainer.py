@@ -91,9 +91,9 @@ class BackgroundCheckpoints:
             with self._resuming(plan) as folder:
                 result = super().train(folder, *args, **kwargs)  # type: ignore[misc]
         except Exception:
-            last = self.checkpointer._under_way()
+            last = self.checkpointer._last_save()
             if last is not None:
-                last._done.wait()  # if that fails too, the next save raises it, or the process at its exit
+                last._join()  # if that fails too, the next save raises it, or the process at its exit
             raise
         self.checkpointer.wait()
         return result
@@ -187,10 +187,10 @@ class BackgroundCheckpoints:
         try:
             self.checkpointer.save(step, state).wait_staged()
         except BaseException:
-            last = self.checkpointer._under_way()
+            last = self.checkpointer._last_save()
             if last is not None and not last.staged():  # interrupted: the weights may change from here on
                 last.cancel()
-                last._done.wait()
+                last._join()
             raise
 
     def _get_output_dir(self, trial: Any) -> str:

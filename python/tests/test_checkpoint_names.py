@@ -1,0 +1,81 @@
+"""Names of steps, manifests and shards: Python recognizes those that the library does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import trunkline as tl
+from trunkline.checkpoint._names import is_manifest, is_shard, step_of
+
+NUMBERS = [
+    *("00000012", "00000000", "99999999", "100000000", "9223372036854775807"),
+    *(
+        "12",
+        "0000012",
+        "000000012",
+        "9223372036854775808",
+        "100000000000000000000",
+        "",
+        "-0000001",
+        "+0000001",
+    ),
+    *(
+        "0000001\u0662",
+        "\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668",
+        "00000012 ",
+        "+0000012",
+        "0000001a",
+    ),
+]
+COMMITS = [
+    *("0000000001", "9999999999", "10000000000", "9223372036854775807"),
+    *("0000000000", "1", "00000000001", "9223372036854775808", "", "000000000\u0661", "000000000a"),
+]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A step of a directory of checkpoints."""
+    tl.Checkpointer(tmp_path / "run", process_group=False).save(12, {"x": torch.ones(3)}, block=True)
+    return tmp_path / "run" / "step-00000012"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_steps(saved: Path, number: str) -> None:
+    checkpoints = tl.Checkpointer(saved.parent, process_group=False)
+    saved.rename(saved.parent / f"step-{number}")
+    step = step_of(f"step-{number}")
+    assert checkpoints.steps() == ([] if step is None else [step])
+    assert step_of(f"Step-{number}") is None
+    assert step_of(f"step-{number}\n") is None
+
+
+@pytest.mark.parametrize("number", COMMITS)
+def test_manifests(saved: Path, number: str) -> None:
+    checkpoints = tl.Checkpointer(saved.parent, process_group=False)
+    (manifest,) = saved.glob("manifest-*")
+    manifest.rename(saved / f"manifest-{number}")
+    assert checkpoints.steps() == ([12] if is_manifest(f"manifest-{number}") else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("shard-00000-of-00001-0123456789abcdef.safetensors", True),
+        ("shard-100000-of-100001-0123456789abcdef.safetensors", True),
+        ("shard-0000-of-00001-0123456789abcdef.safetensors", False),
+        ("shard-000000-of-00001-0123456789abcdef.safetensors", False),
+        ("shard-0000\u0661-of-00001-0123456789abcdef.safetensors", False),
+        ("shard-00000-of-00001-0123456789ABCDEF.safetensors", False),
+        ("shard-00000-of-00001-0123456789abcde.safetensors", False),
+        ("shard-00000-of-00001.safetensors", False),
+        ("model-00000-of-00001-0123456789abcdef.safetensors", False),
+    ],
+)
+def test_shards(name: str, expected: bool) -> None:  # as names_test.cpp
+    assert is_shard(name) == expected
+
+
+def test_shards_of_a_save(saved: Path) -> None:
+    assert [is_shard(path.name) for path in saved.glob("shard-*")] == [True]

@@ -1,0 +1,34 @@
+"""Warnings that point at the user's line: also those of threads, which that line has started."""
+
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Caller(NamedTuple):
+    """A line of code outside of this package."""
+
+    filename: str
+    line: int
+    module: str
+    registry: dict[Any, Any]  # of its module: which warnings were shown there, and need not be again
+
+    def warn(self, text: str) -> None:
+        """Issue a RuntimeWarning that points at this line."""
+        warnings.warn_explicit(text, RuntimeWarning, self.filename, self.line, self.module, self.registry)
+
+
+def caller() -> Caller:
+    """Return the innermost line outside of this package that led to this call."""
+    frame = sys._getframe(1)
+    while _is_ours(frame.f_globals.get("__name__")) and frame.f_back is not None:
+        frame = frame.f_back
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    return Caller(frame.f_code.co_filename, frame.f_lineno, names.get("__name__") or "<string>", registry)
+
+
+def _is_ours(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] == _PACKAGE

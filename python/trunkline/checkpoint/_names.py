@@ -1,0 +1,30 @@
+"""Names in a directory of checkpoints, as src/checkpoint/names.cpp makes and recognizes them."""
+
+import re
+
+DESCRIPTOR = "trunkline-checkpoints.json"
+_MAX_NUMBER = 2**63 - 1
+# Another spelling of a number ("step-12", "step-000000012") is not the directory of a step.
+_STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,18})")
+_MANIFEST = re.compile(r"manifest-([0-9]{10}|[1-9][0-9]{10,18})")
+_SHARD = re.compile(
+    r"shard-([0-9]{5}|[1-9][0-9]{5,19})-of-([0-9]{5}|[1-9][0-9]{5,19})-[0-9a-f]{16}\.safetensors"
+)
+
+
+def step_of(name: str) -> int | None:
+    """Return the step whose directory has this name; None for any other."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found and int(found[1]) <= _MAX_NUMBER else None
+
+
+def is_manifest(name: str) -> bool:
+    """Whether the manifest of a step may have this name."""
+    found = _MANIFEST.fullmatch(name)
+    return found is not None and 0 < int(found[1]) <= _MAX_NUMBER
+
+
+def is_shard(name: str) -> bool:
+    """Whether a shard may have this name."""
+    found = _SHARD.fullmatch(name)
+    return found is not None and all(int(number) < 2**64 for number in found.groups())
