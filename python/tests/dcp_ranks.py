@@ -361,6 +361,66 @@ def dying(rank: int, path: Path, argument: str) -> None:
     raise AssertionError("the death of a rank went unnoticed")
 
 
+def value_of(run: int, rank: int) -> dict[str, Any]:
+    return {"w": torch.full((1000,), float(10 * run + rank))}
+
+
+def wait_for_nobody(*args: Any, **kwargs: Any) -> None:
+    """In place of the barrier that ends a save without collectives."""
+
+
+def die(*args: Any, **kwargs: Any) -> None:
+    os._exit(DIED)
+
+
+def save_apart(rank: int, path: Path, argument: str) -> None:
+    """Save without collectives as run RUN:RANKS; these RANKS die once they have written, uncommitted."""
+    run, _, dying = argument.partition(":")
+    dist.barrier = wait_for_nobody
+    writer = tl.dcp.StorageWriter(path / "ckpt")
+    if str(rank) in dying:
+        setattr(writer, "finish", die)  # noqa: B010 - a method
+    try:
+        dcp.save(value_of(int(run), rank), storage_writer=writer, use_collectives=False)
+        print("saved")
+    except FileExistsError as error:
+        print(f"refused: {error}")
+    sys.stdout.flush()
+    os._exit(0)  # the process group cannot be ended in order
+
+
+def load_apart(rank: int, path: Path, argument: str) -> None:
+    """Load what was saved without collectives: all values of run RUN, or an error."""
+    into = {"w": torch.zeros(1000)}
+    try:
+        load(into, path / "ckpt")
+    except CheckpointException as error:
+        print(f"refused: {next(iter(error.failures.values()))[0]}")
+        return
+    assert torch.equal(into["w"], value_of(int(argument), rank)["w"]), into["w"][0]
+    print("loaded")
+
+
+def retry_apart(rank: int, path: Path, argument: str) -> None:
+    """Save twice without collectives: the first time with an error of rank 0, which it survives."""
+    barrier, dist.barrier = dist.barrier, wait_for_nobody
+
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise tl.Error(5, "the disk is gone", "/disk")
+
+    for run in (1, 2):
+        writer = tl.dcp.StorageWriter(path / "ckpt")
+        if (rank, run) == (0, 1):
+            setattr(writer, "write_data", breaks)  # noqa: B010 - a method
+        try:
+            dcp.save(value_of(run, rank), storage_writer=writer, use_collectives=False)
+            print("saved")
+        except OSError as error:
+            print(type(error).__name__)
+        barrier()
+    dist.barrier = barrier
+
+
 PROGRAMS: list[Callable[[int, Path, str], None]] = [
     write_first,
     read_and_write_again,
@@ -370,6 +430,9 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     saving,
     failing,
     dying,
+    save_apart,
+    load_apart,
+    retry_apart,
 ]
 
 

@@ -465,6 +465,50 @@ def test_without_collectives_each_rank_has_a_manifest(tmp_path: Path) -> None:
         tl.dcp.StorageReader(tmp_path).read_metadata(rank=0)
 
 
+def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:
+    """Write what one rank of a save without collectives writes; what is returned commits it."""
+    writer, planner = tl.dcp.StorageWriter(path), DefaultSavePlanner()
+    planner.set_up_planner({"a": torch.full((9,), value)}, None, True)
+    writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
+    return lambda: writer.finish(metadata, [written])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_saves_without_collectives_at_once(tmp_path: Path, rank: int) -> None:
+    """Neither finds a manifest when it begins; the second to end must not add to the first, or replace it."""
+    first, second = begin_apart(tmp_path, 0, 1), begin_apart(tmp_path, rank, 2)
+    first()
+    held = {path: path.read_bytes() for path in tmp_path.glob("*manifest")}
+    with pytest.raises(FileExistsError, match=r"dcp-rank00000\.manifest.*another directory"):
+        second()
+    assert {path: path.read_bytes() for path in tmp_path.glob("*manifest")} == held
+    assert len(shards(tmp_path)) == 1
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": torch.full((9,), 1.0)})
+
+
+def test_manifests_of_ranks_that_say_nothing_of_their_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote these: they are loaded as before, and not added to."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_writer, "new_save_token", lambda _: None)
+        for rank in range(2):
+            begin_apart(tmp_path, rank, rank)()
+    readers = [tl.dcp.StorageReader(tmp_path) for _ in range(2)]
+    plans: list[Any] = []
+    for rank, reader in enumerate(readers):
+        metadata = reader.read_metadata(rank=rank)
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner({"a": torch.zeros(9)}, metadata, True)
+        reader.set_up_storage_reader(metadata, True, rank=rank, use_collectives=False)
+        plans.append(reader.prepare_local_plan(planner.create_local_plan()))
+    assert readers[0].prepare_global_plan(plans) == plans
+    with pytest.raises(FileExistsError, match=r"dcp-rank00000\.manifest.*another directory"):
+        begin_apart(tmp_path, 2, 2)
+
+
 def test_random_garbage_beside_it_stays(tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(100)
     for name in ("notes.txt", "rank0.shard", "dcp.manifest.old", ".trunkline-x.tmp"):

@@ -103,3 +103,44 @@ def test_a_rank_that_dies_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert torch.equal(into["t"], expected), phase
         dcp.save(into, storage_writer=tl.dcp.StorageWriter(path, overwrite=True))
         assert len(list(path.iterdir())) == 2, phase
+
+
+def last_lines(directory: Path, step: str) -> list[str]:
+    """The last line that each rank said."""
+    ranks = range(int(step.split("/")[1]))
+    return [said_by(directory, step, rank).splitlines()[-1] for rank in ranks]
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 2), (2, 4)])
+def test_what_ranks_save_apart_is_not_added_to(tmp_path: Path, first: int, second: int) -> None:
+    """A run without collectives, of which ranks die, and another one in the same directory."""
+    dying = "01" if first == 4 else "0"
+    steps = [f"save_apart/{first}/1:{dying}", f"save_apart/{second}/2"]
+    died = [[9 if str(rank) in dying else 0 for rank in range(first)], [0] * second]
+    run_ranks(tmp_path, *steps, statuses=died)
+    for said in last_lines(tmp_path, steps[1]):
+        assert "refused: Checkpoint already exists" in said
+        assert "save into another directory" in said
+    held = sorted(path.name for path in (tmp_path / "ckpt").glob("*manifest"))
+    assert held == [f"dcp-rank{rank:05d}.manifest" for rank in range(first) if str(rank) not in dying]
+
+
+def test_a_mixture_of_what_ranks_saved_apart_is_not_loaded(tmp_path: Path) -> None:
+    """As where a filesystem shows one rank late what another one wrote."""
+    run_ranks(tmp_path, "save_apart/3/1", "load_apart/3/1")
+    assert last_lines(tmp_path, "load_apart/3/1") == ["loaded"] * 3
+    (tmp_path / "ckpt").rename(tmp_path / "first")
+    run_ranks(tmp_path, "save_apart/2/2")
+    for path in (tmp_path / "first").glob("*rank00002*"):
+        path.rename(tmp_path / "ckpt" / path.name)
+    run_ranks(tmp_path, "load_apart/3/2", "load_apart/2/2")
+    for said in last_lines(tmp_path, "load_apart/3/2"):
+        assert "dcp-rank00002.manifest is of another save than dcp-rank00000.manifest" in said
+        assert "on as many ranks as the last save had" in said
+    assert last_lines(tmp_path, "load_apart/2/2") == ["loaded"] * 2
+
+
+def test_a_rank_that_survives_an_error_does_not_add_to_the_save_before(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "retry_apart/2/-")
+    assert said_by(tmp_path, "retry_apart/2/-", 0).split() == ["Error", "FileExistsError"]
+    assert said_by(tmp_path, "retry_apart/2/-", 1).split() == ["saved", "FileExistsError"]

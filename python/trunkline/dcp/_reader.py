@@ -23,6 +23,7 @@ from trunkline.dcp._directory import missing_target
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
+from trunkline.dcp._save_token import is_save_token
 from trunkline.dcp._stored import (
     CHUNK_BYTES,
     DataFile,
@@ -31,6 +32,8 @@ from trunkline.dcp._stored import (
     list_torch_metadata,
     manifest_name,
 )
+
+_OF_A_RANK = "rank "  # how what identifies one of the manifests of a save without collectives begins
 
 
 class StorageReader(Endpoint, TorchStorageReader):
@@ -105,22 +108,32 @@ class StorageReader(Endpoint, TorchStorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan, with what identifies the checkpoint that this rank found.
 
-        Ranks that saved without collectives have a checkpoint each: nothing of these is compared.
+        Ranks that saved without collectives have a manifest each, which says of which save it is. Those of
+        earlier versions do not, so that they cannot be compared.
         """
-        plan.storage_data = "" if self._of_one_rank else self._identity()
+        if not self._of_one_rank:
+            plan.storage_data = self._identity()
+        else:
+            plan.storage_data = _OF_A_RANK + (self._save_id or "" if is_save_token(self._save_id) else "")
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans as they are. Raises Error where ranks found different checkpoints."""
         for rank, plan in enumerate(plans):
-            if plan.storage_data != plans[0].storage_data:
-                raise Error(
-                    None,
-                    f"{self._directory}: rank {rank} finds another checkpoint than rank 0; another job saved "
-                    "into the directory meanwhile, or it is not the same one on the machine of that rank. "
-                    "Let no other job save, and load again",
-                    str(self._directory),
+            if plan.storage_data == plans[0].storage_data:
+                continue
+            if all(str(each.storage_data).startswith(_OF_A_RANK) for each in (plan, plans[0])):
+                found = f"{manifest_name(rank)} is of another save than {manifest_name(0)}"
+                why = "a save without collectives ended early, and another one followed"
+                todo = "Load another checkpoint, or load on as many ranks as the last save had"
+            else:
+                found = f"rank {rank} finds another checkpoint than rank 0"
+                why = (
+                    "another job saved into the directory meanwhile, or it is not the same one on the machine"
+                    " of that rank"
                 )
+                todo = "Let no other job save, and load again"
+            raise Error(None, f"{self._directory}: {found}; {why}. {todo}", str(self._directory))
         return plans
 
     def _identity(self) -> str:

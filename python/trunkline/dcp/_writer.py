@@ -26,6 +26,7 @@ from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import format_manifest, read_manifest
+from trunkline.dcp._save_token import new_save_token
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -71,8 +72,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     One save at a time uses a writer. Of two that save into one directory at once, one may fail; what is
     loaded afterwards is one of them. With `engine` None it can be sent to the process of
-    AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no checkpoint yet: without
-    a common commit an old one could not be kept until all of the new is there.
+    AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no checkpoint yet, nor a
+    part of one: without a common commit an old one could not be kept until all of the new is there.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save_id = str(uuid.uuid4())
+        self._has_token = False  # self._save_id is that of all ranks of a save without collectives
         self._rank = 0
         self._is_coordinator = False
         self._use_collectives = True
@@ -103,6 +105,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         self._move_to(checkpoint_id)
         self._save_id = str(uuid.uuid4())
+        self._has_token = False
         self._leftovers = []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -114,6 +117,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
         self._refuse_checkpointer()
+        if not self._use_collectives:
+            token = new_save_token(str(self._directory))
+            self._save_id, self._has_token = token or str(uuid.uuid4()), token is not None
         manifests = self._manifests_to_replace()
         self._refuse_to_replace(manifests)
         self._refuse_unmounted(manifests)
@@ -161,6 +167,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         with _directory.locked(self._directory):
             self._check_files(results)
             self._refuse_other_format()  # torch may have saved meanwhile
+            if not self._use_collectives:
+                self._refuse_to_replace(self._manifests_to_replace(), names)
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
@@ -189,13 +197,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def _manifests_to_replace(self) -> list[Path]:
         """Return the manifests of the checkpoint that this save would replace; none where there is none.
 
-        Without collectives those of other ranks are left alone: they may be of this very save.
+        Without collectives those of other ranks may be of this very save, and are then left alone. All of
+        these are of one save, because none is made where one of another is: so one tells.
         """
         manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
         if self._use_collectives:
             return manifests
         replaced = (manifest_name(None), manifest_name(self._rank))
-        return [manifest for manifest in manifests if manifest.name in replaced]
+        found = [manifest for manifest in manifests if manifest.name in replaced]
+        if self._has_token and not found and manifests and _save_id_of(manifests[0]) != self._save_id:
+            return manifests[:1]
+        return found
 
     def _refuse_unmounted(self, manifests: list[Path]) -> None:
         """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
@@ -231,9 +243,10 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             str(held),
         )
 
-    def _refuse_to_replace(self, manifests: list[Path]) -> None:
+    def _refuse_to_replace(self, manifests: list[Path], written: Iterable[str] = ()) -> None:
         if not manifests or (self._use_collectives and self._overwrite is not False):
             return
+        _directory.remove_quietly(self._directory, written)
         held = manifests[0]
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
@@ -396,6 +409,15 @@ def _files_of(manifest: Path, names: list[str]) -> set[str]:
     except (Corrupt, Format):
         return set(names)
     return {item.file.name for item in stored.values() if item.file is not None}
+
+
+def _save_id_of(manifest: Path) -> str | None:
+    """Return what identifies the save of a manifest; None if it is damaged, or of a newer version."""
+    try:
+        meta = read_manifest(manifest).storage_meta
+    except (FileNotFoundError, Corrupt, Format):
+        return None
+    return None if meta is None else meta.save_id
 
 
 def _names_of(results: Iterable[WriteResult]) -> list[str]:
