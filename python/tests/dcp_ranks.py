@@ -361,6 +361,32 @@ def dying(rank: int, path: Path, argument: str) -> None:
     raise AssertionError("the death of a rank went unnoticed")
 
 
+def save_parts(rank: int, path: Path, argument: str) -> None:
+    """Each rank its part of a DTensor, without collectives; then all over each other, with no_dist."""
+    state = {"t": distribute_tensor(numbers(128, 6, seed=1), one_mesh(), [Shard(0)])}
+    dcp.save(state, storage_writer=tl.dcp.StorageWriter(path / "parts"), use_collectives=False)
+    into = {"t": distribute_tensor(torch.zeros(128, 6), one_mesh(), [Shard(0)])}
+    load(into, path / "parts")
+    assert torch.equal(into["t"].full_tensor(), numbers(128, 6, seed=1))
+    try:
+        dcp.save(state, storage_writer=tl.dcp.StorageWriter(path / "alone"), no_dist=True)
+    except CheckpointException as error:
+        print(error.failures[0][0])
+    assert not list((path / "alone").glob("*.manifest"))
+
+
+def load_parts(rank: int, path: Path, argument: str) -> None:
+    """Load what the ranks of save_parts have written, divided along dimension DIM, or by each rank alone."""
+    dims = [int(argument)] if argument.isdigit() else []
+    local = torch.full((128, 6), -7.0)
+    into = {"t": distribute_tensor(local, one_mesh(), [Shard(dim) for dim in dims] or [Replicate()])}
+    try:
+        load(into, path / "parts")
+    except (CheckpointException, tl.Error) as error:
+        print(getattr(error, "failures", {0: (error,)})[0][0])
+    assert bool((into["t"].to_local() == -7).all())  # nothing is changed before the error
+
+
 def value_of(run: int, rank: int) -> dict[str, Any]:
     return {"w": torch.full((1000,), float(10 * run + rank))}
 
@@ -430,6 +456,8 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     saving,
     failing,
     dying,
+    save_parts,
+    load_parts,
     save_apart,
     load_apart,
     retry_apart,

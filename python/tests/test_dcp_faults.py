@@ -6,6 +6,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import trunkline as tl
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from support_dcp import assert_same, blank, failure, load, nested, numbers, save, shards  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _request, _writer  # noqa: E402
+from trunkline.dcp import _coverage, _request, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -463,6 +467,79 @@ def test_without_collectives_each_rank_has_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "dcp.manifest").write_bytes(b"?")
     with pytest.raises(tl.Format):
         tl.dcp.StorageReader(tmp_path).read_metadata(rank=0)
+
+
+class FirstHalf(DefaultSavePlanner):
+    """Saves the first half of vectors, as one of two ranks does."""
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        return replace(plan, items=[self.halved(item) for item in plan.items])
+
+    def halved(self, item: Any) -> Any:
+        chunk = ChunkStorageMetadata(torch.Size((0,)), torch.Size((item.tensor_data.size[0] // 2,)))
+        return replace(item, tensor_data=replace(item.tensor_data, chunk=chunk))
+
+    def resolve_data(self, write_item: Any) -> Any:
+        return super().resolve_data(write_item)[: write_item.tensor_data.chunk.sizes[0]]
+
+
+class WithoutB(DefaultLoadPlanner):
+    """Leaves out b on purpose."""
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        return replace(plan, items=[item for item in plan.items if item.dest_index.fqn != "b"])
+
+
+def test_a_part_of_a_tensor_is_not_saved_as_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a": numbers(100), "b": numbers(20)}
+    save(state, tmp_path)
+    held = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointException, match=r"50 of the 100 elements of 'a'.*no_dist") as caught:
+        save(blank(state), tmp_path, FirstHalf())
+    assert isinstance(failure(caught), tl.Error)
+    assert sorted(tmp_path.iterdir()) == held
+    assert_same(load(blank(state), tmp_path), state)
+    with monkeypatch.context() as patch:  # as earlier versions did
+        patch.setattr(_writer, "find_partly_saved", lambda _: None)
+        save(state, tmp_path, FirstHalf())
+    into = blank(state)
+    with pytest.raises(CheckpointException, match=r"50 of the 100 elements of 'a'.*was not saved") as caught:
+        load(into, tmp_path)
+    assert isinstance(failure(caught), tl.Format)
+    assert_same(into, blank(state))
+
+
+def test_what_a_planner_leaves_out_on_purpose(tmp_path: Path) -> None:
+    state = {"a": numbers(100), "b": numbers(20)}
+    save(state, tmp_path)
+    assert_same(load(blank(state), tmp_path, WithoutB()), {"a": state["a"], "b": blank(state["b"])})
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    offsets = draw(st.tuples(st.integers(0, 6), st.integers(0, 6)))
+    return offsets, draw(st.tuples(st.integers(0, 6), st.integers(0, 6)))
+
+
+def region(box: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + size) for offset, size in zip(*box, strict=True))
+
+
+@settings(max_examples=300, deadline=None)
+@given(boxes(), st.lists(boxes(), max_size=6))
+def test_what_chunks_do_not_cover(box: Any, chunks: list[Any]) -> None:
+    expected = torch.zeros(12, 12, dtype=torch.int64)
+    expected[region(box)] = 1
+    for chunk in chunks:
+        expected[region(chunk)] = 0
+    found = torch.zeros_like(expected)
+    for rest in _coverage._without([box], chunks):
+        found[region(rest)] += 1
+    assert torch.equal(found, expected)
 
 
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:

@@ -111,6 +111,19 @@ def last_lines(directory: Path, step: str) -> list[str]:
     return [said_by(directory, step, rank).splitlines()[-1] for rank in ranks]
 
 
+def test_parts_that_are_not_stored_are_no_silent_gaps(tmp_path: Path) -> None:
+    loads = ["load_parts/1/0", "load_parts/2/1", "load_parts/2/all"]
+    run_ranks(tmp_path, "save_parts/2/-", *loads)
+    for rank in range(2):
+        said = said_by(tmp_path, "save_parts/2/-", rank)
+        assert "holds 384 of the 768 elements of 't'" in said
+        assert "no_dist" in said
+    for step, sizes in zip(loads, ("384 of the 768", "192 of the 384", "384 of the 768"), strict=True):
+        for said in last_lines(tmp_path, step):
+            assert f"it holds {sizes} elements of 't' that this rank loads" in said, step
+            assert "without collectives" in said
+
+
 @pytest.mark.parametrize(("first", "second"), [(4, 2), (2, 4)])
 def test_what_ranks_save_apart_is_not_added_to(tmp_path: Path, first: int, second: int) -> None:
     """A run without collectives, of which ranks die, and another one in the same directory."""

@@ -19,6 +19,7 @@ from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline.checkpoint._arguments import bool_argument
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
+from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import missing_target
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import read_manifest
@@ -66,6 +67,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._verify = bool_argument(verify, "verify")
         self._load_id = str(uuid.uuid4())
         self._stored: dict[MetadataIndex, StoredItem] = {}
+        self._tensors: dict[str, Any] = {}  # and objects, as torch describes them
         self._save_id: str | None = None
         self._of_one_rank = False
 
@@ -103,6 +105,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         if not isinstance(metadata.storage_data, dict):
             raise TypeError("metadata: must be what read_metadata returned")
         self._stored = metadata.storage_data
+        self._tensors = metadata.state_dict_metadata
         self._save_id = None if metadata.storage_meta is None else metadata.storage_meta.save_id
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -142,7 +145,11 @@ class StorageReader(Endpoint, TorchStorageReader):
         return hashlib.sha256("\n".join([self._save_id or "", *sorted(names)]).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the items of this rank into the planner's tensors; the future that is returned is done."""
+        """Read the items of this rank into the planner's tensors; the future that is returned is done.
+
+        Raises Format where it would leave elements of a tensor as they are, because they are not stored.
+        """
+        self._refuse_partly_loaded(plan, planner)
         requests = (make_request(item, self._stored, planner, str(self._given)) for item in plan.items)
         parts = groups(requests)
         first = list(islice(parts, 1))  # an error before this has changed no tensor
@@ -154,6 +161,21 @@ class StorageReader(Endpoint, TorchStorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _refuse_partly_loaded(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        found = find_partly_loaded(planner, plan, self._tensors)
+        if found is None:
+            return
+        name, stored, wanted = found
+        if self._of_one_rank:
+            why = (
+                "ranks that save without collectives read back only what each has saved itself: load on as "
+                "many ranks, with the tensor divided among them as it was then"
+            )
+        else:
+            why = "the rest was not saved, as with no_dist=True on several ranks; load another checkpoint"
+        what = f"it holds {stored} of the {wanted} elements of {name!r} that this rank loads"
+        raise Format(None, f"{self._directory}: {what}; {why}", str(self._directory))
 
     def _read_group(self, group: list[Request]) -> None:
         by_file: dict[DataFile, list[Request]] = {}

@@ -24,6 +24,7 @@ from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
+from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import format_manifest, read_manifest
 from trunkline.dcp._save_token import new_save_token
@@ -159,8 +160,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         metadata.storage_meta = self.storage_meta()
         names = _names_of(result for of_rank in results for result in of_rank)
         try:
+            self._refuse_partly_saved(metadata)
             contents = format_manifest(metadata)
-        except Unsupported:
+        except Error:
             _directory.remove_quietly(self._directory, names)
             raise
         manifest = self._manifest_path()
@@ -251,6 +253,19 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
+
+    def _refuse_partly_saved(self, metadata: Metadata) -> None:
+        """With collectives this is all that is kept; torch does not check it where one rank saves."""
+        found = find_partly_saved(metadata.state_dict_metadata) if self._use_collectives else None
+        if found is not None:
+            name, stored, wanted = found
+            raise Error(
+                None,
+                f"cannot save to {self._directory}: this save holds {stored} of the {wanted} elements of "
+                f"{name!r}; with no_dist=True each rank saves its part alone, and replaces the part of the "
+                "one before. Save on all ranks without no_dist, or each its part with use_collectives=False",
+                str(self._directory),
+            )
 
     def _warn_of_replacing(self, manifests: list[Path]) -> None:
         """Warn of replacing a checkpoint that this process has not saved: it may be of another run."""
