@@ -432,6 +432,41 @@ def test_torchs_checkpoint_that_was_saved_over_ours(tmp_path: Path) -> None:
     assert_same(load(blank(ours), tmp_path), last)
 
 
+@pytest.mark.parametrize("kind", ["whole", "sharded", "consolidated"])
+def test_safetensors_of_torch_and_ours_in_one_directory(tmp_path: Path, kind: str) -> None:
+    """Whichever is saved last: neither is loaded, or saved over, as if it were alone."""
+    options = {"save_distributed": kind != "whole", "enable_consolidation": kind == "consolidated"}
+    old, new = {"a": numbers(9)}, {"a": numbers(9, seed=1)}
+    torchs = tmp_path / "torchs"
+    torchs.mkdir()
+    dcp.save(old, storage_writer=dcp.HuggingFaceStorageWriter(str(torchs), **options))
+    before = sorted(torchs.rglob("*"))
+    for overwrite in (None, True):
+        with pytest.raises(CheckpointException, match="HuggingFaceStorageWriter.*remove") as caught:
+            save(new, torchs, overwrite=overwrite)
+        assert isinstance(failure(caught), FileExistsError)
+    assert sorted(torchs.rglob("*")) == before
+    with pytest.raises(CheckpointException, match="load it with HuggingFaceStorageReader"):
+        load(blank(new), torchs)
+    ours = tmp_path / "ours"
+    save(old, ours)
+    dcp.save(new, storage_writer=dcp.HuggingFaceStorageWriter(str(ours), **options))
+    with pytest.raises(CheckpointException, match="two checkpoints.*HuggingFaceStorageReader"):
+        load(blank(old), ours)
+    with pytest.raises(CheckpointException, match="HuggingFaceStorageWriter"):
+        save(new, ours)
+
+
+def test_a_model_beside_it_is_no_checkpoint_of_torch(tmp_path: Path) -> None:
+    """As transformers.save_pretrained() writes it."""
+    state = {"a": numbers(9)}
+    tl.save(state, tmp_path / "model-00001-of-00002.safetensors")
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    save(state, tmp_path)
+    assert_same(load(blank(state), tmp_path), state)
+
+
 def test_a_crash_while_torchs_checkpoint_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever it comes, nothing that is loaded is the old one in place of the new one."""
     old, new = nested(1), nested(2)

@@ -30,6 +30,7 @@ from trunkline.dcp._stored import (
     DataFile,
     StoredItem,
     checkpointer_file,
+    find_torch_safetensors,
     list_torch_metadata,
     manifest_name,
 )
@@ -48,7 +49,7 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
     file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
-    another format, or a checkpoint of torch's FileSystemWriter beside this one. After an error tensors may
+    another format, or a checkpoint of torch's own writers beside this one. After an error tensors may
     hold anything. The reader unpickles nothing; torch's planners unpickle objects that are not tensors, so
     load these only from sources that you trust.
 
@@ -254,14 +255,16 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def _refuse_two_formats(self, manifest: Path) -> None:
         """Nothing tells which one was saved last: dates of files do not survive copies."""
-        found = list_torch_metadata(self._directory)
-        if not found:
+        kind, name = "FileSystem", next(iter(list_torch_metadata(self._directory)), None)
+        if name is None:
+            kind, name = "HuggingFaceStorage", find_torch_safetensors(self._directory)
+        if name is None:
             return
         raise Format(
             None,
-            f"{self._directory} holds two checkpoints: {manifest.name} of trunkline and {found[0]} of "
-            "torch's FileSystemWriter, and nothing tells which is newer; load that of torch with "
-            f"FileSystemReader, or remove the one that is not wanted ({manifest.name} or {found[0]})",
+            f"{self._directory} holds two checkpoints: {manifest.name} of trunkline and {name} of torch's "
+            f"{kind}Writer, and nothing tells which is newer; load that of torch with {kind}Reader, or "
+            f"remove the one that is not wanted ({manifest.name} or {name})",
             str(manifest),
         )
 
@@ -277,4 +280,9 @@ class StorageReader(Endpoint, TorchStorageReader):
             )
         if list_torch_metadata(directory):
             return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
+        if find_torch_safetensors(directory) is not None:
+            return (
+                f"{directory}: torch's HuggingFaceStorageWriter wrote it; load it with "
+                "HuggingFaceStorageReader"
+            )
         return f"{directory}: it holds no complete checkpoint ({path.name} is not there)"

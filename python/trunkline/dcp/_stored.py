@@ -19,6 +19,10 @@ SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's
 MANIFEST = "dcp.manifest"
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
+_SAFETENSORS = re.compile(r"(shard-[0-9]{5,}-)?model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
+_SHARDED = "sharded"  # where HuggingFaceStorageWriter puts what it then makes whole files of
+_OF_DCP = b"DCP_SHARDING_INFO"  # in the header of its files, and of no others of these names
+_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 
 DTYPES = {
@@ -80,6 +84,31 @@ def is_rank_manifest_name(name: str) -> bool:
 def list_torch_metadata(directory: Path) -> list[str]:
     """Names of the files by which torch's FileSystemReader loads checkpoints of a directory."""
     return sorted(name for name in os.listdir(directory) if _TORCH_METADATA.fullmatch(name))  # noqa: PTH208
+
+
+def find_torch_safetensors(directory: Path) -> str | None:
+    """Return a file by which torch's HuggingFaceStorageReader loads a checkpoint of a directory.
+
+    Models that other programs wrote have files of the same names, and are none.
+    """
+    for folder in ("", _SHARDED):
+        try:
+            names = os.listdir(directory / folder)  # noqa: PTH208 - names, not paths
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in sorted(names):
+            match = _SAFETENSORS.fullmatch(name)
+            if match is not None and (match[1] or _is_of_dcp(directory / folder / name)):
+                return str(Path(folder, name))
+    return None
+
+
+def _is_of_dcp(path: Path) -> bool:
+    if not path.is_file():  # opening a pipe would wait for a writer
+        return False
+    with path.open("rb") as file:
+        nbytes = int.from_bytes(file.read(8), "little")
+        return nbytes <= _MAX_HEADER_BYTES and _OF_DCP in file.read(nbytes)
 
 
 def checkpointer_file(directory: Path) -> str | None:

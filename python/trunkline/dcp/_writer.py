@@ -36,6 +36,7 @@ from trunkline.dcp._stored import (
     StoredItem,
     checkpointer_file,
     directory_argument,
+    find_torch_safetensors,
     list_torch_metadata,
     manifest_name,
     new_data_file_name,
@@ -60,7 +61,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     one. False: a save into a directory that holds a checkpoint fails instead. Unless it is True, a save fails
     also where files of that checkpoint are missing in their volume (a disk that is not mounted), and where
     the directory holds one of torch's FileSystemWriter: its metadata is then removed once the new checkpoint
-    is complete, while its data files (*.distcp) stay.
+    is complete, while its data files (*.distcp) stay. Where it holds one of HuggingFaceStorageWriter every
+    save fails.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
     their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
@@ -232,17 +234,20 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def _refuse_other_format(self) -> None:
         """Of two checkpoints in two formats nobody could tell later which one is newer."""
-        found = list_torch_metadata(self._directory)
-        if not found or (self._overwrite and self._use_collectives):
-            return
-        held = self._directory / found[0]
-        todo = "pass overwrite=True to replace it" if self._use_collectives else "remove that one first"
+        todo = "remove that one first"
+        writer, name = "HuggingFaceStorageWriter", find_torch_safetensors(self._directory)
+        if name is None:  # its data is what makes it count, and may be used as a model: never replaced
+            writer, name = "FileSystemWriter", next(iter(list_torch_metadata(self._directory)), None)
+            if name is None or (self._overwrite and self._use_collectives):
+                return
+            if self._use_collectives:
+                todo = "pass overwrite=True to replace it"
         raise exception_of(
             "system",
             errno.EEXIST,
-            f"cannot save to {self._directory}: it holds a checkpoint of torch's FileSystemWriter "
-            f"({found[0]}); save into another directory, or {todo}",
-            str(held),
+            f"cannot save to {self._directory}: it holds a checkpoint of torch's {writer} ({name}); save "
+            f"into another directory, or {todo}",
+            str(self._directory / name),
         )
 
     def _refuse_to_replace(self, manifests: list[Path], written: Iterable[str] = ()) -> None:
