@@ -141,6 +141,63 @@ def test_only_the_last_one_stays(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "last.ckpt")["global_step"] == STEPS
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("target", ["file", "nothing", "folder"])
+def test_a_link_is_replaced_and_what_it_leads_to_stays(
+    background: bool, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tl.lightning.CheckpointIO(background=background)
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    if target == "file":
+        plugin.save_checkpoint({"global_step": 4}, best)
+    if target == "folder":
+        best.mkdir()
+    last.symlink_to("best.ckpt")
+    monkeypatch.chdir(tmp_path)
+    plugin.save_checkpoint({"global_step": 10}, "last.ckpt")
+    plugin.teardown()
+    assert torch.load(last) == {"global_step": 10}
+    assert not last.is_symlink()
+    if target == "file":
+        assert torch.load(best) == {"global_step": 4}
+    names = ["last.ckpt"] if target == "nothing" else ["best.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+class GetsBetterThenWorse(Model):
+    """The second epoch is the best one."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("val", float(abs(self.current_epoch - 1)))
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("save_last", ["link", True])
+def test_the_best_one_stays_when_a_run_with_a_link_is_resumed(
+    background: bool, save_last: str | bool, tmp_path: Path
+) -> None:
+    def fit(epochs: int, ckpt_path: Path | None, save_last: str | bool) -> None:
+        saver = callbacks.ModelCheckpoint(tmp_path, monitor="val", save_top_k=1, save_last=save_last)
+        torch.manual_seed(0)
+        lightning.Trainer(
+            accelerator="cpu",
+            plugins=[tl.lightning.CheckpointIO(background=background)],
+            callbacks=[saver],
+            max_epochs=epochs,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(GetsBetterThenWorse(), batches(), ckpt_path=ckpt_path)
+        best = Path(saver.best_model_path)
+        assert best.name == "epoch=1-step=6.ckpt"
+        assert torch.load(best, weights_only=True)["global_step"] == 6
+
+    fit(2, None, "link")
+    assert (tmp_path / "last.ckpt").readlink() == Path("epoch=1-step=6.ckpt")
+    fit(4, tmp_path / "last.ckpt", save_last)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] > 6
+
+
 @pytest.fixture
 def faults() -> Iterator[tl.Faults]:
     made = tl.Faults()
@@ -169,6 +226,38 @@ def test_the_last_whole_file_stays_until_the_next_is_durable(
     plugin.teardown()
     assert newer.exists()
     assert not older.exists()
+
+
+def test_a_link_stays_until_what_replaces_it_is_saved(
+    tmp_path: Path, plugin: Any, faults: tl.Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    plugin.save_checkpoint({"global_step": 4}, best)
+    plugin.teardown()
+    last.symlink_to("best.ckpt")
+
+    def assert_unchanged() -> None:
+        assert torch.load(last) == {"global_step": 4}
+        assert last.is_symlink()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+    faults.fail("sync", faults.commands("sync"), 28)
+    with pytest.raises(tl.Error, match="ENOSPC"):
+        plugin.save_checkpoint({"global_step": 10}, last)
+    assert_unchanged()
+
+    def interrupted(path: Path, target: Any) -> None:
+        assert torch.load(path) == {"global_step": 10}
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plugin.save_checkpoint({"global_step": 10}, last)
+    assert_unchanged()
+    plugin.save_checkpoint({"global_step": 10}, last)
+    assert torch.load(last) == {"global_step": 10}
+    assert torch.load(best) == {"global_step": 4}
 
 
 def save_next(plugin: Any, directory: Path) -> None:

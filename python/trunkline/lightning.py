@@ -26,7 +26,7 @@ except ModuleNotFoundError as _error:
         raise
     from lightning_fabric.plugins import CheckpointIO as _Interface
 
-from trunkline._core import Engine
+from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
 from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
@@ -79,6 +79,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         Tensors of CUDA GPUs are written from there, those of other devices by way of main memory. Raises the
         error of the save before, if that was made in the background; Unsupported for URLs, TypeError for
         `storage_options`, errors of trunkline.save.
+
+        A symbolic link at `path` is replaced by the file, as by stock Lightning: the link of save_last="link"
+        leads to another checkpoint. This one save is made in the foreground.
         """
         if storage_options is not None:
             raise TypeError(
@@ -88,6 +91,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._settle()
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         state = savable(checkpoint)
+        if Path(name).is_symlink():
+            self._replace_link(state, absolute_path(name))
+            return
         if not self._background:
             save(state, name, durable=self._durable, engine=self._engine)
             return
@@ -141,6 +147,24 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     def teardown(self) -> None:
         """Wait for the save in the background, and raise its error; called at the end of a run."""
         self._settle()
+
+    def _replace_link(self, state: Any, link: str) -> None:
+        """Save to the name of a symbolic link, not to what it leads to, as trunkline.save would.
+
+        Until the file is whole the link stays: without it, ckpt_path="last" would start over.
+        """
+        directory, name = os.path.split(link)
+        # No checkpoint for ModelCheckpoint and the like. What a crash leaves is used by the next save, since
+        # the link is still there.
+        beside = Path(directory, f".trunkline-{name}")
+        save(state, beside, durable=self._durable, engine=self._engine)
+        try:
+            beside.replace(link)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        if self._durable:
+            fsync_directory(directory)
 
     def _settle(self) -> None:
         """End the save that is under way, and do what had to wait for it."""
