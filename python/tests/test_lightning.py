@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -384,14 +385,14 @@ class SlowestDisk(tl.lightning.CheckpointIO):
         self.faults = tl.Faults()
         super().__init__(background=True, engine=tl.Engine(faults=self.faults))
 
-    def _settle(self) -> None:
+    def _end_save(self) -> None:
         self.faults.release()
-        super()._settle()
+        super()._end_save()
         self.faults.hold("write", self.faults.commands("write"))
 
-    def _settle_unless_failed(self) -> None:
+    def _end_save_unless_failed(self) -> bool:
         self.faults.release()
-        super()._settle_unless_failed()
+        return bool(super()._end_save_unless_failed())
 
 
 def best_and_newest(folder: Path) -> list[Any]:
@@ -525,11 +526,118 @@ def test_looking_for_a_name_leaves_the_error_to_the_next_save(
         save_next(plugin, tmp_path)
 
 
+def fit_with_link(folder: Path, plugin: Any, *, counts: bool = True, **arguments: Any) -> Any:
+    saver = callbacks.ModelCheckpoint(folder, save_last="link", enable_version_counter=counts)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        plugins=[plugin],
+        callbacks=[saver],
+        max_epochs=3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(0)
+    trainer.fit(Model(), batches(), **arguments)
+    return trainer
+
+
+class SecondSaveFails(SlowestDisk):
+    """Of two saves, the second one meets a full disk."""
+
+    saves = 0
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        self.saves += 1
+        if self.saves == 2:
+            self._end_save()  # it holds the writes of the next one: that fails later
+            self.faults.fail("sync", self.faults.commands("sync"), 28)
+        super().save_checkpoint(checkpoint, path)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_link_to_the_last_one_stays_when_the_next_save_fails(counts: bool, tmp_path: Path) -> None:
+    with pytest.raises(tl.Error, match="ENOSPC"):
+        fit_with_link(tmp_path, SecondSaveFails(), counts=counts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=0-step=3.ckpt", "last.ckpt"]
+    assert (tmp_path / "last.ckpt").readlink() == Path("epoch=0-step=3.ckpt")
+    trainer = fit_with_link(tmp_path, SlowestDisk(), counts=counts, ckpt_path="last")
+    assert trainer.global_step == 9
+    assert len(trainer.lightning_module.losses) == 6
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 9
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_link_never_leads_nowhere(counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the process dies, ckpt_path="last" finds a checkpoint."""
+    found = []
+    steps_before_link = [0]
+
+    def link(target: Any, path: Any) -> None:
+        found.append((steps_before_link[0], torch.load(tmp_path / target, weights_only=True)["global_step"]))
+        symlink(target, path)
+
+    def remove(path: Any) -> None:
+        steps_before_link[0] = torch.load(path, weights_only=True)["global_step"]
+        unlink(path)
+
+    symlink, unlink = os.symlink, os.remove
+    monkeypatch.setattr(os, "symlink", link)
+    monkeypatch.setattr(os, "remove", remove)
+    fit_with_link(tmp_path, SlowestDisk(), counts=counts)
+    assert found == [(0, 3), (3, 6), (6, 9)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=2-step=9.ckpt", "last.ckpt"]
+
+
+def test_a_callback_that_links_by_itself_waits_too(tmp_path: Path) -> None:
+    class Links(callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+        def _link_checkpoint(self, trainer: Any, filepath: Any, linkpath: Any) -> None:
+            assert Path(filepath).exists()
+            super()._link_checkpoint(trainer, filepath, linkpath)
+
+    def savers(folder: Path) -> list[Any]:
+        return [Links(folder, save_last="link", enable_version_counter=False)]
+
+    assert run_of(savers, tmp_path, SlowestDisk())["files"] == {"epoch=3-step=12.ckpt": 3, "last.ckpt": 3}
+
+
+def test_a_callback_whose_arguments_are_not_known_waits_too(tmp_path: Path) -> None:
+    class Wraps(callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+        def file_exists(self, *given: Any) -> bool:
+            return bool(super().file_exists(*given))
+
+        @staticmethod
+        def _link_checkpoint(*given: Any) -> None:
+            assert Path(given[1]).exists()
+            callbacks.ModelCheckpoint._link_checkpoint(*given)
+
+    def savers(folder: Path) -> list[Any]:
+        return [Wraps(folder, save_last="link")]
+
+    assert run_of(savers, tmp_path, SlowestDisk())["files"] == {"epoch=3-step=12.ckpt": 3, "last.ckpt": 3}
+
+
+def test_what_is_linked_anew_is_not_removed_later(tmp_path: Path, plugin: Any, faults: tl.Faults) -> None:
+    saver = callbacks.ModelCheckpoint(tmp_path)
+    trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])
+    newer, last = tmp_path / "newer.ckpt", tmp_path / "last.ckpt"
+    last.symlink_to("older.ckpt")
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({"global_step": 4}, newer)
+    plugin.remove_checkpoint(last)
+    faults.release()
+    saver._link_checkpoint(trainer, str(newer), str(last))
+    plugin.teardown()
+    assert torch.load(last)["global_step"] == 4
+
+
+@pytest.mark.parametrize("method", ["file_exists", "_link_checkpoint"])
 @pytest.mark.filterwarnings("default")
 def test_without_the_known_lightning_saves_are_made_in_the_foreground(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks.ModelCheckpoint, "file_exists", staticmethod(lambda *given: False))
+    monkeypatch.setattr(callbacks.ModelCheckpoint, method, len)
+    tl.lightning._warn_of_foreground.cache_clear()
     plugin = tl.lightning.CheckpointIO(background=True)
     with pytest.warns(RuntimeWarning, match="background=True: this version of Lightning"):
         plugin.save_checkpoint({"x": torch.ones(3)}, tmp_path / "a.ckpt")

@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before ModelCheckpoint
     looks whether a name is taken it waits for the save that is under way, so that it chooses the names that
     it would choose without `background`. So do the loggers of Lightning that upload the file of each save,
-    such as WandbLogger(log_model="all"), before they do.
+    such as WandbLogger(log_model="all"), before they do. Before it links to a file (save_last="link") it
+    waits as well, and raises the error of the save: then the link stays as it is.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -139,9 +141,12 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         return dict(placed(state, device))
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
-        """Remove the file, or folder, if it is there: once the save that is under way is durable."""
+        """Remove the file, or folder, if it is there.
+
+        After a save in the background: when that is durable, and a link to the file leads to the new one.
+        """
         self._to_remove.append(absolute_path(_local(path)))  # removed later: maybe from another directory
-        if self._saving is None or self._saving.done():
+        if self._saving is None:
             self._settle()
 
     def teardown(self) -> None:
@@ -168,6 +173,12 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
     def _settle(self) -> None:
         """End the save that is under way, and do what had to wait for it."""
+        self._end_save()
+        while self._to_remove:
+            _remove(self._to_remove.pop(0))
+
+    def _end_save(self) -> None:
+        """Wait for the save that is under way, and raise its error; what is to be removed stays."""
         saving = self._saving
         if saving is not None:
             saving._join()  # after Ctrl-C the save goes on, and what has to wait for it still has to
@@ -175,17 +186,26 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
                 self._to_remove.clear()  # they are the newest ones that are whole
             self._saving = None
             saving.wait()
-        while self._to_remove:
-            _remove(self._to_remove.pop(0))
 
-    def _settle_unless_failed(self) -> None:
+    def _end_save_unless_failed(self) -> bool:
         """End the save that is under way; the error of one that failed is left to the next call."""
         saving = self._saving
         if saving is not None:
             saving._join()
             if saving._error is not None:
-                return
-        self._settle()
+                return False
+        self._end_save()
+        return True
+
+    def _remove_now(self, path: Any) -> None:
+        """Remove what is at `path` (None: anywhere) if that had to wait; what comes there later stays."""
+        if path is None:
+            self._settle()
+            return
+        name = absolute_path(path)
+        if name in self._to_remove:
+            self._to_remove = [known for known in self._to_remove if known != name]
+            _remove(name)
 
 
 # Plugins that may have a save under way; Lightning's callbacks and loggers do not know them.
@@ -199,21 +219,26 @@ _WATCHED = "_trunkline_waits"
 
 
 def _watch_model_checkpoint() -> bool:
-    """Have ModelCheckpoint.file_exists wait for saves in the background; False where it is not as known.
+    """Have ModelCheckpoint wait for saves in the background; False where it is not as known.
 
-    ModelCheckpoint gives a new name ("-v1") where a file is. While the file is still being written there is
-    none: two callbacks would choose one name, and each would replace or remove what the other saved.
+    file_exists: ModelCheckpoint gives a new name ("-v1") where a file is. While the file is still being
+    written there is none: two callbacks would choose one name, and each would replace or remove what the
+    other saved.
+
+    _link_checkpoint: if the save fails or the process dies, the link leads to a file that does not exist, and
+    ckpt_path="last" starts over.
     """
     for name in _MODEL_CHECKPOINTS:
         module = sys.modules.get(name)
         if module is None:
             continue  # nobody makes one
         base = getattr(module, "ModelCheckpoint", None)
-        if not inspect.isclass(base) or "file_exists" not in vars(base):
+        if not inspect.isclass(base) or not vars(base).keys() >= _OF_MODEL_CHECKPOINT:
             return False
         for known in _with_subclasses(base):
-            if "file_exists" in vars(known) and not _watch(known, "file_exists"):
-                return False
+            for method in vars(known).keys() & _OF_MODEL_CHECKPOINT:
+                if not _watch(known, method):
+                    return False
     return True
 
 
@@ -225,8 +250,8 @@ def _watch_loggers() -> None:
     for name in _LOGGERS:
         base = getattr(sys.modules.get(name), "Logger", None)
         for known in _with_subclasses(base) if inspect.isclass(base) else ():
-            if "_scan_and_log_checkpoints" in vars(known):
-                _watch(known, "_scan_and_log_checkpoints")
+            if _SCAN in vars(known):
+                _watch(known, _SCAN)
 
 
 def _with_subclasses(base: type) -> list[type]:
@@ -236,31 +261,80 @@ def _with_subclasses(base: type) -> list[type]:
     return classes
 
 
-def _watch(known: Any, name: str) -> bool:
+def _watch(known: Any, method: str) -> bool:
     """Have a method of a class wait for the saves in the background; False where it is not as known."""
-    original = vars(known)[name]
-    if not inspect.isfunction(original):
+    original = vars(known)[method]
+    is_static = isinstance(original, staticmethod)
+    function = original.__func__ if is_static else original
+    if not inspect.isfunction(function):
         return False
-    if getattr(original, _WATCHED, False):
+    if getattr(function, _WATCHED, False):
         return True
+    waiting = _WAITING[method](function)
+    setattr(waiting, _WATCHED, True)
+    setattr(known, method, staticmethod(waiting) if is_static else waiting)
+    return True
 
+
+def _waiting_file_exists(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def waiting(*args: Any, **kwargs: Any) -> Any:
         for plugin in list(_in_background):
-            plugin._settle_unless_failed()
+            if plugin._end_save_unless_failed():
+                plugin._remove_now(_argument(original, "filepath", args, kwargs))
         return original(*args, **kwargs)
 
-    setattr(waiting, _WATCHED, True)
-    setattr(known, name, waiting)
-    return True
+    return waiting
+
+
+def _waiting_link_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        plugins = list(_in_background)
+        for plugin in plugins:
+            plugin._end_save()
+            plugin._remove_now(_argument(original, "linkpath", args, kwargs))
+        result = original(*args, **kwargs)
+        for plugin in plugins:
+            plugin._settle()  # now: the link leads to the file before until it leads to the new one
+        return result
+
+    return waiting
+
+
+def _waiting_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        for plugin in list(_in_background):
+            plugin._end_save_unless_failed()
+        return original(*args, **kwargs)
+
+    return waiting
+
+
+def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """Return an argument of a call; None where the function does not know it by this name."""
+    try:
+        return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
+    except TypeError:
+        return None
+
+
+_SCAN = "_scan_and_log_checkpoints"  # of loggers
+_WAITING = {
+    "file_exists": _waiting_file_exists,
+    "_link_checkpoint": _waiting_link_checkpoint,
+    _SCAN: _waiting_scan,
+}
+_OF_MODEL_CHECKPOINT = _WAITING.keys() - {_SCAN}
 
 
 @functools.cache
 def _warn_of_foreground() -> None:
     warnings.warn(
-        "background=True: this version of Lightning has no ModelCheckpoint.file_exists as known, so that two "
-        "checkpoints could get the same name; each save waits until it is durable. "
-        "Use Lightning 2.6, or background=False",
+        "background=True: this version of Lightning has no ModelCheckpoint.file_exists and _link_checkpoint "
+        "as known, so that two checkpoints could get the same name, or a link lead nowhere; each save waits "
+        "until it is durable. Use Lightning 2.6, or background=False",
         RuntimeWarning,
         stacklevel=3,
     )
