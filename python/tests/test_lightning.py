@@ -617,6 +617,18 @@ def test_a_callback_whose_arguments_are_not_known_waits_too(tmp_path: Path) -> N
     assert run_of(savers, tmp_path, SlowestDisk())["files"] == {"epoch=3-step=12.ckpt": 3, "last.ckpt": 3}
 
 
+def test_what_is_saved_before_a_requeue_is_saved_before_the_requeue(tmp_path: Path) -> None:
+    """SLURM ends the job that Lightning requeues."""
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    plugin = tl.lightning.CheckpointIO(background=True)
+    for number in (1, 2):
+        path = Path(trainer._checkpoint_connector.hpc_save_path(tmp_path))
+        plugin.save_checkpoint({"global_step": number}, path)
+        assert path.name == f"hpc_ckpt_{number}.ckpt"
+        assert plugin._saving is None
+        assert torch.load(path) == {"global_step": number}
+
+
 def test_what_is_linked_anew_is_not_removed_later(tmp_path: Path, plugin: Any, faults: tl.Faults) -> None:
     saver = callbacks.ModelCheckpoint(tmp_path)
     trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])

@@ -11,6 +11,7 @@ Needs the package lightning (or, without that one, pytorch-lightning).
 import functools
 import inspect
 import os
+import re
 import sys
 import warnings
 import weakref
@@ -51,7 +52,8 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     looks whether a name is taken it waits for the save that is under way, so that it chooses the names that
     it would choose without `background`. So do the loggers of Lightning that upload the file of each save,
     such as WandbLogger(log_model="all"), before they do. Before it links to a file (save_last="link") it
-    waits as well, and raises the error of the save: then the link stays as it is.
+    waits as well, and raises the error of the save: then the link stays as it is. The checkpoint that
+    Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -96,7 +98,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         if Path(name).is_symlink():
             self._replace_link(state, absolute_path(name))
             return
-        if not self._background:
+        if not self._background or _is_of_requeue(name):
             save(state, name, durable=self._durable, engine=self._engine)
             return
         self._saving = save_async(
@@ -347,6 +349,11 @@ def _remove(name: str) -> None:
         shutil.rmtree(name)
     else:
         Path(name).unlink(missing_ok=True)
+
+
+def _is_of_requeue(name: str) -> bool:
+    """Whether Lightning saves this checkpoint when SLURM ends the job, which it requeues right afterwards."""
+    return re.fullmatch(r"hpc_ckpt_\d+\.ckpt", Path(name).name) is not None
 
 
 def _local(path: "str | os.PathLike[str]") -> str:
