@@ -272,6 +272,187 @@ def test_the_status_where_no_failure_is_left_to_report(tmp_path: Path, ending: s
     assert "trunkline: saving" not in done.stderr
 
 
+# When the handler that saves is registered: at the exit, handlers run in the opposite order.
+MOMENTS = {
+    "before the package is imported": """
+import atexit
+atexit.register(lambda: save())
+import torch, trunkline as tl
+{prepare}
+""",
+    "before saving is imported": """
+import atexit
+import torch, trunkline as tl
+atexit.register(lambda: save())
+{prepare}
+""",
+    "as an object is watched": """
+import weakref
+import torch, trunkline as tl
+class Watched: pass
+watched = Watched()
+weakref.finalize(watched, lambda: save())
+{prepare}
+""",
+    "with the package imported in it": """
+import atexit, torch
+def import_and_save():
+    global tl
+    import trunkline as tl
+    {prepare}
+    save()
+atexit.register(import_and_save)
+""",
+}
+WAYS = {
+    "tl.save": ("pass", 'tl.save(state(), "big.pt")'),
+    "tl.save_async": ("pass", 'tl.save_async(state(), "big.pt")'),
+    "Checkpointer": ("global c; c = tl.Checkpointer('run', process_group=False)", "c.save(7, state())"),
+    "Checkpointer, blocking": (
+        "global c; c = tl.Checkpointer('run', process_group=False)",
+        "c.save(7, state(), block=True)",
+    ),
+}
+
+
+def exit_with(directory: Path, moment: str, prepare: str, save: str) -> "subprocess.CompletedProcess[str]":
+    code = f"""
+def state():
+    return {{"x": torch.ones(3_000_000)}}
+def save():
+    {save}
+{MOMENTS[moment].format(prepare=prepare)}
+"""
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("moment", "way"),
+    [
+        *[("before the package is imported", way) for way in WAYS],
+        *[("before saving is imported", way) for way in ("tl.save_async", "Checkpointer")],
+        *[("as an object is watched", way) for way in ("Checkpointer", "Checkpointer, blocking")],
+        *[("with the package imported in it", way) for way in ("tl.save_async", "Checkpointer")],
+    ],
+)
+def test_what_exit_handlers_save(tmp_path: Path, moment: str, way: str) -> None:
+    done = exit_with(tmp_path, moment, *WAYS[way])
+    assert (done.returncode, done.stderr) == (0, "")
+    if way.startswith("Checkpointer"):
+        saved = tl.Checkpointer(tmp_path / "run", process_group=False).load(7)
+    else:
+        assert names(tmp_path) == {"big.pt"}
+        saved = tl.load(tmp_path / "big.pt")
+    assert torch.equal(saved["x"], torch.ones(3_000_000))
+
+
+def test_an_exit_handler_may_load(tmp_path: Path) -> None:
+    tl.save({"x": torch.ones(3)}, tmp_path / "small.pt")
+    moment = "before the package is imported"
+    done = exit_with(tmp_path, moment, "pass", 'print(tl.load("small.pt")["x"].tolist())')
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0, 1.0]\n", "")
+
+
+FAILING = """
+    faults = tl.Faults()
+    engine = tl.Engine("threads", faults=faults)
+    faults.fail("write", 0, 28, 1 << 40)
+"""
+
+
+@pytest.mark.parametrize("way", ["tl.save_async", "Checkpointer"])
+def test_a_save_that_fails_in_an_exit_handler(tmp_path: Path, way: str) -> None:
+    if way == "Checkpointer":
+        save = "tl.Checkpointer('run', process_group=False, engine=engine).save(7, state())"
+    else:
+        save = "tl.save_async(state(), 'big.pt', engine=engine)"
+    done = exit_with(tmp_path, "before the package is imported", "pass", FAILING + f"    {save}")
+    assert done.returncode == 1
+    assert "ENOSPC" in done.stderr.splitlines()[-1]
+    assert not [name for name in names(tmp_path) if "big.pt" in name or "manifest" in name or "tmp" in name]
+
+
+def test_ctrl_c_while_an_exit_handler_saves(tmp_path: Path) -> None:
+    tl.save({"x": torch.zeros(5)}, tmp_path / "big.pt")
+    save = """
+    import os, signal, threading
+    faults = tl.Faults()
+    engine = tl.Engine("threads", faults=faults)
+    faults.hold("write", 0, 1 << 40)
+    def interrupt_the_save():
+        turn = threading.Event()
+        while signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+            turn.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt_the_save, daemon=True).start()
+    tl.save_async(state(), "big.pt", engine=engine)
+"""
+    done = exit_with(tmp_path, "before the package is imported", "pass", save)
+    assert done.returncode == -signal.SIGINT
+    assert torch.equal(tl.load(tmp_path / "big.pt")["x"], torch.zeros(5))
+
+
+@pytest.mark.parametrize("save", WAYS)
+def test_a_thread_of_an_exit_handler_that_comes_too_late(tmp_path: Path, save: str) -> None:
+    prepare, call = WAYS[save]
+    in_thread = f"""
+    import threading
+    def report():
+        try:
+            {call}
+        except tl.Error as error:
+            print(error)
+    thread = threading.Thread(target=report)
+    thread.start()
+    thread.join()
+"""
+    done = exit_with(tmp_path, "before the package is imported", prepare, in_thread)
+    assert (done.returncode, done.stderr) == (0, "")
+    what = "step 7 to run" if "Checkpointer" in save else "big.pt"
+    assert done.stdout.startswith(f"cannot save {what} in this thread: the interpreter is exiting")
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("save", WAYS)
+def test_an_object_that_saves_when_the_interpreter_is_gone(tmp_path: Path, save: str) -> None:
+    prepare, call = WAYS[save]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            f"""
+import torch
+import trunkline as tl
+{prepare}
+tl.save, tl.save_async
+saved = {{"x": torch.ones(3)}}
+class Last:
+    def __del__(self, tl=tl, state=lambda saved=saved: saved, c=globals().get("c")):
+        {call}
+last = Last()
+""",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert re.search(
+        r"Error: cannot (save|use trunkline\.save).*: the interpreter is shutting down", done.stderr
+    )
+    assert names(tmp_path) == set()
+
+
 # Loading, and tl.dcp, start threads without what saves are made with.
 WITHOUT_SAVES = """
 import sys, threading

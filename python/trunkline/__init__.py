@@ -47,6 +47,7 @@ from trunkline._errors import FileNotFoundError as FileNotFoundError  # noqa: A0
 from trunkline._errors import IsADirectoryError as IsADirectoryError  # noqa: A004
 from trunkline._errors import NotADirectoryError as NotADirectoryError  # noqa: A004
 from trunkline._errors import PermissionError as PermissionError  # noqa: A004
+from trunkline._exit_hook import check_not_finalizing as _check_not_finalizing  # and registers the hook
 
 if TYPE_CHECKING:
     from trunkline import dcp as dcp
@@ -105,6 +106,8 @@ _LAZY_NAMES = {
 
 def __getattr__(name: str) -> Any:
     """Import what is there only once it is asked for."""
+    if name in _LAZY_MODULES or name in _LAZY_NAMES:
+        _check_not_finalizing(f"use trunkline.{name}")  # an import would raise an error that is hard to read
     import importlib
 
     if name in _LAZY_MODULES:

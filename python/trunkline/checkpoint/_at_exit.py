@@ -6,12 +6,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from trunkline import _core
+from trunkline import _core, _exit_hook
 from trunkline._errors import Cancelled
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class ExitWatch:
        that is joined waits for them, and says what it waits for.
     2. When exit handlers run all saves are over. Where something ended the joining early they are waited for.
        Then their errors are reported.
+    3. The same once more when the handlers that were registered since the package was imported have run.
+    4. What other handlers save is saved in the thread that calls (start_thread): nobody waits for others.
     """
 
     def __init__(self, unfinished: "dict[Flag, None]") -> None:
@@ -65,6 +67,7 @@ class ExitWatch:
     def register(self) -> None:
         """Have it called at the exit."""
         atexit.register(self._wait)
+        _exit_hook.call_at_exit(self._wait)
         # No public function is called before threads are joined; concurrent.futures uses this one, too.
         early = getattr(threading, "_register_atexit", None)
         if early is not None:
@@ -112,6 +115,22 @@ class ExitWatch:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_interrupt)
         return signal.getsignal(signal.SIGINT) == self._on_interrupt
+
+    @contextmanager
+    def interrupts_kill(self) -> Iterator[None]:
+        """Have Ctrl-C kill the process: its handler would only run when a call of the package returns.
+
+        Called in the main thread. A handler of the program's own stays.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler and before != self._on_interrupt:
+            yield
+            return
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         saves = self._under_way()

@@ -9,7 +9,9 @@ thread must not call threading.current_thread(), which does take one; so does Th
 import _thread
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
+from trunkline import _exit_hook
 from trunkline.checkpoint._at_exit import ExitWatch
 from trunkline.checkpoint._flag import Flag
 
@@ -22,14 +24,23 @@ exit_watch.register()
 os.register_at_fork(after_in_child=unfinished.clear)  # the threads are the parent's
 
 
-def start_thread(run: Callable[[], object], done: Flag | None = None) -> None:
+def start_thread(run: Callable[[], object], done: Flag | None = None) -> bool:
     """Run `run`, which must not raise, in a new thread. Raises RuntimeError when no thread can be had.
 
-    With `done` the interpreter does not exit before `run` has returned; then the flag is set.
+    With `done` the interpreter does not exit before `run` has returned; then the flag is set. Where the exit
+    waits for nothing any more, it runs in this thread, and has returned if this returns true.
     """
+    _exit_hook.check_threads_run("start a thread")
     if done is None:
         _thread.start_new_thread(run, ())
-        return
+        return False
+    if _exit_hook.has_passed():
+        with exit_watch.interrupts_kill() if _exit_hook.on_main_thread() else nullcontext():
+            try:
+                run()
+            finally:
+                done.set()
+        return True
 
     claim = Claim()
 
@@ -49,6 +60,7 @@ def start_thread(run: Callable[[], object], done: Flag | None = None) -> None:
         if claim.take():
             unfinished.pop(done, None)
         raise
+    return False
 
 
 class Claim:

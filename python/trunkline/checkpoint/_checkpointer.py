@@ -15,6 +15,7 @@ import torch
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine, GcPause
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
+from trunkline._exit_hook import check_threads_run
 from trunkline.checkpoint import _shards
 from trunkline.checkpoint._arguments import (
     bool_argument,
@@ -159,6 +160,7 @@ class Checkpointer:
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
         """
+        check_threads_run(f"save step {shown_step(step)} to {self._absolute}")
         self._turn.check(f"save step {shown_step(step)}", self._absolute)
         with self._turn.lock:
             self._turn.begin(f"save({shown_step(step)})")

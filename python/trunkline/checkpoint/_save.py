@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, Timeout
+from trunkline._exit_hook import check_threads_run, has_passed
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
 from trunkline.checkpoint._at_exit import end_by_failure, say
@@ -51,6 +52,7 @@ def save(
     working directory may change while it is written. An error of an earlier save_async whose handle was
     dropped is raised here, and nothing is saved. Thread-safe.
     """
+    check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
     check_engine(engine)
@@ -82,10 +84,13 @@ def save_async(
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
     an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
     Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
+    In exit handlers that were registered before the package was imported, this returns when the file is
+    saved, or raises the error, and the exit status is 1.
 
     Raises what save() raises for its arguments and for `obj`, and ValueError for `staging_bytes`; errors of
     the filesystem come from the handle.
     """
+    check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
     check_staging_bytes(staging_bytes)
@@ -201,7 +206,10 @@ class SaveHandle:
             self._started = True
             self._job = job
             _under_way[self] = None
-            start_thread(self._run, Flag())
+            has_run_here = start_thread(self._run, Flag())
+            if has_run_here and self._error is not None:
+                end_by_failure()
+                raise self._error
             exit_watch.keep()
         except BaseException as error:
             if self._claim.take():
@@ -211,6 +219,8 @@ class SaveHandle:
                 self._end()
             else:
                 self.cancel()
+                if has_passed():  # it ran in this thread, and a signal handler may have ended it anywhere
+                    self._end()
                 self._join()
             self._observed = True
             raise

@@ -1,0 +1,66 @@
+"""A call at the exit of the interpreter, right before the exit handler of trunkline._core.
+
+Exit handlers run in the opposite order of their registration. What saves is imported at its first use: maybe
+after the program has registered handlers that save, maybe in one of them, where nothing can be registered any
+more. So this handler is registered when the package is imported. Handlers registered before that come later:
+by then threads other than the main one are held back in calls of the package (register_shutdown.cpp).
+"""
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable
+
+from trunkline import _core as _core  # registers its handler first
+from trunkline._errors import Error
+
+_calls: list[Callable[[], object]] = []
+_has_run = False
+# Imported by an exit handler: neither handler runs.
+_is_too_late = bool(getattr(threading, "_SHUTTING_DOWN", False))
+
+
+def call_at_exit(call: Callable[[], object]) -> None:
+    """Have `call` called. has_passed() is true from then on."""
+    _calls.append(call)
+
+
+def has_passed() -> bool:
+    """Whether the calls are made, or have been, or will not be made."""
+    return _has_run or _is_too_late
+
+
+def on_main_thread() -> bool:
+    """Whether this is the thread that runs exit handlers. Takes no lock, which current_thread() does."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def check_not_finalizing(what: str) -> None:
+    """Raise Error that names `what` if all exit handlers have run: nothing can be imported any more."""
+    if sys.is_finalizing():
+        raise Error(
+            None,
+            f"cannot {what}: the interpreter is shutting down, and its exit handlers are over; do it before "
+            "the program ends or in a handler of atexit, not in __del__",
+        )
+
+
+def check_threads_run(what: str) -> None:
+    """Raise Error that names `what` where threads are not run any more, this one or others."""
+    check_not_finalizing(what)
+    if _has_run and not on_main_thread():
+        raise Error(
+            None,
+            f"cannot {what} in this thread: the interpreter is exiting, and only its main thread goes on; "
+            "let the program wait for this thread (Thread.join) before it ends",
+        )
+
+
+def _run() -> None:
+    global _has_run
+    _has_run = True
+    for call in _calls:
+        call()
+
+
+atexit.register(_run)
