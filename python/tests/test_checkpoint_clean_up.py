@@ -1,11 +1,13 @@
 """What a save cannot remove once its checkpoint is durable is told, and does not make it fail."""
 
 import errno
+import io
 import linecache
 import re
+import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -13,6 +15,18 @@ import torch
 import trunkline as tl
 
 STATE = {"x": torch.arange(10)}
+
+
+def show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Do as warnings.showwarning, which pytest replaces."""
+    print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr)
 
 
 class FailingStore:
@@ -84,6 +98,34 @@ def test_warnings_as_errors_fail_no_opening(tmp_path: Path, capfd: pytest.Captur
         opened = tl.Checkpointer(directory, process_group=False)
     assert f"RuntimeWarning: while cleaning up {directory}: " in capfd.readouterr().err
     assert torch.equal(opened.load()["x"], STATE["x"])
+
+
+@pytest.mark.parametrize("obstacle", ["closed", "none", "showwarning", "both"])
+def test_warnings_that_cannot_be_shown_fail_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], obstacle: str
+) -> None:
+    tl.Checkpointer(tmp_path, keep=1, process_group=False).save(1, STATE, block=True)
+    checkpointer = tl.Checkpointer(tmp_path, keep=1, process_group=False)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("injected")
+
+    closed = io.StringIO()
+    closed.close()
+    with warnings.catch_warnings():  # not those of pytest, which shows none
+        warnings.simplefilter("error" if obstacle == "none" else "always")
+        monkeypatch.setattr(warnings, "showwarning", fail if obstacle in ("showwarning", "both") else show)
+        if obstacle in ("closed", "both"):
+            monkeypatch.setattr(sys, "stderr", closed)
+        if obstacle == "none":
+            monkeypatch.setattr(sys, "stderr", None)
+        checkpointer.save(2, STATE, block=True)  # step 1 stays, which is told
+        monkeypatch.undo()
+    assert checkpointer.steps() == [1, 2]
+    assert checkpointer.latest() == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert (f"RuntimeWarning: {tmp_path} keeps step 1" in err) == (obstacle == "showwarning")
 
 
 def test_an_interrupt_ends_the_save_and_unlocks_the_directory(tmp_path: Path) -> None:

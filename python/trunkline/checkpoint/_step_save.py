@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -82,8 +83,10 @@ def warn_without_failing(text: str, caller: Caller) -> None:
     """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
     try:
         caller.warn(text)
-    except RuntimeWarning:  # a filter makes exceptions of warnings
-        print(f"RuntimeWarning: {text}", file=sys.stderr)
+    except Exception:  # a filter makes exceptions of warnings; nobody can be told; showwarning() fails
+        if sys.stderr is not None:  # else print would take stdout
+            with suppress(Exception):
+                print(f"RuntimeWarning: {text}", file=sys.stderr)
 
 
 def patiently(change: Callable[[], T]) -> T:
