@@ -199,6 +199,32 @@ def test_an_exit_that_takes_long_says_what_it_waits_for(tmp_path: Path, way: str
         assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
 
 
+@pytest.mark.parametrize("count", [3, 100])
+def test_an_exit_that_waits_for_many_saves_names_the_first(tmp_path: Path, count: int) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        faults.hold("write", 0, 1 << 40)
+        for number in range({count}):
+            tl.save_async({{"x": torch.ones(10)}}, f"{{number}}.pt", engine=engine)
+        class Stderr:
+            def write(self, text):
+                sys.__stderr__.write(text)
+                if "finishing" in text:
+                    faults.release()
+            def flush(self):
+                sys.__stderr__.flush()
+        sys.stderr = Stderr()
+        """,
+    )
+    assert done.returncode == 0
+    named = " and of ".join(rf"{number}\.pt( \([0-9.]+ of [0-9.]+ MB written\))?" for number in range(3))
+    more = " and 97 more" if count == 100 else ""
+    line = rf"trunkline: finishing the save of {named}{more}; Ctrl-C abandons them\n"
+    assert re.fullmatch(line, done.stderr), done.stderr
+    assert names(tmp_path) == {f"{number}.pt" for number in range(count)}
+
+
 def test_after_ctrl_c_in_wait_the_save_is_finished(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trunkline.checkpoint._save import SaveHandle
 
 _PATIENCE_SECONDS = 1.0  # after that it is said what the exit waits for
+_NAMED = 3  # saves in that message
 
 
 def say(text: str) -> None:
@@ -162,10 +163,12 @@ def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     for save in saves:
         save._done.wait(deadline - time.monotonic())
-    left = [_progress_of(save) for save in saves if not save.done()]
+    left = [save for save in saves if not save.done()]
     if left:
         hint = f"; Ctrl-C abandons {'it' if len(left) == 1 else 'them'}" if can_abandon else ""
-        say(f"finishing the save of {' and of '.join(left)}{hint}")
+        names = " and of ".join(_progress_of(save) for save in left[:_NAMED])
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        say(f"finishing the save of {names}{more}{hint}")
 
 
 def _progress_of(save: "SaveHandle") -> str:
