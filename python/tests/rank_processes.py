@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import trunkline as tl
+from trunkline import _core
 from trunkline.checkpoint._attempts import Attempts
 from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._ranks import Exchange, Exchanges, GroupRanks
@@ -205,6 +206,15 @@ class Rank:
         made = self.checkpointers[""]
         made._place.store = _Replaced(made._place.store, directory, step, times)
 
+    def saved_before_looking(self, directory: str, step: int) -> None:
+        """Let another job save before this rank looks for its last checkpoint."""
+        made = self.checkpointers[""]
+        made._place.store = _Extended(made._place.store, directory, step)
+
+    def look_into(self, directory: str) -> None:
+        """Find other checkpoints than the other ranks, as where the directory is not mounted."""
+        self.checkpointers[""]._place.store = _core.CheckpointStore(directory)
+
     def verify_while_removed(self, directory: str, step: int) -> None:
         """Verify the last checkpoint, which another job removes before its manifest is opened."""
         made = self.checkpointers[""]
@@ -286,6 +296,24 @@ class _Replaced:
             other.load()
             other.save(self._step, make_state(seed, 1), block=True)
         return self._store.open_manifest(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _Extended:
+    """A store into which another job saves once before it is asked for the last step."""
+
+    def __init__(self, store: Any, directory: str, step: int) -> None:
+        self._store, self._directory, self._step = store, directory, step
+
+    def latest(self) -> Any:
+        other = tl.Checkpointer(self._directory, process_group=False)
+        if self._step not in other.steps():
+            if other.latest() is not None:
+                other.load()
+            other.save(self._step, make_state(self._step, 1), block=True)
+        return self._store.latest()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -41,6 +42,13 @@ def directory(tmp_path: Path) -> Path:
 def save_alone(directory: Path, step: int, seed: int, **options: Any) -> None:
     """A checkpoint that is there before."""
     tl.Checkpointer(directory, process_group=False, **options).save(step, make_state(seed), block=True)
+
+
+def save_alone_again(directory: Path, step: int, seed: int) -> None:
+    """Another job that goes on from what is there."""
+    other = tl.Checkpointer(directory, process_group=False, keep=None)
+    other.load()
+    other.save(step, make_state(seed), block=True)
 
 
 def assert_only(directory: Path, seeds: dict[int, int], volumes: Any = ()) -> None:
@@ -230,6 +238,39 @@ def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, direct
     failed = crew.failures("latest_loaded")
     assert_named(failed, odd, 3)
     assert all("another process saves into the directory" in error.message for error in failed.values())
+
+
+@pytest.mark.parametrize("there", ["nothing", "an older copy"])
+def test_rank_0_that_finds_fewer_checkpoints_than_others(
+    crew: RankProcesses, directory: Path, tmp_path: Path, there: str
+) -> None:
+    """As where its machine has not mounted the directory: the others do not follow it back in time."""
+    save_alone(directory, 1, 1)
+    elsewhere = tmp_path / "elsewhere"
+    if there == "an older copy":
+        shutil.copytree(directory, elsewhere)
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    save_alone_again(directory, 2, 2)
+    crew.one(0, "look_into", str(elsewhere))
+    failed = crew.failures("latest_loaded")
+    assert_named(failed, 1, 3)
+    finds = "no checkpoint" if there == "nothing" else "step 1 as the last one"
+    assert all(f"rank 1 finds step 2, and rank 0 {finds}" in error.message for error in failed.values())
+    assert {error.kind for error in failed.values()} == {"RankError"}  # nobody starts over on that
+    crew.one(0, "look_into", str(directory))
+    assert crew.all("latest_loaded") == [2] * 3
+
+
+@pytest.mark.parametrize("first", [0, None])
+def test_a_step_that_is_saved_once_rank_0_has_looked(
+    crew: RankProcesses, directory: Path, first: int | None
+) -> None:
+    """It decides again, since a rank has found the new one."""
+    if first is not None:
+        save_alone(directory, first, first)
+    crew.all("open", str(directory), timeout=LONG)
+    crew.one(1, "saved_before_looking", str(directory), 100)
+    assert crew.all("latest_loaded") == [100] * 3
 
 
 def test_a_step_that_is_removed_while_one_rank_verifies(crew: RankProcesses, directory: Path) -> None:

@@ -294,6 +294,21 @@ class Checkpointer:
             "machine of that rank. Let no other process save, and load again on all ranks",
         )
 
+    def _newer_than(self, step: int | None, commit: int) -> str | None:
+        """Return why the last checkpoint of rank 0 (None: it finds none) is not the last that is there."""
+        while (newest := self.latest()) not in (None, step):
+            assert newest is not None
+            with suppress(FileNotFoundError):  # another process removes it: there is a later one, or none
+                if self._place.store.open_manifest(newest).commit <= commit:
+                    return None
+                theirs = "no checkpoint" if step is None else f"step {step} as the last one"
+                return (
+                    f"{self.directory}: rank {self._ranks.rank} finds step {newest}, and rank 0 {theirs}; "
+                    "see that the directory is mounted on the machine of rank 0 and is the same one on all, "
+                    "and that no other process saves into it meanwhile, then load again on all ranks"
+                )
+        return None
+
     def _open_same(self) -> tuple[int | None, Any, Any]:
         """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
         for attempt in range(_MOST_AGREEMENTS):
@@ -306,24 +321,28 @@ class Checkpointer:
                     with suppress(FileNotFoundError):
                         manifest = self._open_manifest(step)
                         opened[:] = step, position, manifest
-                        return {"step": step, "identity": _shards.identity(manifest)}
+                        return {
+                            "step": step,
+                            "identity": _shards.identity(manifest),
+                            "commit": manifest.commit,
+                        }
                 opened[:] = None, None, None
-                return {"step": None, "identity": ""}
+                return {"step": None, "identity": "", "commit": -1}
 
             def check(decided: dict[str, Any], opened: list[Any] = opened) -> str | None:
                 step = decided["step"]
                 opened[:] = step, None, None
                 if step is None:
-                    return None
+                    return self._newer_than(None, decided["commit"])
                 position = self._place.store.position()
                 try:
                     manifest = self._open_manifest(step)
                 except FileNotFoundError:
                     return str(self._not_there(self._ranks.rank, step))
                 opened[:] = step, position, manifest
-                if _shards.identity(manifest) == decided["identity"]:
-                    return None
-                return str(self._not_the_same(self._ranks.rank, step))
+                if _shards.identity(manifest) != decided["identity"]:
+                    return str(self._not_the_same(self._ranks.rank, step))
+                return self._newer_than(step, decided["commit"])
 
             differs = self._agree(decide, check=check)
             if differs is None:
