@@ -292,16 +292,39 @@ def test_ranks_that_loaded_different_checkpoints_save_no_mixture(
         assert crew.one(rank, "loads", {"seed": step}, step)
     failed = crew.failures("save", 3, {"seed": 3}, block=True)
     assert_named(failed, 1, 3)
-    assert "rank 1 has loaded step 2, and rank 0 step 1" in failed[1].message
+    assert "rank 1 has loaded step 2 last, and rank 0 step 1" in failed[1].message
     assert crew.all("latest_loaded") == [2] * 3
     crew.all("save", 3, {"seed": 3}, block=True)
-    # From here on others may look at old ones by themselves, and rank 0 alone may load what it broadcasts.
+    # From here on rank 0 alone may load what it broadcasts.
     assert crew.one(0, "loads", {"seed": 3}, 3)
     crew.all("save", 4, {"seed": 4}, block=True)
-    assert crew.all("latest_loaded") == [4] * 3
-    assert crew.one(1, "loads", {"seed": 3}, 3)
-    crew.all("save", 5, {"seed": 5}, block=True)
-    assert_only(directory, {3: 3, 4: 4, 5: 5})
+    assert_only(directory, {2: 2, 3: 3, 4: 4})
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_loads_another_checkpoint_after_all_loaded_one(
+    crew: RankProcesses, directory: Path, odd: int
+) -> None:
+    """What counts is what each has loaded last."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    save_alone_again(directory, 2, 2)
+    assert crew.all("latest_loaded") == [2] * 3
+    assert crew.one(odd, "loads", {"seed": 1}, 1)
+    failed = crew.failures("save", 3, {"seed": 3}, block=True)
+    assert_named(failed, 0, 3)
+    ours, theirs = (1, 2) if odd == 1 else (2, 1)
+    for error in failed.values():
+        assert f" has loaded step {ours} last, and rank 0 step {theirs}" in error.message
+        assert "Checkpointer(..., process_group=False)" in error.message
+    assert crew.one(odd, "loads", {"seed": 2}, 2)  # as the others
+    crew.all("save", 3, {"seed": 3}, block=True)
+    assert crew.all("latest_loaded") == [3] * 3
+    assert crew.one(odd, "loads", {"seed": 1}, 1)
+    assert len(crew.failures("save", 4, {"seed": 4}, block=True)) == 3
+    assert crew.all("latest_loaded") == [3] * 3
+    crew.all("save", 4, {"seed": 4}, block=True)
+    assert_only(directory, {1: 1, 2: 2, 3: 3, 4: 4})
 
 
 def test_ranks_that_loaded_the_same_step_of_different_saves(crew: RankProcesses, directory: Path) -> None:

@@ -243,7 +243,7 @@ class Checkpointer:
                 store.continue_from(position)
                 self._continues = True
                 if self._ranks.size > 1:
-                    self._place.loaded[_shards.identity(manifest)] = chosen
+                    self._place.loaded = _shards.identity(manifest), chosen
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
@@ -552,7 +552,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._place.store.start_over(self._fresh)
         self._continues = False
-        self._place.loaded.clear()
+        self._place.loaded = None
 
     def _last_save(self) -> SaveHandle | None:
         """Return the save that was started last, which may be over; None where there is none to wait for."""

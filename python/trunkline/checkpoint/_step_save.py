@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trunkline import _core
@@ -48,8 +48,8 @@ class Place:
     keep: int | None
     staging_bytes: "int | str | None"
     engine: Engine | None
-    # Identities and steps of what this rank has loaded since a save in which all took part.
-    loaded: dict[str, int] = field(default_factory=dict)
+    # Identity and step of what this rank has loaded last since a save in which all took part.
+    loaded: tuple[str, int] | None = None
     collectives_before: int = 0
 
     def rebase(self) -> None:
@@ -138,7 +138,7 @@ class StepSave:
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
         self._collectives = None if exchange is None else place.collectives()
-        self._loaded = dict(place.loaded)
+        self._loaded = place.loaded
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
         self._placed: dict[int, list[_shards.Placed]] = {}
@@ -210,8 +210,8 @@ class StepSave:
         if exchange is not None:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
-        for identity in self._loaded:  # what comes next goes on from this save
-            self._place.loaded.pop(identity, None)
+        if self._place.loaded is self._loaded:  # what comes next goes on from this save
+            self._place.loaded = None
         if self._place.ranks.rank == 0:
             self._clean_up()
 
@@ -371,14 +371,14 @@ class StepSave:
                 "ranks counts anew",
             )
         loaded = self._placement["loaded"]
-        if loaded and self._loaded and not loaded.keys() & self._loaded.keys():
-            ours, theirs = next(reversed(self._loaded.values())), next(reversed(loaded.values()))
+        if loaded and self._loaded and loaded[0] != self._loaded[0]:
+            ours, theirs = self._loaded[1], loaded[1]
             other_one = f"step {theirs}" if theirs != ours else "another checkpoint of that step"
             raise rank_error(
                 rank,
-                f"rank {rank} has loaded step {ours}, and rank 0 {other_one}: what they save would be a "
-                "mixture of both. Load the same one on all ranks: load() without a step sees to it, unless "
-                "the directory is not the same on all machines",
+                f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
+                "mixture of both. Call load() without a step on all ranks, then save; to look at another "
+                "checkpoint on one rank, use another Checkpointer(..., process_group=False)",
             )
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
