@@ -130,6 +130,23 @@ class Rank:
             Exchange.meet, SaveHandle.wait = meet, wait  # type: ignore[method-assign]
         return False
 
+    def save_until_it_looks(self, step: int, state: Any) -> None:
+        """Begin to save in the background; return once that has looked for other ranks twice."""
+        attempts = self.checkpointers[""]._ranks._exchanges.attempts  # type: ignore[attr-defined]
+        pending, looks, looked = attempts.pending, itertools.count(), threading.Event()
+
+        def watched(rank: int) -> Any:
+            if next(looks) > 0:
+                looked.set()
+            return pending(rank)
+
+        attempts.pending = watched
+        try:
+            self.save(step, state)
+            assert looked.wait(REPLY_SECONDS)
+        finally:
+            attempts.pending = pending
+
     def save_object(self, step: int) -> None:
         self.checkpointers[""].save(step, {"object": object()})
 

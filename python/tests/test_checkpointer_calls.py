@@ -157,6 +157,42 @@ def test_a_call_that_all_make_after_one_made_it_alone(
 
 
 @pytest.mark.parametrize("odd", [0, 1])
+def test_a_save_that_failed_on_one_rank_before_a_collective(
+    crew: RankProcesses, directory: Path, odd: int
+) -> None:
+    """Its failure is over: the others wait for the next attempt, though they come to that first."""
+    opened(crew, directory, LONG)
+    others = [rank for rank in range(crew.size) if rank != odd]
+    begun = time.monotonic()
+    for _ in range(2):
+        assert len(crew.failures("save_object", 2, ranks=[odd])) == 1
+        assert crew.all("collective") == [crew.size] * crew.size
+        for rank in others:
+            # Others than rank 0 have met that one before they look.
+            crew.one(rank, "save_until_it_looks" if 0 in (odd, rank) else "save", *SAVE[1:])
+        tell(crew, odd, SAVE)
+        assert crew.collect([odd]) == {}
+        assert crew.failures("wait", ranks=others) == {}
+    assert time.monotonic() - begun < LONG / 2
+    works_again(crew)
+
+
+def test_a_load_that_all_make_after_some_were_in_other_calls(four: RankProcesses, directory: Path) -> None:
+    """What ranks have not heard of by then is over."""
+    opened(four, directory, LONG)
+    tell(four, 0, ("latest_loaded",))
+    tell(four, 1, ("save", 9, {"seed": 9}))
+    assert len(four.collect([0, 1])) == 2
+    assert four.all("collective") == [4] * 4
+    begun = time.monotonic()
+    for rank in (3, 2, 1, 0):
+        tell(four, rank, ("latest_loaded",))
+    assert four.collect(range(4)) == {}
+    assert time.monotonic() - begun < LONG / 2
+    works_again(four)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
 def test_a_step_that_is_tried_again_after_different_calls(
     crew: RankProcesses, directory: Path, odd: int
 ) -> None:

@@ -17,7 +17,7 @@ from support_threads import await_saves
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 import trunkline as tl
-from trunkline.checkpoint import _ranks
+from trunkline.checkpoint import _meeting, _ranks
 from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._outcomes import give_up, heard, join, together
 from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
@@ -196,6 +196,98 @@ def test_a_call_that_fails_as_it_begins(
         together(other, lambda: join(other) if odd == 0 else other.meet())
     with ranks[0].begin("load()") as here, ranks[1].begin("load()") as there:
         met(here, there)
+
+
+def fail_alone(each: Exchanges, call: str, collectives: int | None) -> None:
+    """Make a call that fails before another rank comes to it."""
+
+    def fail() -> None:
+        raise OSError(5, "injected")
+
+    with pytest.raises(OSError, match="injected"):
+        together(each.begin(call, collectives), fail)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exchanges], None]:
+    """What waits until a rank has looked at the calls of another."""
+
+    def await_looks(each: Exchanges) -> None:
+        pending, begun, looked = each.attempts.pending, threading.Event(), threading.Event()
+
+        def watched(rank: int) -> Any:
+            if begun.is_set():
+                looked.set()
+            found = pending(rank)
+            begun.set()  # a second look: what the first has found was not the end
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(each.attempts, "pending", watched)
+            assert looked.wait(LONG)
+
+    return await_looks
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("how", ["another call", "one of the same point", "one of an earlier point"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_call_that_one_rank_made_alone_and_all_make_again(
+    monkeypatch: pytest.MonkeyPatch,
+    looks: Callable[[Exchanges], None],
+    odd: int,
+    how: str,
+    counts: bool,
+) -> None:
+    """The others wait for the next attempt, also when they came before it."""
+    is_over = how == "one of an earlier point" and counts  # no time is needed to see that
+    monkeypatch.setattr(_meeting, "_GRACE_SECONDS", 0.0 if is_over else LONG)
+    store = HashStore()
+    ranks = make_ranks(lambda: store, 2, 8 * LONG)
+    for number in range(3):
+        call = "load()" if how == "another call" else "save(2)"
+        point = 10 * number + (5 if how == "one of an earlier point" else 6)
+        fail_alone(ranks[odd], call, point if counts else None)
+        now = 10 * number + 6 if counts else None
+        other = ranks[1 - odd].begin("save(2)", now)
+        with other, ThreadPoolExecutor(1) as pool:
+            meeting = pool.submit(other.meet)
+            looks(ranks[1 - odd])
+            assert not meeting.done()
+            with ranks[odd].begin("save(2)", now) as again:
+                assert again.meet() is None
+                assert meeting.result(LONG) is None
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("point", [5, 6, None])
+def test_a_call_that_one_rank_made_alone_and_does_not_make_again(
+    monkeypatch: pytest.MonkeyPatch, odd: int, point: int | None
+) -> None:
+    """The others do not wait for ever."""
+    monkeypatch.setattr(_meeting, "_GRACE_SECONDS", 0.1)
+    store = HashStore()
+    is_over = point == 5
+    ranks = make_ranks(lambda: store, 2, TIMEOUT if is_over else LONG)
+    fail_alone(ranks[odd], "save(2)", point)
+    other = ranks[1 - odd].begin("save(2)", 6)
+    why = f"rank {odd} .*not come to save" if is_over else f"rank {odd}.*injected"
+    with pytest.raises(RankError, match=why):
+        together(other, lambda: join(other) if odd == 0 else other.meet())
+
+
+def test_a_rank_that_comes_to_a_call_of_an_earlier_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not late for what rank 0 gave up there: it is in another call."""
+    store = HashStore()
+    ranks = make_ranks(lambda: store, 2)
+    fail_alone(ranks[0], "save(2)", 5)
+    zero, one = ranks[0].begin("load()", 6), ranks[1].begin("save(2)", 6)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(together, one, lambda: join(one))
+        with pytest.raises(RankError, match=r"rank 1 calls save\(2\) while rank 0 calls load"):
+            together(zero, zero.meet)
+        with pytest.raises(RankError, match=r"rank 0 calls load\(\) while rank 1 calls save"):
+            joining.result(LONG)
 
 
 def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:

@@ -21,7 +21,8 @@ class Attempt:
     """One call of one rank. number: 0 until it is begun.
 
     failure: why it failed, if that is news to ranks that have not met this one in it. other: what the rank
-    that made a different call was in.
+    that made a different call was in. collectives: how many collective operations this rank had begun before
+    it; None where nobody counts.
     """
 
     number: int
@@ -29,6 +30,11 @@ class Attempt:
     over: bool = False
     failure: dict[str, Any] | None = None
     other: str | None = None
+    collectives: int | None = None
+
+    def is_before(self, collectives: int | None) -> bool:
+        """Whether a rank that has begun so many collective operations is further on than this call."""
+        return self.collectives is not None and collectives is not None and self.collectives < collectives
 
 
 class Attempts:

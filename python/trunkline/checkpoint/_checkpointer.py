@@ -477,7 +477,7 @@ class Checkpointer:
 
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: the others hear of it.
-        exchange = self._ranks.exchange(f"save({shown_step(step)})")
+        exchange = self._ranks.exchange(f"save({shown_step(step)})", self._place.collectives())
         before = self._last
         try:
             if exchange is not None:
@@ -627,7 +627,7 @@ class Checkpointer:
     def _agree_together(
         self, decide: Callable[[], Any], call: str, check: Callable[[Any], str | None] | None
     ) -> Any:
-        exchange = self._ranks.exchange(call)
+        exchange = self._ranks.exchange(call, self._place.collectives())
         if exchange is None:
             return decide()
         but = "nothing was loaded" if call == "load()" else f"{call} failed"

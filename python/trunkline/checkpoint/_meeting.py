@@ -4,6 +4,10 @@ Rank 0 looks at the calls of every other rank, and answers the one that it takes
 of its exchange; or with an error, where that is a different call. Calls are matched by what is called and by
 the order of each rank, never by how many a rank has made, so that ranks which have skipped a call meet in the
 next one. A call that nobody came to within the timeout is forgotten: all ranks may then try it again.
+
+So may they where one has failed before the others came. That failure is over for a rank that has begun more
+collective operations since. Where both have begun as many, the rank that failed has a moment to try again,
+before its failure counts as that of this call.
 """
 
 import time
@@ -17,7 +21,7 @@ from trunkline.checkpoint._rank_store import RankError, rank_error
 _POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks
 _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting
 _KEPT = 16  # failures, of each rank
-# How long a failure in a different call counts as left over from before: the rank may be about to go on.
+# How long a failure may be left over from before: the rank may be about to go on, or to try again.
 _GRACE_SECONDS = 1.0
 _ALIKE = "all ranks must make the same calls in the same order (is one inside `if rank == 0:`?)"
 _INTACT = "The checkpoints that were there before are intact"
@@ -43,19 +47,20 @@ class Failures:
 
     def __init__(self, size: int) -> None:
         """None so far."""
-        self._of_rank: list[dict[str, dict[str, Any]]] = [{} for _ in range(size)]
+        self._of_rank: list[dict[str, tuple[Attempt, dict[str, Any]]]] = [{} for _ in range(size)]
 
-    def add(self, ranks: list[int], call: str, failure: dict[str, Any]) -> None:
+    def add(self, ranks: list[int], attempt: Attempt, failure: dict[str, Any]) -> None:
         """Note one that these ranks have not come to."""
         for rank in ranks:
             of_rank = self._of_rank[rank]
-            of_rank[call] = failure
+            of_rank[attempt.call] = attempt, failure
             if len(of_rank) > _KEPT:
                 del of_rank[next(iter(of_rank))]
 
-    def take(self, rank: int, call: str) -> dict[str, Any] | None:
+    def take(self, rank: int, attempt: Attempt) -> dict[str, Any] | None:
         """Return what became of the call that a rank has come to now."""
-        return self._of_rank[rank].pop(call, None)
+        ours, failure = self._of_rank[rank].pop(attempt.call, (None, None))
+        return None if ours is None or ours.is_before(attempt.collectives) else failure
 
     def clear(self, rank: int) -> None:
         """Forget those that a rank has not come to: it is where rank 0 is."""
@@ -108,7 +113,7 @@ class Meeting:
 
     def _admit(self, rank: int, waiting: dict[int, float]) -> bool:
         """Rank 0: whether a rank has come. Raises RankError where it failed, or is in another call."""
-        pending = self._attempts.pending(rank)
+        pending = self._pending(rank)
         same = [each for each in pending if each.call == self._call]
         current = next((each for each in same if not each.over), None)
         different = next((each for each in pending if not each.over and each is not current), None)
@@ -120,6 +125,8 @@ class Meeting:
             self.met[rank] = current.number
             return True
         if same and same[-1].failure is not None:
+            if different is None and not self._is_due(waiting[rank]):
+                return False  # it may try again
             self._consume(rank, same[-1])
             raise _failed(rank, same[-1].failure)
         if different is None:
@@ -133,7 +140,7 @@ class Meeting:
             raise rank_error(
                 rank, f"rank {rank} gave up {self._call} before rank 0 came to it, and calls {different.call}"
             )
-        missed = self._failures.take(rank, different.call)
+        missed = self._failures.take(rank, different)
         if missed is not None:  # it is late, and comes to this call next
             why = f"rank 0 gave up {different.call} before rank {rank} came to it: {missed['error']}"
             answer = {"failure": {**missed, "error": why, "rank": 0}, "number": self._attempt.number - 1}
@@ -146,6 +153,12 @@ class Meeting:
             self._reject(rank, different)
             self._consume(rank, different)
         raise rank_error(rank, _differs(rank, different.call, 0, self._call))
+
+    def _pending(self, rank: int) -> list[Attempt]:
+        """Return the calls of a rank that may be counterparts of this one."""
+        before = self._attempt.collectives
+        pending = self._attempts.pending(rank)
+        return [each for each in pending if not (each.over and each.is_before(before))]
 
     def _is_due(self, since: float) -> bool:
         return time.monotonic() - since > min(_GRACE_SECONDS, self._timeout / 4)
@@ -203,7 +216,8 @@ class Meeting:
             if now - looked > look_seconds:
                 looked = now
                 found = self._counterpart(begun)
-                if found is not None and found.over and found.failure is not None:
+                failed = found is not None and found.over and found.failure is not None
+                if found is not None and failed and self._is_due(begun):  # until then it may try again
                     answer = self._attempts.take_answer(self._attempt.number)  # it came in between
                     if answer is not None:
                         return self._follow(answer)
@@ -230,7 +244,7 @@ class Meeting:
 
     def _counterpart(self, begun: float) -> Attempt | None:
         """Find the call of rank 0 that is this one: the last, where it has tried several times."""
-        pending = self._attempts.pending(0)
+        pending = self._pending(0)
         for each in reversed(pending):
             if each.call == self._call or (each.over and each.other == self._call):
                 return each

@@ -40,8 +40,11 @@ class Ranks:
     size = 1
     nodes: tuple[int, ...] = (0,)  # of each rank: which machine it is on, counted from 0
 
-    def exchange(self, call: str) -> "Exchange | None":
-        """Begin the exchange of a call, as "save(5)"; None where there is nobody to talk to."""
+    def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
+        """Begin the exchange of a call, as "save(5)"; None where there is nobody to talk to.
+
+        `collectives`: how many collective operations this rank has begun, counted alike on all ranks.
+        """
         return None
 
     def collectives(self) -> int | None:
@@ -102,9 +105,9 @@ class GroupRanks(Ranks):
             PrefixStore(f"trunkline/{every[0][0]}", store), self.rank, self.size, timeout, default
         )
 
-    def exchange(self, call: str) -> "Exchange | None":
+    def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
         """Begin the exchange of a call, as "save(5)"."""
-        return None if self.size == 1 else self._exchanges.begin(call)
+        return None if self.size == 1 else self._exchanges.begin(call, collectives)
 
     def collectives(self) -> int | None:
         """Return how many collective operations of the group this rank has begun."""
@@ -137,9 +140,9 @@ class Exchanges:
         self._cleaning = threading.Lock()
         self._over: dict[int, tuple[int, list[str]]] = {}  # exchanges with keys: how many ranks, and those
 
-    def begin(self, call: str = "call") -> "Exchange":
+    def begin(self, call: str = "call", collectives: int | None = None) -> "Exchange":
         """Begin the exchange of a call."""
-        return Exchange(self, call)
+        return Exchange(self, call, collectives)
 
     def leave(self, number: int, ranks: int, keys: list[str]) -> None:
         """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
@@ -187,14 +190,14 @@ class Exchange:
     Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
     """
 
-    def __init__(self, exchanges: Exchanges, call: str) -> None:
+    def __init__(self, exchanges: Exchanges, call: str, collectives: int | None) -> None:
         """Nothing that others see begins before __enter__(); meet() is next."""
         self.rank = exchanges.rank
         self.size = exchanges.size
         self._exchanges = exchanges
         self._store = exchanges.store
         self._attempts = exchanges.attempts
-        self._attempt = Attempt(0, call)
+        self._attempt = Attempt(0, call, collectives=collectives)
         self._timeout = exchanges.timeout
         self._beat_seconds = min(_BEAT_SECONDS, self._timeout / 8)
         # Of rank 0, and that of the call of each rank that this one has met.
@@ -282,7 +285,7 @@ class Exchange:
             self._attempt.failure = failure
         if self.rank == 0:
             absent = [rank for rank in range(1, self.size) if rank not in self._settled]
-            self._exchanges.failures.add(absent, self._attempt.call, failure)
+            self._exchanges.failures.add(absent, self._attempt, failure)
 
     def post(self, topic: str, value: Any) -> None:
         """Leave a message of this rank; instead of the one of that topic before."""
