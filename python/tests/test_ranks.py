@@ -20,6 +20,7 @@ import trunkline as tl
 from trunkline.checkpoint import _meeting, _ranks
 from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._outcomes import give_up, heard, join, together
+from trunkline.checkpoint._rank_store import value_of
 from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
 
 TIMEOUT = 0.5  # of a rank that is silent
@@ -348,6 +349,35 @@ def test_a_rank_that_is_late_still_reads_what_was_decided(new_store: MakeStore) 
     for number, exchange in enumerate(late):
         assert exchange.read("decided", 0) == number
         exchange.__exit__(None, None, None)
+
+
+class _Racing:
+    """A store in which another rank removes each key once it was seen."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def check(self, keys: list[str]) -> bool:
+        found = bool(self._store.check(keys))
+        for key in keys:
+            self._store.delete_key(key)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_asking_for_a_key_never_waits_for_it(new_store: MakeStore) -> None:
+    store = new_store()
+    store.set_timeout(timedelta(seconds=TIMEOUT))
+    for _ in range(2):
+        assert value_of(store, "key") is None
+        assert not store.check(["key"])
+    for value in ("", "value", "x" * (4 << 20)):
+        store.set("key", value)
+        assert value_of(_Racing(store), "key") == value.encode()
+    store.delete_key("key")
+    assert value_of(store, "key") is None
 
 
 def keys_left(store: Any) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from operator import methodcaller
 from typing import Any
 
-from trunkline.checkpoint._rank_store import RankStore
+from trunkline.checkpoint._rank_store import RankStore, value_of
 
 # A rank keeps more of its records than others look at: none may vanish while it is being read.
 _KEPT = 16
@@ -109,14 +109,14 @@ class Attempts:
 
     def last_beat(self, rank: int, number: int | None = None) -> "dict[str, int] | int | None":
         """Return what differs from one sign of life of a rank to the next: in this call, or in any."""
-        text = self._store.do(lambda store: _get(store, f"alive/{rank}"))
+        text = self._store.do(lambda store: value_of(store, f"alive/{rank}"))
         beats: dict[str, int] | None = None if text is None else json.loads(text)
         return beats if number is None or beats is None else beats.get(str(number))
 
     def look(self, rank: int, number: int) -> Attempt | None:
         """Return a call of a rank; None where it has not begun."""
         text, newest = self._store.do(
-            lambda store: (_get(store, self._key(rank, number)), _get(store, f"at/{rank}"))
+            lambda store: (value_of(store, self._key(rank, number)), value_of(store, f"at/{rank}"))
         )
         if text is not None:
             return Attempt(**json.loads(text))
@@ -126,11 +126,11 @@ class Attempts:
         """Return the calls of a rank that are not consumed, oldest first."""
 
         def read(store: Any) -> tuple[list[bytes | None], int]:
-            newest = int(_get(store, f"at/{rank}") or 0)
+            newest = int(value_of(store, f"at/{rank}") or 0)
             first = max(self._next[rank], newest + 1 - _LOOKED_AT)
-            texts = [_get(store, self._key(rank, number)) for number in range(first, newest + 1)]
+            texts = [value_of(store, self._key(rank, number)) for number in range(first, newest + 1)]
             # Last: a call of rank 0 that is over has marked all that it has seen.
-            return texts, int((texts and rank == 0 and _get(store, f"seen/{self._rank}")) or 0)
+            return texts, int((texts and rank == 0 and value_of(store, f"seen/{self._rank}")) or 0)
 
         texts, seen = self._store.do(read)
         attempts = [Attempt(**json.loads(text)) for text in texts if text is not None]
@@ -146,7 +146,7 @@ class Attempts:
 
     def last_call(self, rank: int) -> str | None:
         """Return the last call of a rank; None when it has made none."""
-        newest = self._store.do(lambda store: _get(store, f"at/{rank}"))
+        newest = self._store.do(lambda store: value_of(store, f"at/{rank}"))
         attempt = None if newest is None else self.look(rank, int(newest))
         return None if attempt is None else attempt.call
 
@@ -159,7 +159,7 @@ class Attempts:
         key = f"answer/{self._rank}/{number}"
 
         def take(store: Any) -> bytes | None:
-            value = _get(store, key)
+            value = value_of(store, key)
             if value is not None:
                 with suppress(NotImplementedError):
                     store.delete_key(key)
@@ -174,7 +174,3 @@ class Attempts:
 
     def _key(self, rank: int, number: int) -> str:
         return f"call/{rank}/{number}"
-
-
-def _get(store: Any, key: str) -> bytes | None:
-    return bytes(store.get(key)) if store.check([key]) else None

@@ -12,6 +12,8 @@ from trunkline.checkpoint._flag import Flag
 
 T = TypeVar("T")
 
+_ABSENT = "\x00absent"  # no value of ours, which are JSON or begin with a digit
+
 
 class RankError(Error):
     """Another rank failed, or shows no sign of life; `rank` says which."""
@@ -24,6 +26,18 @@ def rank_error(rank: int, message: str) -> RankError:
     error = RankError(None, message, None)
     error.rank = rank
     return error
+
+
+def value_of(store: Any, key: str) -> bytes | None:
+    """Return what a torch.distributed store has for a key; None where it has nothing, without waiting.
+
+    In one operation: get() after check() would wait for a key that another rank removes in between.
+    """
+    try:
+        value = bytes(store.compare_set(key, _ABSENT, _ABSENT))
+    except NotImplementedError:
+        return bytes(store.get(key)) if store.check([key]) else None
+    return None if value == _ABSENT.encode() else value
 
 
 class _Call:

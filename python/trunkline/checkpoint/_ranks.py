@@ -20,7 +20,7 @@ from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._meeting import Failures, Meeting, check_stopped, silent
-from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error
+from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error, value_of
 
 __all__ = ["Exchange", "GroupRanks", "RankError", "Ranks", "rank_error"]
 
@@ -345,7 +345,7 @@ class Exchange:
         return [self.read(topic, rank) for rank in range(self.size)]
 
     def _get(self, key: str) -> bytes | None:
-        return self._store.do(lambda store: bytes(store.get(key)) if store.check([key]) else None)
+        return self._store.do(lambda store: value_of(store, key))
 
     def _whole(self, key: str, first: bytes) -> Any:
         count, _, text = first.partition(b":")
