@@ -18,7 +18,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 import trunkline as tl
 from trunkline.checkpoint import _meeting, _ranks
-from trunkline.checkpoint._background import start_thread
+from trunkline.checkpoint._background import start_thread, unfinished
 from trunkline.checkpoint._outcomes import give_up, heard, join, together
 from trunkline.checkpoint._rank_store import value_of
 from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
@@ -148,6 +148,37 @@ def test_a_rank_that_falls_silent(new_store: MakeStore, monkeypatch: pytest.Monk
         monkeypatch.setattr(ranks[odd].attempts, "beat", lambda attempt: None)
         with pytest.raises(RankError, match=f"rank {odd} is silent for 0.5 s"):
             (here, there)[odd].read("written", odd)
+
+
+def test_the_exit_waits_for_no_silent_rank_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the others, which may not have read yet what came of it."""
+    monkeypatch.setattr(_ranks, "_LEAVE_SECONDS", LONG)
+    store = HashStore()
+    ranks = make_ranks(lambda: store, 3, TIMEOUT)
+    clean, left = ranks[0]._clean, []
+
+    def watched(number: int) -> int:
+        left.append(clean(number))
+        return left[-1]
+
+    monkeypatch.setattr(ranks[0], "_clean", watched)
+    with ranks[1].begin() as one, ranks[2].begin() as two:
+        with ranks[0].begin() as zero:
+            met(zero, one, two)
+            monkeypatch.setattr(ranks[2].attempts, "beat", lambda attempt: None)
+            with pytest.raises(RankError, match="rank 2 is silent"):
+                zero.read("written", 2)
+            zero.post("committed", 1)
+            ranks[0].timeout = LONG
+        while 2 not in left:
+            time.sleep(0)
+        assert unfinished
+        assert one.read("committed", 0) == 1
+        one.__exit__(None, None, None)
+        begun = time.monotonic()
+        await_saves()
+        assert time.monotonic() - begun < LONG / 2
+        assert left[-1] == 1
 
 
 def test_rank_0_that_falls_silent_before_it_meets(

@@ -7,6 +7,7 @@ key of its own for as long as it does; who waits for a rank whose count stands s
 An exchange begins with a meeting (_meeting.py): rank 0 waits until all ranks are in the same call.
 """
 
+import functools
 import json
 import threading
 import time
@@ -144,17 +145,18 @@ class Exchanges:
         """Begin the exchange of a call."""
         return Exchange(self, call, collectives)
 
-    def leave(self, number: int, ranks: int, keys: list[str]) -> None:
+    def leave(self, number: int, ranks: int, keys: list[str], silent: int) -> None:
         """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
 
-        It is not waited for but by the interpreter's exit: the store may be in this process.
+        It is not waited for but by the interpreter's exit: the store may be in this process. `silent`: how
+        many of the ranks need not be waited for, which were waited for before.
         """
         with self._lock:
             self._over[number] = ranks, keys
         until = time.monotonic() + min(self.timeout, _LEAVE_SECONDS)
         pause, longest = _POLL_SECONDS
         with suppress(RankError):
-            while not self._clean(number) and time.monotonic() < until:
+            while self._clean(number) > silent and time.monotonic() < until:
                 time.sleep(pause)
                 pause = min(longest, pause * 2)
             with self._lock:
@@ -162,22 +164,23 @@ class Exchanges:
             for other in older:
                 self._clean(other)
 
-    def _clean(self, number: int) -> bool:
-        """Remove the keys of an exchange, if it is over for all."""
+    def _clean(self, number: int) -> int:
+        """Remove the keys of an exchange, if it is over for all; return for how many it is not."""
         gone = f"{number}/gone"
         with self._cleaning:
             with self._lock:
                 ranks, keys = self._over.get(number, (0, []))
             if not keys:
-                return True  # asking for what is gone would make it anew
-            if self.store.do(lambda store: store.add(gone, 0)) < ranks:
-                return False
+                return 0  # asking for what is gone would make it anew
+            left = ranks - int(self.store.do(lambda store: store.add(gone, 0)))
+            if left > 0:
+                return left
             with self._lock:
                 del self._over[number]
             for key in keys:
                 with suppress(NotImplementedError):
                     self.store.do(methodcaller("delete_key", key))
-            return True
+            return 0
 
 
 class Exchange:
@@ -207,6 +210,7 @@ class Exchange:
         self._met_failure = False  # which is no news to others
         self._keys: dict[str, None] = {}  # that this rank knows of
         self._stopped = False  # by stop()
+        self._silent_ranks: set[int] = set()  # that have shown no sign of life
         self._ended = Flag()
         self._silent = Flag()
         self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
@@ -233,8 +237,9 @@ class Exchange:
         if self.rank == 0 and number is not None:
             keys = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
             keys += [*self._keys, f"{number}/gone"]
-            exchanges, ranks = self._exchanges, 1 + len(self._met)
-            start_thread(lambda: exchanges.leave(number, ranks, keys), Flag())  # the interpreter waits for it
+            exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
+            leave = functools.partial(exchanges.leave, number, ranks, keys, silent)
+            start_thread(leave, Flag())  # the interpreter waits for it
 
     def stop(self) -> None:
         """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
@@ -328,6 +333,7 @@ class Exchange:
                 if latest != beat:
                     beat, heard = latest, now
             if now - heard > self._timeout:
+                self._silent_ranks.add(rank)
                 raise silent(rank, self._timeout)
             time.sleep(pause)
             pause = min(longest, pause * 2)
