@@ -289,7 +289,7 @@ _BEGINNING = {
         tl.Checkpointer._begin_together,
         tl.Checkpointer._begin,
         StepSave.__init__,
-        SaveHandle.start,
+        SaveHandle._start,
         GroupRanks.exchange,
         Exchanges.begin,
         Exchange.__init__,
