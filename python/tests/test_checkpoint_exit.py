@@ -441,7 +441,7 @@ def test_a_thread_of_an_exit_handler_that_comes_too_late(tmp_path: Path, save: s
 """
     done = exit_with(tmp_path, "before the package is imported", prepare, in_thread)
     assert (done.returncode, done.stderr) == (0, "")
-    what = "step 7 to run" if "Checkpointer" in save else "big.pt"
+    what = f"step 7 to {tmp_path}/run" if "Checkpointer" in save else "big.pt"
     assert done.stdout.startswith(f"cannot save {what} in this thread: the interpreter is exiting")
     assert names(tmp_path) == set()
 

@@ -91,7 +91,7 @@ checkpointer.save(2, state)
     assert printed == "[1, 7]\n"
 
 
-def test_in_the_midst_of_a_save_a_handler_is_told_so_at_once(run_script: RunScript) -> None:
+def test_in_the_midst_of_a_save_a_handler_is_told_so_at_once(run_script: RunScript, tmp_path: Path) -> None:
     printed = run_script(
         PRELUDE
         + """
@@ -126,8 +126,8 @@ print(checkpointer.steps())
     assert lines[-1] == "[1, 2, 3]"
     for line, call in zip(lines[:-1], ("save step 7", "wait", "load"), strict=True):
         assert line == (
-            f"cannot {call} in steps: save(2) is already running in this thread, and a signal handler called "
-            "in the midst of it; set a flag in the handler and save in the training loop "
+            f"cannot {call} in {tmp_path}/steps: save(2) is already running in this thread, and a signal "
+            "handler called in the midst of it; set a flag in the handler and save in the training loop "
             '("Preemption" in docs/checkpoints.md shows how)'
         )
 

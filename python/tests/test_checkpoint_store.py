@@ -63,7 +63,7 @@ def test_volumes(tmp_path: Path, directory: Path, checkpoint_writer: "Checkpoint
 
 
 def test_retention_and_replacement(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
-    for step in (10, 30, 20):
+    for step in (10, 20, 30):
         checkpoint_writer.save(store, step, keep=2)
     assert store.steps() == [20, 30]
     assert checkpoint_writer.save(store, 30) == 4
