@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -395,24 +396,31 @@ def wait_for_nobody(*args: Any, **kwargs: Any) -> None:
     """In place of the barrier that ends a save without collectives."""
 
 
-def die(*args: Any, **kwargs: Any) -> None:
-    os._exit(DIED)
-
-
 def save_apart(rank: int, path: Path, argument: str) -> None:
     """Save without collectives as run RUN:RANKS; these RANKS die once they have written, uncommitted."""
     run, _, dying = argument.partition(":")
     dist.barrier = wait_for_nobody
     writer = tl.dcp.StorageWriter(path / "ckpt")
+
+    def leave(status: int) -> None:
+        """End at once: the process group cannot be ended in order. Rank 0, which has the store, is last."""
+        sys.stdout.flush()
+        (path / f"left-{run}-{rank}").touch()
+        deadline = time.monotonic() + 60
+        while rank == 0 and time.monotonic() < deadline:
+            if len(list(path.glob(f"left-{run}-*"))) == dist.get_world_size():
+                break
+            time.sleep(0.01)
+        os._exit(status)
+
     if str(rank) in dying:
-        setattr(writer, "finish", die)  # noqa: B010 - a method
+        setattr(writer, "finish", lambda *_, **__: leave(DIED))  # noqa: B010 - a method
     try:
         dcp.save(value_of(int(run), rank), storage_writer=writer, use_collectives=False)
         print("saved")
     except FileExistsError as error:
         print(f"refused: {error}")
-    sys.stdout.flush()
-    os._exit(0)  # the process group cannot be ended in order
+    leave(0)
 
 
 def load_apart(rank: int, path: Path, argument: str) -> None:
