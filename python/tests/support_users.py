@@ -17,6 +17,7 @@ _DROP_PRIVILEGES = """
 import os, sys, tempfile
 import torch
 import trunkline as tl
+import trunkline.dcp
 with tempfile.TemporaryDirectory() as directory:
     for name in ("a.pt", "a.safetensors"):
         tl.save({"weight": torch.ones(9)}, os.path.join(directory, name))

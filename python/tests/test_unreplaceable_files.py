@@ -161,7 +161,7 @@ def test_fresh_moves_nothing_where_it_cannot_move_all(place: Path) -> None:
     os.chown(run / "step-00000002", 1001, 1001)
     before = sorted(run.rglob("*"))
     printed = run_as(ASIDE, run, user=0, groups=[0])
-    assert printed.startswith("EPERM cannot set the checkpoints in ")
+    assert printed.startswith(f"EPERM saving step 1 to {run}: cannot set the checkpoints in {run} aside")
     assert "step-00000002: it belongs to another user (uid 1001)" in printed
     assert sorted(run.rglob("*")) == before
 
