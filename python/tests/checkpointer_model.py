@@ -328,6 +328,8 @@ def _delete(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator
             yield model, phase, ("error", "missing")
         else:
             yield model, ("lock",), None
+    elif phase[0] == "clean":  # with the lock, and to others the checkpoint has gone
+        yield model, phase, ("ok", None)
     elif entry is None:
         yield model, phase, ("error", "missing")
     elif found.belongs_to_another():
@@ -339,10 +341,9 @@ def _delete(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator
             kept = model.copy()
             kept.dirs[path] = kept.dirs[path].without(entry)
             yield kept, ("lock",), ("error", "fds")
+        model.lock[path] = who
         model.remove(path, entry)
-        yield model, phase, ("ok", None)
-        if op.get("fds") is not None:
-            yield model.copy(), phase, ("error", "fds")
+        yield model, ("clean",), None
 
 
 def _gc(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[Step]:

@@ -263,6 +263,17 @@ TEST_F(ContinuationTest, AJobDoesNotGoOnWhereAnotherHasStartedOver) {
   EXPECT_EQ(open()->steps(), Steps{1});
 }
 
+TEST_F(ContinuationTest, AJobStaysRefusedAfterABeginThatFailedInTheNewRun) {
+  const auto job = open();
+  save(*job, 1);
+  const auto other = open({.volumes = volumes(), .fresh = true});
+  save(*other, 1);
+  ASSERT_TRUE(other->remove(1));
+  EXPECT_FALSE(job->begin(2, Steps{1})) << "the run that has taken the directory has two volumes";
+  save(*other, 1);
+  EXPECT_EQ(refusal(*job, 2).code, EEXIST);
+}
+
 TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   save_old_run();
   const auto store = open({.fresh = true});

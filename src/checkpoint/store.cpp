@@ -242,14 +242,16 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   save->step = step;
   // Again, since it was not locked before.
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
-  if (auto settled = settle_earlier_steps(step); !settled) return std::unexpected(settled.error());
+  const auto is_of_another_run = settle_earlier_steps(step);
+  if (!is_of_another_run) return std::unexpected(is_of_another_run.error());
   if (auto own = check_own_step(directory_, step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
-  known_.loaded.id = descriptor_.id;
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
+  if (*is_of_another_run) known_ = {};
+  known_.loaded.id = descriptor_.id;
   save_ = std::move(save);
   fresh_ = false;
 

@@ -152,7 +152,7 @@ class Store {
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
   void follow_own_descriptor(const std::optional<StoreDescriptor>& recorded);
-  Status settle_earlier_steps(std::uint64_t step);
+  Result<bool> settle_earlier_steps(std::uint64_t step);
   Status record_descriptor();
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;

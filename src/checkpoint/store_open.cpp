@@ -203,8 +203,10 @@ Status Store::record_descriptor() {
 }
 
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
-// in it goes aside. The lock is held.
-Status Store::settle_earlier_steps(std::uint64_t step) {
+// in it goes aside. Returns whether what is known is of another run, which the save forgets once it has
+// begun: a begin() that fails after this leaves a run whose directory another one has taken as it was, to be
+// refused again. The lock is held.
+Result<bool> Store::settle_earlier_steps(std::uint64_t step) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
@@ -213,16 +215,17 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
   if (!entries) return std::unexpected(entries.error());
   if (!fresh_) {
     if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_); !goes_on)
-      return goes_on;
+      return std::unexpected(goes_on.error());
     // Commits that are known of another descriptor say nothing: those of this one began anew.
-    if (!id.empty() && known_.loaded.id != id) known_ = {};
-    return {};
+    return !id.empty() && known_.loaded.id != id;
   }
-  if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); })) return {};
+  if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); }))
+    return false;
   if (const std::optional<StoreDescriptor>& known = *recorded) {
-    if (auto ours = check_homes(*known, directory_); !ours) return ours;
+    if (auto ours = check_homes(*known, directory_); !ours) return std::unexpected(ours.error());
   }
-  if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be) return can_be;
+  if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be)
+    return std::unexpected(can_be.error());
   const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
@@ -232,7 +235,7 @@ Status Store::settle_earlier_steps(std::uint64_t step) {
   known_ = {};
   descriptor_ = after;
   recorded_ = true;
-  return {};
+  return false;
 }
 
 // What was loaded from a directory without a descriptor stays known once this store has given it one, also by
