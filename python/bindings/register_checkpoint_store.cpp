@@ -90,6 +90,7 @@ nb::dict dict_of(const checkpoint::VerifyReport& report) {
     entry["bytes"] = each.bytes;
     entry["tensors"] = each.tensors;
     entry["message"] = decode_path(each.message);
+    entry["errno"] = each.code;
     mismatches.append(entry);
   }
   nb::dict dict;

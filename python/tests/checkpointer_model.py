@@ -218,7 +218,7 @@ def _set_aside(model: Model, phase: Phase, path: str, opened: Opened) -> Iterato
         volumes = found.volumes if opened.volumes is None else opened.volumes
         run = model.new_run()
         model.dirs[path] = replace(found, run=run, volumes=volumes, had_volumes=bool(volumes))
-        yield model, (*phase, *sorted(entry.step for entry in found.entries)), None
+        yield model, (*phase, *(entry.step for entry in found.entries)), None
     else:
         entry = found.entry(phase[3])
         moved = (*model.dirs[folder].entries, entry)

@@ -1,5 +1,6 @@
 """trunkline.Checkpointer in one process: steps, what is kept, what is found on load."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,18 @@ def test_tied_weights_are_written_once_and_stay_tied(checkpointer: tl.Checkpoint
     assert written < 1.1 * shared.nbytes
     state = checkpointer.load()
     assert state["embedding"].data_ptr() == state["head"].data_ptr()
+
+
+def test_verify_does_not_call_damaged_what_cannot_be_read(tmp_path: Path) -> None:
+    checkpointer = tl.Checkpointer(tmp_path, process_group=False)
+    checkpointer.save(1, {"x": torch.arange(3 << 20)}, block=True)
+    (shard,) = tmp_path.glob("step-*/shard-*")
+    shard.unlink()
+    shard.symlink_to(shard)  # a loop: it cannot be opened, whoever asks
+    with pytest.raises(tl.Error, match="ELOOP") as raised:
+        checkpointer.verify(1)
+    assert not isinstance(raised.value, tl.Corrupt)
+    assert (raised.value.errno, raised.value.filename) == (errno.ELOOP, str(shard))
 
 
 def test_every_flipped_bit_is_found_by_load_and_verify(tmp_path: Path) -> None:

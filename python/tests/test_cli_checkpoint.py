@@ -106,6 +106,20 @@ def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: Checkpoin
     assert str(manifest) in result.stderr
 
 
+def test_ls_marks_what_lacks_a_shard(store: CheckpointStore) -> None:
+    assert [each["is_complete"] for each in document("ls", store.directory)["checkpoints"]] == [True, True]
+    missing, short = (Path(store.shard_paths(store.read_manifest(step))[1]) for step in (20, 10))
+    missing.unlink()
+    os.truncate(short, short.stat().st_size - 1)
+    listed = document("ls", store.directory, expect=1)
+    assert [each["is_complete"] for each in listed["checkpoints"]] == [False, False]
+    text = run("ls", store.directory, expect=1)
+    assert text.stdout.splitlines()[1].endswith(" latest, incomplete")
+    assert text.stdout.splitlines()[2].endswith("kB          incomplete")
+    for step in (10, 20):
+        assert f"step {step} lacks 1 of its 4 shards" in text.stderr
+
+
 def test_show(store: CheckpointStore) -> None:
     shown = document("show", store.directory, "--step", "20")
     manifest = store.read_manifest(20)

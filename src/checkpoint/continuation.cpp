@@ -21,8 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kNeitherLoadedNorSaved =
-    "this run has neither loaded nor saved: they are of an earlier run, or another job saves into the "
-    "directory; call load() to continue from them, and let one job at a time save into a directory";
+    "this run has neither loaded nor saved: they are of an earlier run, were moved or copied in, or another "
+    "job saves into the directory; call load() to continue from them or move them out again, and let one job "
+    "at a time save into a directory";
 constexpr std::string_view kNotLoaded =
     "this run did not load. To continue the earlier run, call load() before saving; to start over, use "
     "another directory, or fresh=True, which moves the earlier run into a folder of its own and deletes "
@@ -59,19 +60,22 @@ Result<Position> position_of(const std::string& directory) {
   return position;
 }
 
-Status check_own_step(const std::string& directory, std::uint64_t step) {
+Status check_not_of_dcp(const std::string& directory, std::uint64_t step) {
+  const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+  if (!is_of_dcp(path)) return {};
+  return std::unexpected(Error{
+      .kind = ErrorKind::system,
+      .code = EEXIST,
+      .message =
+          fmt::format("cannot save step {} into {}: {} there holds a checkpoint of "
+                      "torch.distributed.checkpoint; give those of a Checkpointer a directory of their own",
+                      step, directory, step_directory(step)),
+      .path = path});
+}
+
+Status check_not_a_link(const std::string& directory, std::uint64_t step) {
   const std::string path = fmt::format("{}/{}", directory, step_directory(step));
   std::error_code error;
-  if (is_of_dcp(path)) {
-    return std::unexpected(Error{
-        .kind = ErrorKind::system,
-        .code = EEXIST,
-        .message =
-            fmt::format("cannot save step {} into {}: {} there holds a checkpoint of "
-                        "torch.distributed.checkpoint; give those of a Checkpointer a directory of their own",
-                        step, directory, step_directory(step)),
-        .path = path});
-  }
   if (!fs::is_symlink(path, error)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,
@@ -84,7 +88,8 @@ Status check_own_step(const std::string& directory, std::uint64_t step) {
 }
 
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
-                       std::span<const StepEntry> entries, const Continuation& known) {
+                       std::span<const StepEntry> entries, const Continuation& known,
+                       std::uint64_t first_commit) {
   // Where the descriptor was removed (a scratch disk that is purged of old files), its checkpoints say as
   // much.
   const bool is_same = known.loaded.id == id || (id.empty() && knows_all(directory, entries, known));
@@ -93,6 +98,7 @@ Status check_continues(const std::string& directory, const std::string& id, std:
   for (const StepEntry& entry : entries) {
     if (entry.commits.empty()) continue;
     if (!started_over && entry.step < step) continue;
+    if (!started_over && entry.step > step && entry.commits.back() < first_commit) continue;
     const auto commit = newest_commit(directory, entry);
     // Since it was listed: the directory may not be locked. A link that leads nowhere has not gone.
     std::error_code error;

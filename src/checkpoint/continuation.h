@@ -33,7 +33,8 @@ struct Position {
   std::set<Commit> commits = {};
 };
 
-// Commits, not times: clocks jump. Commits begin anew with every descriptor, so that they go with its id.
+// Commits, not times: clocks jump. Their numbers may repeat, and a directory with another descriptor is
+// another run's, so that they go with its id.
 struct Continuation {
   Position loaded = {};
   std::set<Commit> saved = {};  // by this store
@@ -48,16 +49,19 @@ Result<Position> position_of(const std::string& directory);
 // or is a link that leads nowhere.
 Result<Commit> newest_commit(const std::string& directory, const StepEntry& entry);
 
-// Fails with system (EEXIST) when the directory of the step is not one to save into: a symbolic link, behind
-// which may be another run's, or one that holds a checkpoint of DCP.
-Status check_own_step(const std::string& directory, std::uint64_t step);
+// Each fails with system (EEXIST) when the directory of the step is not one to save into: it holds files of
+// torch.distributed.checkpoint, or is a symbolic link, behind which may be another run's.
+Status check_not_of_dcp(const std::string& directory, std::uint64_t step);
+Status check_not_a_link(const std::string& directory, std::uint64_t step);
 
 // Fails with system (EEXIST) when the directory has checkpoints of `step` or later steps that `known` does
 // not know: by what it replaces and retention removes, the save would be the end of them. Likewise when it
 // has any, and its descriptor is another than the one that `known` is about: then another run has started
-// over there. `id`: of the descriptor that is there. A checkpoint counts by its name alone, so that one whose
-// manifest is damaged is safe as well.
+// over there. `id` and `first_commit`: of the descriptor that is there; what has a lower commit was moved
+// back from a run that was set aside, which retention never removes, so that only saving over it is refused.
+// A checkpoint counts by its name alone, so that one whose manifest is damaged is safe as well.
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
-                       std::span<const StepEntry> entries, const Continuation& known);
+                       std::span<const StepEntry> entries, const Continuation& known,
+                       std::uint64_t first_commit);
 
 }  // namespace trunkline::checkpoint

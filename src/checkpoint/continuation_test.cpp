@@ -300,6 +300,69 @@ TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(2)));
 }
 
+// A step that somebody wants back from the run that was set aside is no other run's to remove.
+TEST_F(ContinuationTest, AStepMovedBackFromAsideStays) {
+  const auto old = open();
+  for (const std::uint64_t step : {100, 200}) save(*old, step, 2);
+  auto store = open({.fresh = true});
+  for (const std::uint64_t step : {0, 1}) save(*store, step, 2);
+  fs::rename(asides().front() + "/" + step_directory(200), directory() + "/" + step_directory(200));
+  EXPECT_EQ(open()->latest(), 1U);
+  const auto save_and_retain = [](Store& saving, std::uint64_t step) {
+    EXPECT_TRUE(saving.commit(write_shards(step, begin(saving, step))));
+    auto swept = saving.retain(2);
+    EXPECT_TRUE(swept) << swept.error().message;
+    saving.release();
+    return swept.value_or(SweepResult{}).problems;
+  };
+  const auto told = save_and_retain(*store, 2);
+  ASSERT_EQ(told.size(), 1U) << "the run goes on";
+  EXPECT_NE(told.front().message.find("step 200"), std::string::npos) << told.front().message;
+  EXPECT_EQ(store->steps(), (Steps{1, 2, 200}));
+  EXPECT_EQ(refusal(*store, 200).code, EEXIST);
+  store = open({.volumes = {{root_.file("other")}}});  // a change of the descriptor keeps what it says
+  load(*store);
+  EXPECT_EQ(save_and_retain(*store, 3).size(), 1U);
+  EXPECT_TRUE(save_and_retain(*store, 4).empty()) << "says so once";
+  EXPECT_EQ(store->steps(), (Steps{3, 4, 200}));
+  load(*store);
+  save_and_retain(*store, 201);
+  EXPECT_EQ(store->steps(), (Steps{4, 200, 201})) << "also where it is continued";
+}
+
+TEST_F(ContinuationTest, WhatWasSetAsideTwiceIsAllOlder) {
+  for (const std::uint64_t step : {1, 2}) save(*open(), step);
+  save(*open({.fresh = true}), 1);
+  save(*open({.fresh = true}), 1);
+  for (const std::string& aside : asides()) fs::remove_all(aside);
+  const auto store = open();
+  EXPECT_EQ(store->read_manifest(1)->commit, 4U);
+  ASSERT_TRUE(store->remove(1));
+  save(*store, 1);
+  EXPECT_EQ(store->read_manifest(1)->commit, 4U) << "on from there, whatever is left of the others";
+}
+
+TEST_F(ContinuationTest, AFreshSaveThatFailsSetsNoOtherRunAside) {
+  save(*open(), 5);
+  // Fails once, after the earlier run has moved.
+  bool failed = false;
+  {
+    const auto failing = open({.fresh = true, .watch = [&](auto, const std::string& path) -> Status {
+                                 if (path != directory() + "/" + step_directory(1) || failed) return {};
+                                 failed = true;
+                                 return std::unexpected(make_error(ErrorKind::cancelled, "once", path));
+                               }});
+    EXPECT_FALSE(failing->begin(1, Steps{1}));
+    ASSERT_TRUE(failed);
+    ASSERT_EQ(asides().size(), 1U);
+    save(*open(), 7);
+    EXPECT_EQ(refusal(*failing, 1).code, EEXIST) << "of another job, since";
+    save(*failing, 9);
+  }
+  EXPECT_EQ(asides().size(), 1U);
+  EXPECT_EQ(open()->steps(), (Steps{7, 9}));
+}
+
 TEST_F(ContinuationTest, EachFreshRunSetsAsideWhatItFinds) {
   for (const std::uint64_t step : {1, 2, 3}) save(*open({.fresh = true}), step);
   const auto found = asides();
@@ -435,6 +498,27 @@ TEST_F(ContinuationTest, SettingAsideMayStopBeforeAnyOfItsChanges) {
     ASSERT_LT(allowed, 200U);
   }
   EXPECT_GT(stops, 12U) << "folder, descriptors, volumes, three steps, homes";
+}
+
+// Of a run that went back, the step that was committed last has not the highest number.
+TEST_F(ContinuationTest, WhenSettingAsideStopsTheLatestStepStaysTheLatest) {
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    const auto old = open();
+    for (const std::uint64_t step : {50, 100, 51}) {
+      load(*old);
+      save(*old, step);
+    }
+    test::CrashPoint crash{.allowed = allowed};
+    if (open({.fresh = true, .watch = crash.watch()})->begin(1, Steps{1})) break;
+    const auto store = open();
+    if (store->steps()->empty()) continue;
+    EXPECT_EQ(store->latest(), 51U) << "after " << allowed << " changes";
+    load(*store);
+    save(*store, 52);
+    EXPECT_EQ(store->read_manifest(52)->commit, 4U) << "above all that moved";
+    ASSERT_LT(allowed, 200U);
+  }
 }
 
 // The same for a run that continues after the crash, with what is left in the directory.

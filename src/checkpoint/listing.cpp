@@ -104,6 +104,14 @@ Result<Listing> list_once(const std::string& directory) {
   return listing;
 }
 
+std::uint64_t newest_commit_of(std::span<const StepEntry> entries) {
+  std::uint64_t newest = 0;
+  for (const StepEntry& entry : entries) {
+    if (!entry.commits.empty()) newest = std::max(newest, entry.commits.back());
+  }
+  return newest;
+}
+
 }  // namespace
 
 std::unexpected<Error> no_checkpoint_of(const std::string& directory, std::uint64_t step) {
@@ -158,6 +166,20 @@ Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
   }
   if (!listing) return std::unexpected(listing.error());
   return std::move(listing->entries);
+}
+
+std::uint64_t next_commit(const std::string& directory, std::span<const StepEntry> entries,
+                          std::uint64_t first) {
+  std::uint64_t newest = std::max(first - 1, newest_commit_of(entries));
+  if (newest_commit_of(entries) > 0) return newest + 1;
+  const auto names = names_in(directory);
+  if (!names) return newest + 1;
+  for (const std::string& name : *names) {
+    if (!is_aside_directory(name)) continue;
+    if (const auto aside = list_steps(fmt::format("{}/{}", directory, name)))
+      newest = std::max(newest, newest_commit_of(*aside));
+  }
+  return newest + 1;
 }
 
 std::optional<std::uint64_t> latest_of(std::span<const StepEntry> entries) {

@@ -27,6 +27,12 @@ Result<std::vector<std::uint64_t>> step_directories_in(const std::string& direct
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
 
+// The commit of the next save, above all in `entries` and all below `first`. Where there are none, also above
+// those of the runs that were set aside: a step that somebody moves back from there is older than what that
+// save commits, and not the latest.
+std::uint64_t next_commit(const std::string& directory, std::span<const StepEntry> entries,
+                          std::uint64_t first);
+
 // The step that was committed last.
 std::optional<std::uint64_t> latest_of(std::span<const StepEntry> entries);
 

@@ -49,7 +49,7 @@ StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<st
                              const std::string& directory) {
   std::vector<std::string> known = before.volumes;
   known.insert(known.end(), before.former_volumes.begin(), before.former_volumes.end());
-  StoreDescriptor after{.id = before.id, .volumes = {}};
+  StoreDescriptor after{.id = before.id, .volumes = {}, .first_commit = before.first_commit};
   for (const std::string& volume : volumes) {
     const auto same = std::ranges::find(known, volume, parent_of);
     after.volumes.push_back(same != known.end() ? *same

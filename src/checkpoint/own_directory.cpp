@@ -4,12 +4,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/listing.h"
@@ -23,7 +23,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<std::string_view, 3> kDcpFiles{"dcp.manifest", "dcp-rank00000.manifest", ".metadata"};
+// Names that trunkline.dcp and torch's FileSystemWriter give, of manifests and of files with tensors. Those
+// of a rank that was killed may be all that is there.
+bool is_dcp_name(const std::string& name) {
+  return (name.starts_with("dcp") && name.ends_with(".manifest")) ||
+         (name.starts_with("rank") && name.ends_with(".shard")) || name.ends_with(".distcp") ||
+         name == ".metadata" || (name.starts_with("__") && name.ends_with(".metadata"));
+}
+
+bool is_of_a_save(const std::string& name) {
+  return commit_of(name) || is_shard_file(name) || os::is_temporary_name(name);
+}
+
+// Whether there are files that a save makes.
+bool has_files_of_a_save(const std::string& step_directory) {
+  const auto names = names_in(step_directory);
+  return names && std::ranges::any_of(*names, is_of_a_save);
+}
 
 std::unexpected<Error> not_a_directory(const std::string& directory, std::string_view why) {
   return std::unexpected(
@@ -37,14 +53,14 @@ bool counts_as_foreign(const std::string& name) {
   return !name.starts_with('.') && name != "lost+found" && name != kLockFile && !is_aside_directory(name);
 }
 
-// What a single step is to be called, from its manifest.
-std::optional<std::uint64_t> step_in(const std::string& directory, std::span<const std::string> names) {
+// A manifest of a single step.
+std::optional<Manifest> manifest_in(const std::string& directory, std::span<const std::string> names) {
   for (const std::string& name : names) {
     if (!commit_of(name)) continue;
     const std::string path = fmt::format("{}/{}", directory, name);
     const auto text = os::read_text(path);
-    const auto manifest = text ? parse_manifest(*text, path) : std::unexpected(text.error());
-    if (manifest) return manifest->step;
+    auto manifest = text ? parse_manifest(*text, path) : std::unexpected(text.error());
+    if (manifest) return std::move(*manifest);
   }
   return std::nullopt;
 }
@@ -52,17 +68,13 @@ std::optional<std::uint64_t> step_in(const std::string& directory, std::span<con
 }  // namespace
 
 bool is_of_dcp(const std::string& directory) {
-  return std::ranges::any_of(kDcpFiles, [&](std::string_view name) {
-    std::error_code error;
-    return fs::exists(fs::symlink_status(fmt::format("{}/{}", directory, name), error));
-  });
+  const auto names = names_in(directory);
+  return names && std::ranges::any_of(*names, is_dcp_name);
 }
 
 bool is_foreign_step(const std::string& step_directory) {
   const auto names = names_in(step_directory);
-  return names && !names->empty() && std::ranges::none_of(*names, [](const std::string& name) {
-           return commit_of(name) || is_shard_file(name) || os::is_temporary_name(name);
-         });
+  return names && !names->empty() && std::ranges::none_of(*names, is_of_a_save);
 }
 
 std::string advice_for(const std::string& directory) {
@@ -71,12 +83,20 @@ std::string advice_for(const std::string& directory) {
   const bool is_step =
       std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
   const auto called = step_of(path.filename().string());
-  const auto step = is_step && !called ? step_in(directory, names) : called;
+  const auto manifest = is_step && !called ? manifest_in(directory, names) : std::nullopt;
   if (is_step && called)
     return fmt::format("it is step {} of {}; open that directory", *called, path.parent_path().string());
-  if (is_step && step) {
+  // What lies on volumes belongs to the directory that it was saved in, which may remove it.
+  if (manifest &&
+      std::ranges::any_of(manifest->volumes, [](const auto& each) { return each != kOwnVolume; })) {
+    return fmt::format(
+        "it is step {}, and its shards are on volumes that belong to the directory it was saved in: to load "
+        "it, move it back there, as {}",
+        manifest->step, step_directory(manifest->step));
+  }
+  if (manifest) {
     return fmt::format("it is a copy of step {}; put it into a directory of its own, as {}, and open that",
-                       *step, step_directory(*step));
+                       manifest->step, step_directory(manifest->step));
   }
   if (is_step) {
     return fmt::format("it is a single step; open the directory that holds it, in which a step is called {}",
@@ -101,7 +121,9 @@ Result<std::optional<std::uint64_t>> device_of_directory(const std::string& dire
   struct stat status{};
   if (::stat(directory.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode))
-      return not_a_directory(directory, "it is a file; name a directory of checkpoints");
+      return not_a_directory(directory,
+                             "it is a file; name a directory of checkpoints. To verify a single file, call "
+                             "trunkline.load(path, verify=True)");
     return status.st_dev;
   }
   if (errno == ENOTDIR)
@@ -136,7 +158,7 @@ Result<bool> has_checkpoints(const std::string& directory) {
   const auto steps = step_directories_in(directory);
   if (!steps) return std::unexpected(steps.error());
   return std::ranges::any_of(*steps, [&](std::uint64_t step) {
-    return !is_foreign_step(fmt::format("{}/{}", directory, step_directory(step)));
+    return has_files_of_a_save(fmt::format("{}/{}", directory, step_directory(step)));
   });
 }
 
@@ -150,10 +172,14 @@ Status check_not_foreign(const std::string& directory) {
   // Another process may have made it ours since.
   const auto is_ours = [&](const std::string& name) {
     return name == kDescriptorFile ||
-           (step_of(name) && !is_foreign_step(fmt::format("{}/{}", directory, name)));
+           (step_of(name) && has_files_of_a_save(fmt::format("{}/{}", directory, name)));
   };
   if (std::ranges::any_of(*names, is_ours)) return {};
-  std::erase_if(*names, [](const std::string& name) { return !counts_as_foreign(name); });
+  std::erase_if(*names, [&](const std::string& name) {
+    if (!step_of(name)) return !counts_as_foreign(name);
+    const auto inside = names_in(fmt::format("{}/{}", directory, name));
+    return inside && inside->empty();  // says nothing about whose it is
+  });
   if (names->empty()) return {};
   const std::string advice = advice_for(directory);
   const std::size_t more = names->size() - std::min(names->size(), kShown);

@@ -23,7 +23,7 @@ bool is_of_dcp(const std::string& directory);
 // Whether the directory of a step holds files, and none that a save makes: other programs name theirs so too.
 bool is_foreign_step(const std::string& step_directory);
 
-// Whether the directory has a descriptor, or directories of steps that are not foreign.
+// Whether the directory has a descriptor, or steps with files of a save; an empty step may be of any program.
 Result<bool> has_checkpoints(const std::string& directory);
 
 // What to do about a directory that is not one of checkpoints, though it may have something to do with them.

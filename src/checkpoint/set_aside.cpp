@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/home.h"
@@ -66,11 +68,15 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
       system_error(EEXIST, fmt::format("making a folder aside-{} in {}", time, directory), directory));
 }
 
-Result<std::vector<std::uint64_t>> own_steps_in(const std::string& directory) {
-  auto steps = step_directories_in(directory);
+// Without foreign ones, in the order of their commits; those without a commit come first.
+Result<std::vector<StepEntry>> own_steps_in(const std::string& directory) {
+  auto steps = list_steps(directory);
   if (!steps) return steps;
-  std::erase_if(*steps, [&](std::uint64_t step) {
-    return is_foreign_step(fmt::format("{}/{}", directory, step_directory(step)));
+  std::erase_if(*steps, [&](const StepEntry& entry) {
+    return is_foreign_step(fmt::format("{}/{}", directory, step_directory(entry.step)));
+  });
+  std::ranges::sort(*steps, {}, [](const StepEntry& entry) {
+    return std::pair(entry.commits.empty() ? 0 : entry.commits.back(), entry.step);
   });
   return steps;
 }
@@ -93,8 +99,8 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
   }
   const auto steps = own_steps_in(directory);
   if (!steps) return std::unexpected(steps.error());
-  for (const std::uint64_t step : *steps) {
-    const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+  for (const StepEntry& entry : *steps) {
+    const std::string path = fmt::format("{}/{}", directory, step_directory(entry.step));
     const std::string action =
         fmt::format("cannot set the checkpoints in {} aside: moving {}", directory, path);
     if (auto movable = os::check_replaceable(path, action); !movable) return movable;
@@ -124,7 +130,8 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
 // 2. The directory gets a descriptor with another id, and directories of its own on the volumes. From here on
 //    it searches only those; the steps that are still in it can be read, saved after, and removed one by one.
 //    While it has any, it is the home of their volumes, and the folder removes nothing there.
-// 3. The steps move, each in one rename, and both directories are made durable.
+// 3. The steps move, each in one rename, and both directories are made durable. The one that was committed
+//    last goes last: until then it is the latest, and what is committed after a crash gets a higher number.
 // 4. The folder becomes the home. Before, it would have taken the shards of steps not moved yet for debris.
 // A crash at any point leaves each step in one of the two; setting aside again moves the rest into another
 // folder.
@@ -141,8 +148,8 @@ Result<std::string> set_aside(const std::string& directory, const std::optional<
     return std::unexpected(written.error());
   const auto steps = own_steps_in(directory);
   if (!steps) return std::unexpected(steps.error());
-  for (const std::uint64_t step : *steps) {
-    const std::string name = step_directory(step);
+  for (const StepEntry& entry : *steps) {
+    const std::string name = step_directory(entry.step);
     const std::string from = fmt::format("{}/{}", directory, name);
     if (auto moved = changes.rename(from, fmt::format("{}/{}", *folder, name)); !moved)
       return std::unexpected(moved.error());

@@ -62,9 +62,9 @@ Error not_removed(const std::string& directory, std::span<const Commit> commits,
   return {.kind = ErrorKind::system,
           .code = EEXIST,
           .message = fmt::format(
-              "{} keeps {}, which this run neither loaded nor saved: keep={} does not count or remove such "
-              "checkpoints; call load() before the first save to continue from there, or remove them with "
-              "delete()",
+              "{} keeps {}, which this run neither loaded nor saved, or which were moved back from a run "
+              "that was set aside: keep={} does not count or remove such checkpoints; call load() before the "
+              "first save to continue from an earlier run, or remove them with delete()",
               directory, in_words(steps), keep),
           .path = directory};
 }
@@ -78,36 +78,13 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
             .path = directory});
 }
 
-std::uint64_t newest_commit_of(std::span<const StepEntry> entries) {
-  std::uint64_t newest = 0;
-  for (const StepEntry& entry : entries) {
-    if (!entry.commits.empty()) newest = std::max(newest, entry.commits.back());
-  }
-  return newest;
-}
-
-// Of the runs that were set aside, asked for at the first commit of the next one: a step that somebody moves
-// back from there is older than what that one saves, and not the latest.
-std::uint64_t newest_commit_aside(const std::string& directory, std::span<const StepEntry> entries) {
-  std::uint64_t newest = 0;
-  if (newest_commit_of(entries) > 0) return newest;
-  const auto names = names_in(directory);
-  if (!names) return newest;
-  for (const std::string& name : *names) {
-    if (!is_aside_directory(name)) continue;
-    if (const auto aside = list_steps(fmt::format("{}/{}", directory, name)))
-      newest = std::max(newest, newest_commit_of(*aside));
-  }
-  return newest;
-}
-
 Error volume_is_missing(const std::string& volume) {
   return Error{
       .kind = ErrorKind::system,
       .code = ENOENT,
       .message = fmt::format("{} is missing: ENOENT; shards of steps that were removed may lie on it. "
-                             "Mount its volume and collect again; if that disk is gone for good, "
-                             "remove the empty directories of those steps",
+                             "Mount its volume and run gc again. If that disk is lost for good, remove the "
+                             "directories of steps without a manifest",
                              volume),
       .path = volume};
 }
@@ -240,17 +217,20 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
   save->step = step;
-  // Again, since it was not locked before.
+  // The order matters: whatever can be refused is refused before an earlier run is set aside; links to steps
+  // go aside with it, so that they are looked at after that; only then is the descriptor the one that the
+  // rest is about. What is checked again was not locked before.
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
-  const auto is_of_another_run = settle_earlier_steps(step);
-  if (!is_of_another_run) return std::unexpected(is_of_another_run.error());
-  if (auto own = check_own_step(directory_, step); !own) return std::unexpected(own.error());
-  if (auto recorded = record_descriptor(); !recorded) return std::unexpected(recorded.error());
+  if (auto own = check_not_of_dcp(directory_, step); !own) return std::unexpected(own.error());
+  const auto earlier = settle_earlier_steps(step);
+  if (!earlier) return std::unexpected(earlier.error());
+  if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
+  if (auto recorded = record_descriptor(*earlier); !recorded) return std::unexpected(recorded.error());
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
-  if (*is_of_another_run) known_ = {};
+  if (earlier->of_another_run) known_ = {};
   known_.loaded.id = descriptor_.id;
   save_ = std::move(save);
   fresh_ = false;
@@ -311,7 +291,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
     return invalid(fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, save_->step));
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  manifest.commit = std::max(newest_commit_of(*entries), newest_commit_aside(directory_, *entries)) + 1;
+  manifest.commit = next_commit(directory_, *entries, descriptor_.first_commit);
   manifest.time = now();
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
@@ -367,14 +347,12 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   std::ranges::sort(candidates, std::greater(),
                     [](const Candidate& each) { return std::pair(!each.is_later, each.commit.number); });
   std::vector<const StepEntry*> doomed;
-  std::vector<Commit> strangers;
+  std::vector<Commit> strangers;  // all that are not this run's to remove, once there are more than are kept
   const std::uint64_t most = keep.value_or(std::numeric_limits<std::uint64_t>::max());
   std::uint64_t kept = 0;
-  std::uint64_t others = 0;
   for (const auto& [entry, commit, is_later] : candidates) {
-    if (!known_.knows(commit)) {
-      if (kept + others >= most) strangers.push_back(commit);
-      ++others;
+    if (commit.number < descriptor_.first_commit || !known_.knows(commit)) {
+      strangers.push_back(commit);
     } else if (kept >= most && commit.number != save_->committed) {
       doomed.push_back(entry);
     } else {
@@ -382,6 +360,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
       if (entry->commits.size() > 1) sweep.clean(*entry);
     }
   }
+  if (kept + strangers.size() <= most) strangers.clear();
   if (!std::ranges::all_of(strangers, [&](const Commit& each) { return told_.contains(each); })) {
     problems.push_back(not_removed(directory_, strangers, most));
     told_.insert(strangers.begin(), strangers.end());

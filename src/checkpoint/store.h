@@ -152,8 +152,16 @@ class Store {
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
   void follow_own_descriptor(const std::optional<StoreDescriptor>& recorded);
-  Result<bool> settle_earlier_steps(std::uint64_t step);
-  Status record_descriptor();
+  // What a save finds in the directory.
+  struct EarlierSteps {
+    bool none = false;  // no step has a manifest
+    // What is known is of another descriptor, and says nothing about what is there. Forgotten only once the
+    // save has begun: a begin() that fails before leaves a run whose directory another one has taken as it
+    // was, to be refused again.
+    bool of_another_run = false;
+  };
+  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step);
+  Status record_descriptor(const EarlierSteps& earlier);
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;

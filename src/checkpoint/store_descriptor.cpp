@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/strict_json.h"
+#include "checkpoint/manifest.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::checkpoint {
@@ -15,7 +16,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "trunkline checkpoints";
-constexpr unsigned kVersion = 1;
+constexpr unsigned kPlainVersion = 1;  // of descriptors without a first commit; earlier builds read it
+constexpr unsigned kVersion = 2;
 constexpr std::size_t kIdDigits = 16;
 constexpr int kMaxDepth = 2;
 
@@ -54,10 +56,11 @@ bool StoreDescriptor::owns(std::string_view directory) const {
 
 Result<std::string> format_store_descriptor(const StoreDescriptor& descriptor) {
   nlohmann::ordered_json json = {{"format", kFormat},
-                                 {"version", kVersion},
+                                 {"version", descriptor.first_commit > 1 ? kVersion : kPlainVersion},
                                  {"id", descriptor.id},
                                  {"volumes", descriptor.volumes},
                                  {"former_volumes", descriptor.former_volumes}};
+  if (descriptor.first_commit > 1) json["first_commit"] = descriptor.first_commit;
   try {
     const std::string text = json.dump(1);
     json["crc32c"] = fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
@@ -81,9 +84,10 @@ Result<StoreDescriptor> parse_store_descriptor(std::string_view text, const std:
   if (*version > kVersion) {
     return std::unexpected(make_error(
         ErrorKind::format,
-        fmt::format("{} is of a newer version, {}, and this build reads version {}; upgrade trunkline to use "
-                    "the directory",
-                    path, version->dump(), kVersion),
+        fmt::format(
+            "{} is of a newer version, {}, and this build reads versions up to {}; upgrade trunkline to use "
+            "the directory",
+            path, version->dump(), kVersion),
         path));
   }
   const auto id = json->find("id");
@@ -97,6 +101,12 @@ Result<StoreDescriptor> parse_store_descriptor(std::string_view text, const std:
   }
   StoreDescriptor descriptor{
       .id = id->get<std::string>(), .volumes = std::move(*volumes), .former_volumes = std::move(*former)};
+  if (*version == kVersion) {
+    const auto first = json->find("first_commit");
+    if (first == json->end() || !first->is_number_unsigned() || *first > kMaxNumber)
+      return fail(ErrorKind::format, path, "\"first_commit\" is not a number of a commit");
+    descriptor.first_commit = first->get<std::uint64_t>();
+  }
   // Covers the checksum, and keys that are not known.
   if (format_store_descriptor(descriptor) != text) {
     return fail(ErrorKind::corrupt, path,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,9 @@ struct StoreDescriptor {
   // manifests.
   std::vector<std::string> volumes;
   std::vector<std::string> former_volumes = {};  // those that were given up, and may still hold something
+  // Above the commits of all runs that were set aside when this one began: checkpoints with lower ones were
+  // moved back from there.
+  std::uint64_t first_commit = 1;
   bool operator==(const StoreDescriptor&) const = default;
 
   // Whether the directory can be one of `volumes`, by its name.
@@ -28,8 +32,8 @@ struct StoreDescriptor {
 // Fails with invalid_argument where a path is not valid UTF-8.
 Result<std::string> format_store_descriptor(const StoreDescriptor& descriptor);
 
-// Takes what format_store_descriptor() writes, byte for byte. `format` for what is no descriptor of version
-// 1, `corrupt` for one with bytes that have changed. `path` is for the message.
+// Takes what format_store_descriptor() writes, byte for byte. `format` for what is not a descriptor of
+// version 1 or 2, `corrupt` for one with bytes that have changed. `path` is for the message.
 Result<StoreDescriptor> parse_store_descriptor(std::string_view text, const std::string& path);
 
 }  // namespace trunkline::checkpoint

@@ -18,7 +18,9 @@ std::string with(std::string_view from, std::string_view to) {
 
 TEST(StoreDescriptor, IsReadBackAsWritten) {
   for (const StoreDescriptor& descriptor :
-       {kSample, StoreDescriptor{.id = "0123456789abcdef", .volumes = {}}}) {
+       {kSample, StoreDescriptor{.id = "0123456789abcdef", .volumes = {}},
+        StoreDescriptor{
+            .id = "0123456789abcdef", .volumes = {"/nvme0/run-0123456789abcdef"}, .first_commit = 7}}) {
     const auto parsed = parse_store_descriptor(*format_store_descriptor(descriptor), "d");
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(*parsed, descriptor);
@@ -46,7 +48,11 @@ TEST(StoreDescriptor, ErrorsNameTheFileAndTheReason) {
   const Case cases[] = {
       {"", ErrorKind::format, "JSON"},
       {"{}", ErrorKind::format, "\"format\""},
-      {with("\"version\": 1", "\"version\": 2, \"x\": 1"), ErrorKind::format, "newer version"},
+      {with("\"version\": 1", "\"version\": 3, \"x\": 1"), ErrorKind::format, "newer version"},
+      {with("\"version\": 1", "\"version\": 2"), ErrorKind::format, "\"first_commit\""},
+      {with("\"version\": 1", "\"version\": 2, \"first_commit\": -1"), ErrorKind::format, "\"first_commit\""},
+      {with("\"version\": 1", "\"version\": 2, \"first_commit\": 1"), ErrorKind::corrupt, "have changed"},
+      {with("\"version\": 1", "\"version\": 1, \"first_commit\": 2"), ErrorKind::corrupt, "have changed"},
       {with("\"version\": 1", "\"version\": 0"), ErrorKind::format, "\"version\""},
       {with("\"version\": 1", "\"version\": \"1\""), ErrorKind::format, "\"version\""},
       {with("0011223344556677\"", "001122334455667\""), ErrorKind::format, "\"id\""},

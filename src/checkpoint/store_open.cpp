@@ -78,6 +78,10 @@ std::unexpected<Error> no_store(const std::string& directory, bool exists) {
       .path = directory});
 }
 
+std::uint64_t first_commit_of(const std::optional<StoreDescriptor>& descriptor) {
+  return descriptor ? descriptor->first_commit : 1;
+}
+
 // Steps move once the directory has its new descriptor.
 std::unexpected<Error> stopped_midway(const std::string& directory, const StoreDescriptor& after,
                                       Error error) {
@@ -179,11 +183,13 @@ Status Store::make_directory() {
 }
 
 // Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
-Status Store::record_descriptor() {
+Status Store::record_descriptor(const EarlierSteps& earlier) {
   for (bool again = true;; again = false) {
     const auto recorded = read_store_descriptor(directory_);
     if (!recorded) return std::unexpected(recorded.error());
     descriptor_ = next_descriptor(*recorded);
+    // Where a run begins, not where one is set aside: if that stops midway, what is left belongs to this one.
+    if (earlier.none) descriptor_.first_commit = next_commit(directory_, {}, descriptor_.first_commit);
     recorded_ = recorded->has_value();
     if (*recorded == descriptor_) return {};
     if (recorded_) {
@@ -203,24 +209,23 @@ Status Store::record_descriptor() {
 }
 
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
-// in it goes aside. Returns whether what is known is of another run, which the save forgets once it has
-// begun: a begin() that fails after this leaves a run whose directory another one has taken as it was, to be
-// refused again. The lock is held.
-Result<bool> Store::settle_earlier_steps(std::uint64_t step) {
+// in it goes aside. The lock is held.
+Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
   const std::string id = id_of(*recorded);
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
+  const bool none_there =
+      std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
   if (!fresh_) {
-    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_); !goes_on)
+    const std::uint64_t first = first_commit_of(*recorded);
+    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_, first); !goes_on)
       return std::unexpected(goes_on.error());
-    // Commits that are known of another descriptor say nothing: those of this one began anew.
-    return !id.empty() && known_.loaded.id != id;
+    return EarlierSteps{.none = none_there, .of_another_run = !id.empty() && known_.loaded.id != id};
   }
-  if (std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); }))
-    return false;
+  if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {
     if (auto ours = check_homes(*known, directory_); !ours) return std::unexpected(ours.error());
   }
@@ -232,10 +237,11 @@ Result<bool> Store::settle_earlier_steps(std::uint64_t step) {
   auto moved = set_aside(directory_, *recorded, after, changes_);
   if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
   aside_ = *std::move(moved);
+  fresh_ = false;  // also if this save fails: what is there at the next one may be another job's
   known_ = {};
   descriptor_ = after;
   recorded_ = true;
-  return false;
+  return EarlierSteps{.none = true};
 }
 
 // What was loaded from a directory without a descriptor stays known once this store has given it one, also by
@@ -262,15 +268,16 @@ void Store::start_over(bool fresh) {
 
 Status Store::check_continues(std::uint64_t step) {
   const auto guard = enter();
+  if (auto own = check_not_of_dcp(directory_, step); !own) return own;
   if (fresh_) return {};
-  if (auto own = check_own_step(directory_, step); !own) return own;
+  if (auto own = check_not_a_link(directory_, step); !own) return own;
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   const std::string id = id_of(*recorded);
-  return checkpoint::check_continues(directory_, id, step, *entries, known_);
+  return checkpoint::check_continues(directory_, id, step, *entries, known_, first_commit_of(*recorded));
 }
 
 }  // namespace trunkline::checkpoint

@@ -122,9 +122,44 @@ TEST_F(StoreOpeningTest, StepsOfOthersAreLeftAlone) {
   fs::rename(root_.file("theirs"), theirs);  // as an earlier version let them be mixed
   EXPECT_EQ(open()->begin(7, Steps{1}).error().code, EEXIST);
   EXPECT_EQ(open()->check_continues(7).error().code, EEXIST);
+  const auto fresh_run = open({.fresh = true});
+  EXPECT_EQ(fresh_run->check_continues(7).error().code, EEXIST);
+  EXPECT_EQ(fresh_run->begin(7, Steps{1}).error().code, EEXIST);
+  EXPECT_EQ(open()->steps(), Steps{1}) << "nothing moved";
   save(*open({.fresh = true}), 2);
   EXPECT_EQ(open()->steps(), Steps{2});
   EXPECT_TRUE(fs::exists(theirs + "/dcp.manifest"));
+}
+
+TEST_F(StoreOpeningTest, AnyFileOfDcpMakesAStepOneOfIts) {
+  save(*open(), 1);
+  for (const char* name : {"dcp.manifest", "dcp-rank00001.manifest", ".metadata", "__3.metadata",
+                           "__0_1.distcp", "rank00000-0-0123456789abcdef0123456789abcdef.shard"}) {
+    fs::create_directory(directory() + "/" + step_directory(2));
+    write(fmt::format("run/{}/{}", step_directory(2), name));
+    const auto refused = open()->begin(2, Steps{1});
+    EXPECT_TRUE(!refused && refused.error().code == EEXIST) << name;
+    fs::remove_all(directory() + "/" + step_directory(2));
+  }
+}
+
+TEST_F(StoreOpeningTest, AnEmptyStepIsNobodys) {
+  fs::create_directories(directory() + "/" + step_directory(3));
+  EXPECT_TRUE(Store::open(directory())) << "alone it keeps nobody out";
+  fs::create_directory(directory() + "/" + step_directory(1));
+  write(fmt::format("run/{}/dcp.manifest", step_directory(1)));
+  for (const IfMissing if_missing : {IfMissing::create, IfMissing::fail})
+    EXPECT_FALSE(Store::open(directory(), {.if_missing = if_missing})) << "beside one of DCP";
+  EXPECT_TRUE(fs::exists(directory() + "/" + step_directory(3)));
+}
+
+TEST_F(StoreOpeningTest, AMovedStepOnVolumesIsToMoveBack) {
+  save(*open({.volumes = volumes()}), 12);
+  fs::rename(directory() + "/" + step_directory(12), root_.file("best"));
+  const auto refused = Store::open(root_.file("best"));
+  ASSERT_FALSE(refused);
+  for (const char* part : {"it is step 12", "shards are on volumes", "move it back there, as step-00000012"})
+    EXPECT_NE(refused.error().message.find(part), std::string::npos) << refused.error().message;
 }
 
 TEST_F(StoreOpeningTest, ACopyOfAStepIsToldWhatToBeCalled) {

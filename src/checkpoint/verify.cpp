@@ -158,7 +158,10 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
         gone ? why_gone(manifest_.volumes[shard.volume], directory_, manifest_.step) : std::nullopt;
     // Beside its manifest no disk is missing.
     const bool is_beside = manifest_.volumes[shard.volume] == kOwnVolume;
-    report({.kind = Mismatch::Kind::missing, .shard = index, .bytes = shard.bytes},
+    report({.kind = gone ? Mismatch::Kind::missing : Mismatch::Kind::unread,
+            .shard = index,
+            .bytes = shard.bytes,
+            .code = error.code},
            gone ? fmt::format("it is missing ({}){}", errno_name(error.code),
                               why ? ": " + *why
                                   : std::string(is_beside ? ": it was removed" : ", is its disk mounted?"))
@@ -277,7 +280,8 @@ void Verification::check(const Slot& slot) {
               .shard = slot.shard,
               .chunk = (slot.offset + begin) / manifest_.chunk_bytes,
               .offset = slot.offset + begin,
-              .bytes = end - begin},
+              .bytes = end - begin,
+              .code = again.error().code},
              again.error().message);
     }
   }

@@ -16,19 +16,20 @@ namespace trunkline::checkpoint {
 // One thing that is wrong with a shard.
 struct Mismatch {
   enum class Kind {
-    missing,   // the file cannot be opened
+    missing,   // the file is not there
     size,      // it has another size than the manifest says
-    unread,    // a chunk could not be read
+    unread,    // the file or a chunk of it could not be read, which says nothing about its contents
     checksum,  // a chunk is not what was written
   };
   Kind kind = Kind::checksum;
   std::uint64_t shard = 0;  // index into Manifest::shards
   std::string path = {};
-  std::optional<std::uint64_t> chunk = {};  // its number in the file; none for `missing` and `size`
+  std::optional<std::uint64_t> chunk = {};  // its number in the file; none for the whole file
   std::uint64_t offset = 0;                 // of the chunk, in bytes from the start of the file ...
   std::uint64_t bytes = 0;                  // ... and its size; for `size` that of the file
   std::vector<std::string> tensors = {};    // with bytes in the chunk or, without one, in the file
   std::string message = {};                 // all of that, and the cause
+  int code = 0;                             // for `unread` the errno; 0 where there is none
 };
 std::string_view to_string(Mismatch::Kind kind);
 

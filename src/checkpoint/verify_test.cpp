@@ -149,6 +149,16 @@ TEST_F(VerifyTest, ChunksThatCannotBeReadAreNamedAndTheOthersChecked) {
   EXPECT_GT(faults->injected(), 0U);
 }
 
+TEST_F(VerifyTest, AFileThatCannotBeOpenedIsNotMissing) {
+  std::filesystem::remove(path_of(1));
+  std::filesystem::create_symlink(path_of(1), path_of(1));  // a loop
+  const auto found = check().mismatches;
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].kind, Kind::unread);
+  EXPECT_EQ(found[0].code, ELOOP);
+  EXPECT_FALSE(found[0].chunk);
+}
+
 TEST_F(VerifyTest, DisturbancesAreNoDamage) {
   const auto faults = Faults::create();
   engine_ = make_engine({.block_bytes = 256 * kKiB, .faults = faults});

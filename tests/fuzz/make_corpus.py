@@ -42,9 +42,11 @@ def framed_manifest(text: bytes, version: int = 1) -> bytes:
     return f"trunkline checkpoint {version} crc32c={checksum(text)} bytes={len(text)}\n".encode() + text
 
 
-def store_descriptor(volumes: list[str], former: list[str]) -> bytes:
-    document = {"format": "trunkline checkpoints", "version": 1, "id": ID}
+def store_descriptor(volumes: list[str], former: list[str], first_commit: int = 1) -> bytes:
+    document = {"format": "trunkline checkpoints", "version": 1 if first_commit == 1 else 2, "id": ID}
     document |= {"volumes": volumes, "former_volumes": former}
+    if first_commit > 1:
+        document["first_commit"] = first_commit
     text = json.dumps(document, indent=1)
     return json.dumps(document | {"crc32c": checksum(text.encode())}, indent=1).encode() + b"\n"
 
@@ -114,7 +116,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
     },
     "store_descriptor": {
         "valid": store_descriptor([f"/v/run-{ID}"], []),
-        "newer": compact({"format": "trunkline checkpoints", "version": 2}),
+        "after-aside": store_descriptor([f"/v/run-{ID}"], [], 8),
+        "newer": compact({"format": "trunkline checkpoints", "version": 3}),
         "paths": f"nvme0/run-{ID}\nnvme1/run-{ID}\n".encode(),
     },
     "volume_home": {

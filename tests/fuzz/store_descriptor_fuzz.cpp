@@ -27,7 +27,7 @@ constexpr std::size_t kMostPaths = 8;  // as more of them reach nothing new, and
 
 // Paths are the lines of the text; those of odd length are of former volumes.
 StoreDescriptor described(std::string_view text) {
-  StoreDescriptor made{.id = "0123456789abcdef", .volumes = {}};
+  StoreDescriptor made{.id = "0123456789abcdef", .volumes = {}, .first_commit = 1 + text.size() % kMostPaths};
   while (!text.empty() && made.volumes.size() + made.former_volumes.size() < kMostPaths) {
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));

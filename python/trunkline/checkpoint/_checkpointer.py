@@ -450,8 +450,13 @@ class Checkpointer:
             chosen = self._instead_of(chosen, manifest, missing["path"], missing["message"], step is None)
         if not found:
             return
-        first, more = found[0], len(found) - 1
-        error = Corrupt(None, first["message"] + (f"; and {more} more" if more else ""), first["path"])
+        # What cannot be read may be whole: that it is damaged is said only where something is.
+        first = next((each for each in found if each["kind"] != "unread"), found[0])
+        message = first["message"] + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
+        if first["kind"] == "unread":
+            error = exception_of("system", first["errno"] or errno.EIO, message, first["path"])
+        else:
+            error = Corrupt(None, message, first["path"])
         error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
         with self._naming_other_steps(chosen):
             raise error

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <optional>
+#include <system_error>
 
+#include "checkpoint/listing.h"
 #include "checkpoint/verify.h"
 #include "cli/checkpoint/checkpoint_actions.h"
 #include "cli/checkpoint/checkpoint_output.h"
@@ -12,6 +15,21 @@
 namespace trunkline::cli {
 
 using Json = nlohmann::ordered_json;
+
+namespace {
+
+// Those that are there with the size that the manifest says; their contents are not read.
+std::size_t count_shards(const std::string& directory, const checkpoint::Manifest& manifest) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(checkpoint::shard_path(directory, manifest, i), error);
+    if (!error && bytes == manifest.shards[i].bytes) ++found;
+  }
+  return found;
+}
+
+}  // namespace
 
 int list_checkpoints(const CheckpointArguments& arguments) {
   const auto store = open_store(arguments);
@@ -39,16 +57,27 @@ int list_checkpoints(const CheckpointArguments& arguments) {
       continue;
     }
     const std::uint64_t bytes = bytes_to_verify(*manifest);
+    const auto shards_there = count_shards((*store)->directory(), *manifest);
+    const bool is_complete = shards_there == manifest->shards.size();
+    if (!is_complete) {
+      whole = false;
+      print_problem(fmt::format("step {} lacks {} of its {} shards; `verify --step {}` names them", step,
+                                manifest->shards.size() - shards_there, manifest->shards.size(), step));
+    }
     document["checkpoints"].push_back({{"step", step},
                                        {"commit", manifest->commit},
                                        {"time", manifest->time},
                                        {"world_size", manifest->world_size},
                                        {"shards", manifest->shards.size()},
                                        {"tensors", manifest->tensors.size()},
-                                       {"bytes", bytes}});
+                                       {"bytes", bytes},
+                                       {"is_complete", is_complete}});
     table.add({fmt::format("{}", step), fmt::format("{}", manifest->commit), manifest->time,
                fmt::format("{}", manifest->world_size), fmt::format("{}", manifest->shards.size()),
-               fmt::format("{}", manifest->tensors.size()), format_bytes(bytes), mark});
+               fmt::format("{}", manifest->tensors.size()), format_bytes(bytes),
+               is_complete    ? mark
+               : mark.empty() ? "incomplete"
+                              : mark + ", incomplete"});
   }
   return print(arguments, document, steps->empty() ? "no checkpoints\n" : table.render(), whole);
 }

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <iostream>
+#include <string>
+#include <string_view>
 
 #include "checkpoint/verify.h"
 #include "cli/checkpoint/checkpoint_actions.h"
@@ -45,6 +48,10 @@ Verdict verdict_of(std::uint64_t step, const Error& error) {
 
 Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double seconds) {
   const bool ok = report.mismatches.empty();
+  // What cannot be read may be whole.
+  const bool is_damaged = std::ranges::any_of(
+      report.mismatches, [](const Mismatch& each) { return each.kind != Mismatch::Kind::unread; });
+  const std::string_view state = ok ? "whole" : is_damaged ? "damaged" : "could not be read";
   Verdict verdict{.ok = ok,
                   .json = {{"step", manifest.step},
                            {"commit", manifest.commit},
@@ -53,8 +60,8 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
                            {"seconds", seconds},
                            {"mismatches", Json::array()}},
                   .text = fmt::format("step {}: {}, {} in {} shard{}, {}\n", manifest.step,
-                                      ok ? "whole"
-                                         : fmt::format("damaged, {} finding{}", report.mismatches.size(),
+                                      ok ? std::string(state)
+                                         : fmt::format("{}, {} finding{}", state, report.mismatches.size(),
                                                        report.mismatches.size() == 1 ? "" : "s"),
                                       format_bytes(report.bytes), manifest.shards.size(),
                                       manifest.shards.size() == 1 ? "" : "s",
