@@ -163,6 +163,9 @@ def test_every_flipped_bit_is_found_by_load_and_verify(tmp_path: Path) -> None:
                 check()
             assert caught.value.filename == str(shard)
             assert caught.value.chunk == at >> 20
+            end = min((at >> 20) + 1 << 20, len(data))
+            if check == checkpointer.load:
+                assert f"chunk {at >> 20} (bytes {at >> 20 << 20} to {end})" in str(caught.value)
             # A chunk may hold parts of several tensors: the first of them is named.
             assert tensor is None or caught.value.tensor in ("first", "second")
     shard.write_bytes(data[:-1])

@@ -412,7 +412,8 @@ class Checkpointer:
                 shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
                 if shard is None or chunk is None:
                     raise
-                raise _shards.corrupt_chunk(manifest, manifest.shard_paths(), shard, chunk) from error
+                path = manifest.shard_paths()[shard]
+                raise _shards.corrupt_chunk(manifest, images[shard], path, shard, chunk) from error
             if into is not None:
                 finish()
         with GcPause():

@@ -159,19 +159,24 @@ def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
     return next(iter(manifest.tensors_in(shard, 0, 2**63 - 1)), None)
 
 
-def corrupt_chunk(manifest: CheckpointManifest, paths: Sequence[str], shard: int, chunk: int) -> Corrupt:
-    """Make the error for a chunk that is not as it was written: names the first tensor concerned."""
+def corrupt_chunk(
+    manifest: CheckpointManifest, image: FileImage, path: str, shard: int, chunk: int
+) -> Corrupt:
+    """Make the error for a chunk of a shard that is not as it was written: names the first tensor concerned.
+
+    `image`: that of the shard.
+    """
     begin = chunk * manifest.chunk_bytes
-    end = begin + manifest.chunk_bytes
+    end = min(begin + manifest.chunk_bytes, image.nbytes)
     names = manifest.tensors_in(shard, begin, end)
     what = f"of the tensor {names[0]!r}" if names else "of its header"
     if len(names) > 1:
         what += f" and {len(names) - 1} more"
     error = Corrupt(
         None,
-        f"{paths[shard]} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not have the "
+        f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not have the "
         "checksum it was written with; load another step, or what is left with verify=False",
-        paths[shard],
+        path,
     )
     error.tensor, error.chunk = names[0] if names else None, chunk
     return error
