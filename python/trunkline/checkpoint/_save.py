@@ -40,7 +40,7 @@ def save(
     The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
     crash), an older file of the name is still there. `durable`: it also survives a power failure once this
     returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
-    megabyte, which load() checks; a .pt file always has the CRC-32 of each storage.
+    MiB, which load() checks; a .pt file always has the CRC-32 of each storage.
 
     Of several saves of one process to one file, the one that was called last is what the file holds in the
     end: this waits for a save_async() to the same file that is still under way.
