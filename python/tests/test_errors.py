@@ -140,3 +140,12 @@ def test_short_transfers_are_resumed(new_engine: Callable[..., tl.Engine], tmp_p
 def test_faults_arguments(call: Callable[[Any], None], exception: type[Exception], argument: str) -> None:
     with pytest.raises(exception, match=f"^{argument}: "):
         call(tl.Faults())
+
+
+def test_the_error_of_another_rank_is_public() -> None:
+    error = tl.RankError(None, "rank 1 failed", None)
+    error.rank = 1
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, tl.Error)
+    assert (type(copy), copy.rank, str(copy)) == (tl.RankError, 1, "rank 1 failed")
+    assert f"{tl.RankError.__module__}.{tl.RankError.__qualname__}" == "trunkline.RankError"

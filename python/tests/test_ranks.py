@@ -21,7 +21,7 @@ from trunkline.checkpoint import _meeting, _ranks
 from trunkline.checkpoint._background import start_thread, unfinished
 from trunkline.checkpoint._outcomes import give_up, heard, join, together
 from trunkline.checkpoint._rank_store import value_of
-from trunkline.checkpoint._ranks import Exchange, Exchanges, RankError
+from trunkline.checkpoint._ranks import Exchange, Exchanges
 
 TIMEOUT = 0.5  # of a rank that is silent
 LONG = 60.0  # what may not happen at all
@@ -132,7 +132,7 @@ def test_a_rank_that_never_comes(new_store: MakeStore) -> None:
     zero, one = make_ranks(new_store, 2, TIMEOUT)
     for each, other in ((zero, 1), (one, 0)):
         last = "it has made no call yet" if each is zero else "its last call was an earlier save(1)"
-        with each.begin("save(1)") as here, pytest.raises(RankError) as info:
+        with each.begin("save(1)") as here, pytest.raises(tl.RankError) as info:
             here.meet()
         assert f"rank {other} ({last}) has not come to save(1) for 0.5 s" in str(info.value)
         assert info.value.rank == other
@@ -146,7 +146,7 @@ def test_a_rank_that_falls_silent(new_store: MakeStore, monkeypatch: pytest.Monk
         met(there, here)
         # As the heart of a process that died: it has beaten for a while, and does no more.
         monkeypatch.setattr(ranks[odd].attempts, "beat", lambda attempt: None)
-        with pytest.raises(RankError, match=f"rank {odd} is silent for 0.5 s"):
+        with pytest.raises(tl.RankError, match=f"rank {odd} is silent for 0.5 s"):
             (here, there)[odd].read("written", odd)
 
 
@@ -166,7 +166,7 @@ def test_the_exit_waits_for_no_silent_rank_again(monkeypatch: pytest.MonkeyPatch
         with ranks[0].begin() as zero:
             met(zero, one, two)
             monkeypatch.setattr(ranks[2].attempts, "beat", lambda attempt: None)
-            with pytest.raises(RankError, match="rank 2 is silent"):
+            with pytest.raises(tl.RankError, match="rank 2 is silent"):
                 zero.read("written", 2)
             zero.post("committed", 1)
             ranks[0].timeout = LONG
@@ -189,7 +189,7 @@ def test_rank_0_that_falls_silent_before_it_meets(
         while zero.attempts.last_beat(0) is None:
             time.sleep(0)
         monkeypatch.setattr(zero.attempts, "beat", lambda attempt: None)
-        with pytest.raises(RankError, match="rank 0 is silent for 0.5 s"):
+        with pytest.raises(tl.RankError, match="rank 0 is silent for 0.5 s"):
             here.meet()
 
 
@@ -201,7 +201,7 @@ def test_signs_of_life_count_for_their_call_alone(
         met(here, there)
         beat, hung = one.attempts.beat, there._attempt
         monkeypatch.setattr(one.attempts, "beat", lambda attempt: None if attempt is hung else beat(attempt))
-        with one.begin("save(2)"), pytest.raises(RankError, match="rank 1 is silent for 0.5 s"):
+        with one.begin("save(2)"), pytest.raises(tl.RankError, match="rank 1 is silent for 0.5 s"):
             here.read("written", 1)
 
 
@@ -304,7 +304,7 @@ def test_a_call_that_one_rank_made_alone_and_does_not_make_again(
     fail_alone(ranks[odd], "save(2)", point)
     other = ranks[1 - odd].begin("save(2)", 6)
     why = f"rank {odd} .*not come to save" if is_over else f"rank {odd}.*injected"
-    with pytest.raises(RankError, match=why):
+    with pytest.raises(tl.RankError, match=why):
         together(other, lambda: join(other) if odd == 0 else other.meet())
 
 
@@ -316,9 +316,9 @@ def test_a_rank_that_comes_to_a_call_of_an_earlier_point(monkeypatch: pytest.Mon
     zero, one = ranks[0].begin("load()", 6), ranks[1].begin("save(2)", 6)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(together, one, lambda: join(one))
-        with pytest.raises(RankError, match=r"rank 1 calls save\(2\) while rank 0 calls load"):
+        with pytest.raises(tl.RankError, match=r"rank 1 calls save\(2\) while rank 0 calls load"):
             together(zero, zero.meet)
-        with pytest.raises(RankError, match=r"rank 0 calls load\(\) while rank 1 calls save"):
+        with pytest.raises(tl.RankError, match=r"rank 0 calls load\(\) while rank 1 calls save"):
             joining.result(LONG)
 
 
@@ -327,7 +327,7 @@ def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:
     with zero.begin() as here:
         with one.begin() as there:
             met(here, there)
-        with pytest.raises(RankError, match="rank 1 gave up"):
+        with pytest.raises(tl.RankError, match="rank 1 gave up"):
             here.read("written", 1)
 
 
@@ -473,7 +473,7 @@ def test_keys_of_calls_that_did_not_meet_go_as_well() -> None:
         for number in range(1, 21):
             all_are_back.wait(LONG)
             exchange = each.begin(f"save({number if each.rank < 2 else 0})")
-            with pytest.raises(RankError, match="calls save"):
+            with pytest.raises(tl.RankError, match="calls save"):
                 together(exchange, functools.partial(meet_and_hear, exchange))
 
     left = []
@@ -540,10 +540,10 @@ def test_a_store_that_is_lost(server: tuple["subprocess.Popen[str]", MakeStore],
     for thread in threads:
         thread.join(LONG)
         assert not thread.is_alive()
-    assert [type(error) for error in failed] == [RankError] * 2
+    assert [type(error) for error in failed] == [tl.RankError] * 2
     assert all("store" in str(error) and "rank 0 or the agent" in str(error) for error in failed)
     # And at once from now on, not each time after a wait.
-    with pytest.raises(RankError, match="store"), one.begin() as exchange:
+    with pytest.raises(tl.RankError, match="store"), one.begin() as exchange:
         exchange.meet()
 
 
@@ -551,9 +551,9 @@ def test_a_store_that_was_stopped_for_a_while(server: tuple["subprocess.Popen[st
     process, connect = server
     zero, one = make_ranks(connect, 2, TIMEOUT)
     process.send_signal(signal.SIGSTOP)
-    with pytest.raises(RankError, match="has not answered for 0.5 s"), zero.begin() as exchange:
+    with pytest.raises(tl.RankError, match="has not answered for 0.5 s"), zero.begin() as exchange:
         exchange.meet()
-    with pytest.raises(RankError, match="has not answered for 0.5 s"), one.begin() as exchange:
+    with pytest.raises(tl.RankError, match="has not answered for 0.5 s"), one.begin() as exchange:
         exchange.meet()
     process.send_signal(signal.SIGCONT)
     zero.store._stuck.ended.wait(LONG)  # type: ignore[union-attr]

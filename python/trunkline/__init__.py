@@ -37,6 +37,7 @@ from trunkline._errors import (
     Error,
     Format,
     OutOfBudget,
+    RankError,
     Timeout,
     Unsupported,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "Future",
     "OutOfBudget",
     "Pin",
+    "RankError",
     "Read",
     "SaveHandle",
     "Timeout",

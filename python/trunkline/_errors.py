@@ -65,6 +65,12 @@ class EndOfFile(Error):
     """A read reaches past the end of the file."""
 
 
+class RankError(Error):
+    """Another rank failed, made another call, or shows no sign of life; `rank` says which."""
+
+    rank: int | None = None
+
+
 # Named as the builtin exceptions that they also are: a traceback says trunkline.FileNotFoundError.
 class FileNotFoundError(Error, builtins.FileNotFoundError):  # noqa: A001
     """There is no such file or directory."""
@@ -133,6 +139,7 @@ for _public in (
     DeviceError,
     Format,
     EndOfFile,
+    RankError,
     FileNotFoundError,
     FileExistsError,
     PermissionError,

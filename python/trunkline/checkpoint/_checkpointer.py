@@ -210,8 +210,8 @@ class Checkpointer:
         Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
         file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
         on that. ValueError where `into` does not fit: it needs every key of the state. load() without
-        a step is collective on a process group, whose ranks agree on the checkpoint; RankError (an Error that
-        says `rank`) where one fails, does not come, or, after several attempts, still finds another
+        a step is collective on a process group, whose ranks agree on the checkpoint; RankError, which names
+        the rank, where one fails, does not come, or, after several attempts, still finds another
         checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
         Each reads for itself. Waits for a save that is under way.
         """

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trunkline._errors import Cancelled
+from trunkline._errors import Cancelled, RankError
 from trunkline.checkpoint._attempts import Attempt, Attempts
-from trunkline.checkpoint._rank_store import RankError, rank_error
+from trunkline.checkpoint._rank_store import rank_error
 
 _POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks
 _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting

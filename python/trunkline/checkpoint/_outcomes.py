@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trunkline._errors import Cancelled, Error
-from trunkline.checkpoint._ranks import Exchange, RankError, rank_error
+from trunkline._errors import Cancelled, Error, RankError
+from trunkline.checkpoint._ranks import Exchange, rank_error
 
 _NOT_SAVED = "the checkpoint was not saved"
 

@@ -6,19 +6,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from trunkline._errors import Error
+from trunkline._errors import RankError
 from trunkline.checkpoint._background import start_thread
 from trunkline.checkpoint._flag import Flag
 
 T = TypeVar("T")
 
 _ABSENT = "\x00absent"  # no value of ours, which are JSON or begin with a digit
-
-
-class RankError(Error):
-    """Another rank failed, or shows no sign of life; `rank` says which."""
-
-    rank: int | None = None
 
 
 def rank_error(rank: int, message: str) -> RankError:

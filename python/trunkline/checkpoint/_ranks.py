@@ -16,14 +16,14 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any
 
-from trunkline._errors import Error
+from trunkline._errors import Error, RankError
 from trunkline.checkpoint._attempts import Attempt, Attempts
 from trunkline.checkpoint._background import Claim, start_thread
 from trunkline.checkpoint._flag import Flag
 from trunkline.checkpoint._meeting import Failures, Meeting, check_stopped, silent
-from trunkline.checkpoint._rank_store import RankError, RankStore, rank_error, value_of
+from trunkline.checkpoint._rank_store import RankStore, rank_error, value_of
 
-__all__ = ["Exchange", "GroupRanks", "RankError", "Ranks", "rank_error"]
+__all__ = ["Exchange", "GroupRanks", "Ranks", "rank_error"]
 
 _BEAT_SECONDS = 0.25  # at most: several in a timeout
 _POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks

@@ -5,14 +5,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Cancelled, Error, Timeout
+from trunkline._errors import Cancelled, Error, RankError, Timeout
 from trunkline._exit_hook import check_threads_run, has_passed
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
 from trunkline.checkpoint._at_exit import end_by_failure, say
 from trunkline.checkpoint._background import Claim, exit_watch, start_thread
 from trunkline.checkpoint._flag import Flag
-from trunkline.checkpoint._rank_store import RankError
 from trunkline.checkpoint._save_order import OrderedFileSet
 from trunkline.checkpoint._sources import SourceImage
 from trunkline.checkpoint._transfer import absolute_path, path_name, write_files
