@@ -3,6 +3,7 @@
 import argparse
 import collections
 import contextlib
+import dataclasses
 import datetime
 import enum
 import json
@@ -425,7 +426,7 @@ class _Pair(NamedTuple):
     a: int
 
 
-CONVERT = "for a module or an optimizer use its state_dict()"
+CONVERT = "; save what it consists of: dicts, lists, numbers, strings, tensors or arrays"
 IN_PT = "; save it in a .pt file of its own (trunkline.save)"
 ARRAY = "; convert it to a list, or to an array of numbers or strings"
 
@@ -435,10 +436,10 @@ ARRAY = "; convert it to a list, or to an array of numbers or strings"
     [
         (object, "is a builtins.object", CONVERT),
         (lambda: print, "is a builtins.builtin_function_or_method", CONVERT),
-        (lambda: bytearray(b"a"), "bytearray", CONVERT),
-        (lambda: collections.namedtuple("P", "x")(1), "P", CONVERT),
-        (lambda: torch.Generator(), "Generator", CONVERT),
-        (lambda: torch.nn.Linear(1, 1), "Linear", CONVERT),
+        (lambda: bytearray(b"a"), "bytearray", "save bytes(...) of it"),
+        (lambda: collections.namedtuple("P", "x")(1), "P", "save its _asdict()"),
+        (lambda: torch.Generator(), "Generator", "save its get_state()"),
+        (lambda: torch.nn.Linear(1, 1), "Linear", "save its state_dict()"),
         (lambda: torch.zeros(2).as_subclass(Wrapped), "subclass of torch.Tensor", IN_PT),
         (lambda: torch.zeros(2).to_sparse(), "sparse", IN_PT),
         (nested_tensor, "nested tensor", IN_PT),
@@ -753,27 +754,40 @@ def test_into_that_differs_is_named(change: dict[str, Any], says: str) -> None:
     assert says in str(caught.value)
 
 
+class _Colour(enum.IntEnum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class _Options:
+    rate: float = 0.1
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("value", "advice"),
     [
-        Path("a"),
-        _Pair(1),
-        datetime.datetime(2026, 1, 1),
-        collections.defaultdict(int),
-        torch.Generator(),
-        argparse.Namespace(),
-        lambda: 1,
+        (Path("a"), "save str(path)"),
+        (_Pair(1), "save its _asdict()"),
+        (_Colour.RED, "save its name or its value (e.name, e.value)"),
+        (_Options(), "save dataclasses.asdict(...) of it"),
+        (datetime.datetime(2026, 1, 1), "save its isoformat()"),
+        (collections.defaultdict(int), "save dict(...) of it"),
+        (collections.deque([1]), "save list(...) of it"),
+        (torch.Generator(), "save its get_state()"),
+        (np.random.default_rng(0), "save its bit_generator.state"),
+        (torch.nn.Linear(1, 1), "save its state_dict()"),
+        (torch.optim.SGD([torch.zeros(1)]), "save its state_dict()"),
+        (argparse.Namespace(), "save vars(args)"),
+        (torch.nn.Linear, "save its name, or what it is needed for"),
+        (lambda: 1, CONVERT.removeprefix("; ")),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_without_a_form_say_what_to_convert_them_to(value: Any) -> None:
+def test_values_without_a_form_say_what_to_convert_them_to(value: Any, advice: str) -> None:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     with pytest.raises(tl.Unsupported) as caught:
         _state.flatten({"a": value})
-    assert str(caught.value) == (
-        f"state['a'] is a {kind}, which cannot be saved; convert it to dicts, lists, numbers or strings "
-        "(vars(args), str(path), dict(counts)); for a module or an optimizer use its state_dict()"
-    )
+    assert str(caught.value) == f"state['a'] is a {kind}, which cannot be saved; {advice}"
     if value.__hash__ is not None and not isinstance(value, tuple):
         with pytest.raises(
             tl.Unsupported, match="the key is a .*; use a string, a number or a tuple of such"

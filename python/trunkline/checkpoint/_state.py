@@ -35,6 +35,7 @@ import torch
 
 from trunkline._core import GcPause
 from trunkline._errors import Unsupported
+from trunkline.checkpoint._conversions import conversion
 from trunkline.checkpoint._leaves import (
     MAX_DEPTH,
     NUMPY_AS_TORCH,
@@ -75,11 +76,6 @@ _MAX_NAME = 400
 _SIMPLE = (int, float, str)  # what long lists are of: always encoded, so that no place needs to be known
 _HINT = "; save it in a .pt file of its own (trunkline.save)"
 _CONVERT_ARRAY = "; convert it to a list, or to an array of numbers or strings"
-# No .pt file: that of a Path or a Namespace could not be loaded with weights_only.
-_CONVERT = (
-    "; convert it to dicts, lists, numbers or strings (vars(args), str(path), dict(counts)); for a module or "
-    "an optimizer use its state_dict()"
-)
 _CONVERT_KEY = "; use a string, a number or a tuple of such as the key"
 
 
@@ -167,7 +163,8 @@ class _Flattener:
         try:
             return encode(value)
         except NoLeaf as why:
-            raise Unsupported(None, f"{self.place()} {why}{_CONVERT}") from None
+            # No .pt file: that of a Path or a Namespace could not be loaded with weights_only.
+            raise Unsupported(None, f"{self.place()} {why}; {conversion(value)}") from None
 
     def pairs(self, value: Mapping[Any, Any]) -> list[Json]:
         """Return keys and nodes, in turn."""
