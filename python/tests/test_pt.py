@@ -334,6 +334,8 @@ def test_objects_of_classes(tmp_path: Path) -> None:
     assert caught.value.filename == str(path)
     for bad in ("weights_only` set to `False`", "arbitrary code", "trusted source", "\x1b", "file an issue"):
         assert bad not in str(caught.value)
+    assert "save model.state_dict() instead" in str(caught.value)
+    assert "torch.load(path, weights_only=False) loads a file that you trust" in str(caught.value)
     save({"settings": obj["settings"]}, path)
     with torch.serialization.safe_globals([Settings]):
         loaded = _pt.load(path, verify=True)

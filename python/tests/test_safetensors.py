@@ -571,9 +571,16 @@ def test_a_flip_in_one_of_several_files(
 def test_a_folder_with_one_file(tmp_path: Path, engine: tl.Engine) -> None:
     with pytest.raises(FileNotFoundError, match="without safetensors files; give the path"):
         load_folder(tmp_path, engine=engine)
-    for other, reader in (("trunkline-checkpoints.json", "Checkpointer"), (".metadata", "StorageReader")):
+    here = re.escape(repr(str(tmp_path)))
+    for other, reader in (
+        ("trunkline-checkpoints.json", rf"trunkline.Checkpointer\({here}\).load\(\)"),
+        ("dcp.manifest", rf"dcp.load and trunkline.dcp.StorageReader\({here}\)"),
+        (".metadata", "dcp.load and torch.distributed.checkpoint.FileSystemReader"),
+    ):
         (tmp_path / other).touch()
-        with pytest.raises(FileNotFoundError, match=reader):
+        with pytest.raises(
+            FileNotFoundError, match=f"is a directory of .*checkpoints?; load it with {reader}"
+        ):
             load_folder(tmp_path, engine=engine)
         (tmp_path / other).unlink()
     tensors = several()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,29 @@ def test_files_in_place_of_their_folder(tmp_path: Path) -> None:
             load(tmp_path / "a.gguf")
     with pytest.raises(TypeError, match="model_dir: must be str"):
         tl.transformers.from_pretrained(None)  # type: ignore[arg-type]
+
+
+def test_files_of_checkpoints_say_what_loads_them(tmp_path: Path) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
+    checkpoints.save(5, {"a": torch.ones(3)}, block=True)
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    with warnings.catch_warnings(action="ignore"):  # of torch: that there is one process
+        dcp.save(
+            {"a": torch.ones(3)}, storage_writer=tl.dcp.StorageWriter(tmp_path / "sharded"), no_dist=True
+        )
+    of_dcp = f"dcp.load and trunkline.dcp.StorageReader('{tmp_path}/sharded')"
+    for pattern, says in (
+        (
+            "run/*/manifest-*",
+            "is the manifest of a step of a Checkpointer; use "
+            f"trunkline.Checkpointer('{tmp_path}/run').load(5)",
+        ),
+        ("run/trunkline-checkpoints.json", f"use trunkline.Checkpointer('{tmp_path}/run').load()"),
+        ("sharded/*.shard", f"is one file of a checkpoint of trunkline.dcp; load the whole with {of_dcp}"),
+        ("sharded/dcp.manifest", of_dcp),
+    ):
+        [path] = tmp_path.glob(pattern)
+        with pytest.raises(tl.Format) as caught:
+            tl.load(path)
+        assert str(path) in str(caught.value)
+        assert says in str(caught.value)

@@ -33,6 +33,7 @@ from trunkline._errors import Unsupported
 from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._placed import placed, savable
+from trunkline.checkpoint._pt_load import TRUST
 from trunkline.checkpoint._save import SaveHandle, save, save_async
 from trunkline.checkpoint._transfer import absolute_path
 
@@ -135,8 +136,8 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
             if weights_only is not False:
                 raise Unsupported(
                     error.errno,
-                    f"{error}; if you trust the file, pass weights_only=False to the Trainer's fit, "
-                    "validate, test or predict",
+                    f"{str(error).removesuffix(TRUST).rstrip('.')}; if you trust the file, pass "
+                    "weights_only=False to the Trainer's fit, validate, test or predict",
                     name,
                 ) from error
             return dict(torch.load(name, map_location=device, weights_only=False))

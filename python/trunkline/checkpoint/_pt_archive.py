@@ -9,6 +9,7 @@ from typing import Literal
 from trunkline import _core
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 from trunkline.checkpoint import _pt_pickle, _pt_zip
+from trunkline.checkpoint._other_formats import part_of_checkpoint
 from trunkline.checkpoint._pt_zip import Record
 
 # The end of the file that is read at once: the central directory of most.
@@ -202,6 +203,9 @@ def _check_start(source: Source) -> None:
         return
     if source.size == 0:
         raise CutOff(None, f"{source.path} is empty; copy or save it again", source.path)
+    part = part_of_checkpoint(source.path)
+    if part is not None:
+        raise Format(None, f"{source.path} {part}", source.path)
     what = "is not a zip archive as torch.save writes it"
     if head.startswith(b"GGUF"):
         raise Unsupported(

@@ -295,7 +295,9 @@ def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) 
         if isinstance(error, (Error, Warning)):
             raise
         if isinstance(error, pickle.UnpicklingError):
-            raise Unsupported(None, f"{path} cannot be loaded safely: {_explanation(error)}", path) from None
+            why = _explanation(error)
+            trust = TRUST if "add_safe_globals" in why else ""
+            raise Unsupported(None, f"{path} cannot be loaded safely: {why}{trust}", path) from None
         if isinstance(error, MemoryError):
             raise Error(errno.ENOMEM, f"loading {path}: out of memory", path) from error
         raise Format(
@@ -303,6 +305,11 @@ def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) 
         ) from error
 
 
+# What else helps where a class is not allowed.
+TRUST = (
+    " Or save model.state_dict() instead of a whole model; torch.load(path, weights_only=False) loads a file "
+    "that you trust, and runs code that is in it"
+)
 _ADVICE: Sequence[str] = (
     # Torch's suggestions to load with weights_only=False, and to report an issue.
     r"\x1b\[\d+m",

@@ -13,7 +13,8 @@ from trunkline._errors import Format, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _transfer
 from trunkline.checkpoint._memory import CPU
-from trunkline.checkpoint._names import is_manifest, is_shard, step_of
+from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
+from trunkline.checkpoint._other_formats import step_reader
 from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -68,7 +69,7 @@ def _find(path: str) -> str:
     names = sorted(os.listdir(path))  # noqa: PTH208
     # What it holds beside tensors is in the manifest: a dict of the shard's tensors would pass for the state.
     if any(is_manifest(name) or is_shard(name) for name in names):
-        raise Format(None, f"{path} is a step of a directory of checkpoints; use {_reader(path)}", path)
+        raise Format(None, f"{path} is a step of a directory of checkpoints; use {step_reader(path)}", path)
     # As transformers: the index may be left of an older save.
     if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
         return os.path.join(path, "model.safetensors")  # noqa: PTH118
@@ -85,29 +86,24 @@ def _find(path: str) -> str:
             )
         if candidates:
             return os.path.join(path, candidates[0])  # noqa: PTH118
-    raise exception_of(
-        "system", errno.ENOENT, f"{path} is a directory without safetensors files{_hint(names)}", path
-    )
+    raise exception_of("system", errno.ENOENT, f"{path} is a directory {_hint(path, names)}", path)
 
 
-def _reader(path: str) -> str:
-    """Return the call that loads the step in a folder."""
-    directory, name = os.path.split(path.rstrip("/"))
-    step = step_of(name)
-    number = "STEP" if step is None else step
-    return f"trunkline.Checkpointer({directory or '.'!r}).load({number})"
-
-
-def _hint(names: list[str]) -> str:
-    """What else the directory is, by the names in it, and what reads that."""
-    if "trunkline-checkpoints.json" in names:
-        return ", one of checkpoints; read it with trunkline.Checkpointer(path).load()"
-    if ".metadata" in names or any(name.startswith("dcp") and name.endswith(".manifest") for name in names):
+def _hint(path: str, names: list[str]) -> str:
+    """What the directory is, by the names in it, and what reads that."""
+    if DESCRIPTOR in names:
+        return f"of checkpoints; load it with trunkline.Checkpointer({path!r}).load()"
+    if ".metadata" in names:
         return (
-            ", one of torch.distributed.checkpoint; read it with dcp.load and trunkline.dcp.StorageReader or "
-            "the stock reader"
+            "of torch.distributed.checkpoint; load it with dcp.load and "
+            "torch.distributed.checkpoint.FileSystemReader"
         )
-    return "; give the path of the file to load"
+    if any(name.startswith("dcp") and name.endswith(".manifest") for name in names):
+        return (
+            "of torch.distributed.checkpoint; load it with dcp.load and "
+            f"trunkline.dcp.StorageReader({path!r})"
+        )
+    return "without safetensors files; give the path of the file to load"
 
 
 def _read_index(path: str, engine: Engine | None) -> dict[str, str]:
