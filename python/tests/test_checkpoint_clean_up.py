@@ -182,3 +182,13 @@ def test_a_manifest_of_a_newer_version_is_not_called_damaged(tmp_path: Path) -> 
     with pytest.warns(RuntimeWarning, match=f"^step 1 of {tmp_path} cannot be read: ") as opening:
         tl.Checkpointer(tmp_path, process_group=False)
     assert "delete(" not in str(opening[0].message)
+
+
+def test_the_warning_of_a_damaged_head_says_how_to_remove_it(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, process_group=False).save(1, STATE, block=True)
+    (manifest,) = tmp_path.glob("step-00000001/manifest-*")
+    manifest.write_bytes(b"X" + manifest.read_bytes()[1:])
+    with pytest.warns(RuntimeWarning, match=r"cannot be read: .*; delete\(1\) removes it$"):
+        checkpointer = tl.Checkpointer(tmp_path, process_group=False)
+    checkpointer.delete(1)
+    assert checkpointer.steps() == []

@@ -105,7 +105,7 @@ def test_a_call_that_others_skip(crew: RankProcesses, directory: Path, who: int,
     for step in range(2, 2 + times):
         (failed,) = crew.failures("save", step, {"seed": 1}, block=True, ranks=[who]).values()
         assert failed.is_ours
-        assert f"come to save({step}) for 1.5 s" in failed.message
+        assert f"called save({step}) within 1.5 s" in failed.message
         for other in range(crew.size) if who == 0 else [0]:
             assert (f"rank {other} (its last call was save(1))" in failed.message) == (other != who)
     works_again(crew)
@@ -132,7 +132,7 @@ def test_a_load_that_others_skip(crew: RankProcesses, directory: Path, who: int)
     opened(crew, directory, TIMEOUT)
     (alone,) = crew.failures("latest_loaded", ranks=[who]).values()
     assert f"rank {1 - who} (its last call was save(1))" in alone.message
-    assert "not come to load() for 1.5 s" in alone.message
+    assert "not called load() within 1.5 s" in alone.message
     crew.all("set_timeout", LONG)
     works_again(crew)
 
@@ -270,7 +270,7 @@ def test_opening_while_others_save(pair: RankProcesses, directory: Path, tmp_pat
     opened(pair, directory, TIMEOUT)
     pair.tell(1, "open", str(tmp_path / "other"), name="other")
     (failed,) = pair.failures(*SAVE, block=True, ranks=[0]).values()
-    assert "rank 1 (its last call was save(1)) has not come to save(2)" in failed.message
+    assert "rank 1 (its last call was save(1)) has not called save(2)" in failed.message
     pair.one(0, "open", str(tmp_path / "other"), name="other")
     pair.reply(1)
     works_again(pair)

@@ -83,7 +83,7 @@ def test_states_of_compiled_and_plain_models_are_not_mixed_up(tmp_path: Path) ->
     tl.Checkpointer(tmp_path / "wrapped").save(1, wrapped.state_dict(), block=True)
     tl.Checkpointer(tmp_path / "plain").save(1, plain.state_dict(), block=True)
     for saved, into in (("wrapped", plain), ("plain", wrapped)):
-        with pytest.raises(ValueError, match=r"lacks the keys .*compiled\._orig_mod"):
+        with pytest.raises(ValueError, match=r"lacks the keys? .*compiled\._orig_mod"):
             tl.Checkpointer(tmp_path / saved).load(into=into.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         plain.load_state_dict(tl.Checkpointer(tmp_path / "wrapped").load())

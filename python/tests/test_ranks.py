@@ -134,7 +134,7 @@ def test_a_rank_that_never_comes(new_store: MakeStore) -> None:
         last = "it has made no call yet" if each is zero else "its last call was an earlier save(1)"
         with each.begin("save(1)") as here, pytest.raises(tl.RankError) as info:
             here.meet()
-        assert f"rank {other} ({last}) has not come to save(1) for 0.5 s" in str(info.value)
+        assert f"rank {other} ({last}) has not called save(1) within 0.5 s" in str(info.value)
         assert info.value.rank == other
         assert isinstance(info.value, tl.Error)
 
@@ -303,7 +303,7 @@ def test_a_call_that_one_rank_made_alone_and_does_not_make_again(
     ranks = make_ranks(lambda: store, 2, TIMEOUT if is_over else LONG)
     fail_alone(ranks[odd], "save(2)", point)
     other = ranks[1 - odd].begin("save(2)", 6)
-    why = f"rank {odd} .*not come to save" if is_over else f"rank {odd}.*injected"
+    why = f"rank {odd} .*not called save" if is_over else f"rank {odd}.*injected"
     with pytest.raises(tl.RankError, match=why):
         together(other, lambda: join(other) if odd == 0 else other.meet())
 

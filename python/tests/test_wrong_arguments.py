@@ -180,3 +180,9 @@ def test_arguments_of_torch_load(tmp_path: Path) -> None:
             tl.load(tmp_path / "a.pt", weights_only=value)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="devise"):
         tl.load(tmp_path / "a.pt", devise="cpu")  # type: ignore[call-arg]
+
+
+def test_writers_of_one_process(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^writers: not \[1\]: there is one process .*; leave writers out$"):
+        tl.Checkpointer(tmp_path, writers=[1], process_group=False)
+    tl.Checkpointer(tmp_path, writers=[0], process_group=False)

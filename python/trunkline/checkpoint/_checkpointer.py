@@ -721,6 +721,8 @@ def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
         raise ValueError(wrong)
     chosen = items_argument(writers, wrong)
     if not chosen or not all(isinstance(rank, int) and 0 <= rank < ranks.size for rank in chosen):
+        if ranks.size == 1:
+            wrong = f"writers: not {writers!r}: there is one process and no process group; leave writers out"
         raise ValueError(wrong)
     return sorted(set(chosen))
 

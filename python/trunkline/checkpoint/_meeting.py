@@ -191,7 +191,7 @@ class Meeting:
         where = "it has exited, hangs, or is" if one else "they have exited, hang, or are"
         error = rank_error(
             ranks[0],
-            f"{shown} {'has' if one else 'have'} not come to {self._call} for {self._timeout:g} "
+            f"{shown} {'has' if one else 'have'} not called {self._call} within {self._timeout:g} "
             f"s: {where} executing other code; {_ALIKE}. {_INTACT}",
         )
         error.is_absence = True  # type: ignore[attr-defined]

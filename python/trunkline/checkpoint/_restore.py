@@ -184,14 +184,15 @@ class _Restoring:
         missing = [key for key in keys if key not in into]
         if missing:
             raise ValueError(
-                f"into: {self.place()} lacks the keys {_listed(missing)} of the checkpoint"
+                f"into: {self.place()} lacks the {_keys(missing)} of the checkpoint"
                 f"{_about_compiled([*missing, *into]) or _WHOLE}"
             )
         known = set(keys)
         unexpected = [key for key in into if key not in known]
         if unexpected:
             raise ValueError(
-                f"into: {self.place()} has the keys {_listed(unexpected)}, the checkpoint has not"
+                f"into: {self.place()} has the {_keys(unexpected)}, which the checkpoint lacks; remove "
+                f"{'it' if len(unexpected) == 1 else 'them'}"
             )
 
     def _name(
@@ -426,6 +427,10 @@ def _shape_of(node: dict[str, Json]) -> tuple[int, ...]:
 
 def _described(dtype: torch.dtype, shape: Any) -> str:
     return f"{dtype}, {list(shape)}"
+
+
+def _keys(keys: list[Any]) -> str:
+    return f"key{'s' if len(keys) > 1 else ''} {_listed(keys)}"
 
 
 def _listed(values: list[Any]) -> str:

@@ -124,7 +124,7 @@ def lay_out(obj: Any, path: Path, checksum: bool) -> SourceImage:
         with GcPause():
             return _safetensors.lay_out(obj, name, checksum=checksum)
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
-    raise ValueError(f"path: {path_name(path)} does not say the format by its suffix; there are {known}")
+    raise ValueError(f"path: cannot tell the format of {path_name(path)} by its suffix; use one of {known}")
 
 
 class Job(Protocol):
@@ -248,7 +248,9 @@ class SaveHandle:
             with suppress(BaseException):
                 self._error = job.abandon(error)
             if isinstance(self._error, Cancelled):
-                self._error = Cancelled(None, f"{self._what}: {self._error}")
+                why = self._why()
+                text = self._in_errors.removesuffix(": ") + " was cancelled"
+                self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
             _failed.append(self)
         finally:
             if self._files is not None:
@@ -350,6 +352,8 @@ class SaveHandle:
             state = "writing" if self._staged.is_set() else "staging"
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
+
+_CANCELLED = "writing was cancelled"  # of src/checkpoint/image_writer.cpp
 
 # One step of the interpreter each, as in _background: adding, removing and list().
 _under_way: dict[SaveHandle, None] = {}

@@ -76,7 +76,9 @@ def _warning_of(problem: OSError, directory: str) -> str:
         return f"while cleaning up {directory}: {problem}"
     if isinstance(problem, Corrupt):
         return f"step {step} of {directory} is damaged: {problem}; delete({step}) removes it"
-    return f"step {step} of {directory} cannot be read: {problem}"
+    # Not for a manifest that is whole, of a newer version.
+    remove = f"; delete({step}) removes it" if "is not the manifest of a checkpoint" in str(problem) else ""
+    return f"step {step} of {directory} cannot be read: {problem}{remove}"
 
 
 def warn_without_failing(text: str, caller: Caller) -> None:
