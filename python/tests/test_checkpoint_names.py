@@ -1,6 +1,10 @@
 """Names of steps, manifests and shards: Python recognizes those that the library does."""
 
+import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +83,28 @@ def test_shards(name: str, expected: bool) -> None:  # as names_test.cpp
 
 def test_shards_of_a_save(saved: Path) -> None:
     assert [is_shard(path.name) for path in saved.glob("shard-*")] == [True]
+
+
+@pytest.mark.parametrize("name", ["step-300", "step_300", "step300", "step-000000300"])
+def test_a_step_under_nearly_its_name_is_warned_of(tmp_path: Path, name: str) -> None:
+    checkpoints = tl.Checkpointer(tmp_path, process_group=False)
+    for step in (200, 300):
+        checkpoints.save(step, {"step": step}, block=True)
+    (tmp_path / "step-00000300").rename(tmp_path / name)
+    (tmp_path / "step-400").mkdir()  # of something else
+    shutil.copytree(tmp_path / "step-00000200", tmp_path / "step-200")  # which nobody misses
+    says = f"{tmp_path}: {name} is ignored: rename it to step-00000300 to make it count"
+
+    def warned(call: Callable[[], Any]) -> None:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            call()
+            checkpoints.load()  # says it once
+        assert [(str(each.message), each.filename) for each in found] == [(says, __file__)]
+
+    warned(lambda: checkpoints.load())
+    warned(lambda: tl.Checkpointer(tmp_path, process_group=False).load())
+    assert checkpoints.load() == {"step": 200}
+    (tmp_path / name).rename(tmp_path / "step-00000300")
+    with warnings.catch_warnings(action="error"):
+        assert tl.Checkpointer(tmp_path, process_group=False).load() == {"step": 300}

@@ -29,6 +29,7 @@ from trunkline.checkpoint._arguments import (
 )
 from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._memory import Device, device_argument
+from trunkline.checkpoint._names import misnamed_steps
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
@@ -106,7 +107,8 @@ class Checkpointer:
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
         where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
         Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
-        directory, and of what could not be cleaned up.
+        directory, of steps whose folders have other names than step-00000300, and of what could not be
+        cleaned up.
         """
         keep = keep_argument(keep)
         fresh = bool_argument(fresh, "fresh")
@@ -124,6 +126,7 @@ class Checkpointer:
         self._turn = Turn()
         _checkpointers.add(self)
         self._fresh = fresh
+        self._misnamed: set[str] = set()  # folders that were warned of
         self._continues = False  # it has loaded or saved: what save() finds was looked at before
         self._absolute = absolute_path(directory, "directory")
         store = self._open(self._absolute, names, chosen, keep)
@@ -132,6 +135,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
+            self._warn_of_misnamed()
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -223,6 +227,8 @@ class Checkpointer:
         last = self._last_save()
         if last is not None:
             last._join()
+        if step is None and self._ranks.rank == 0:
+            self._warn_of_misnamed()
         together = step is None and self._ranks.size > 1
         chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
         if together:
@@ -549,6 +555,14 @@ class Checkpointer:
         elif aside := sorted(Path(self._absolute).glob("aside-*")):
             why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
         return exception_of("system", errno.ENOENT, why, self._absolute)
+
+    def _warn_of_misnamed(self) -> None:
+        """Warn once of steps that do not count because of the names of their folders."""
+        for name, right in sorted(misnamed_steps(self._absolute).items()):
+            if name not in self._misnamed:
+                self._misnamed.add(name)
+                text = f"{self._absolute}: {name} is ignored: rename it to {right} to make it count"
+                warn_without_failing(text, caller())
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run."""

@@ -1,11 +1,14 @@
 """Names in a directory of checkpoints, as src/checkpoint/names.cpp makes and recognizes them."""
 
+import os
 import re
+from contextlib import suppress
 
 DESCRIPTOR = "trunkline-checkpoints.json"
 _MAX_NUMBER = 2**63 - 1
 # Another spelling of a number ("step-12", "step-000000012") is not the directory of a step.
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,18})")
+_LIKE_STEP = re.compile(r"step[-_]?([0-9]{1,19})")
 _MANIFEST = re.compile(r"manifest-([0-9]{10}|[1-9][0-9]{10,18})")
 _SHARD = re.compile(
     r"shard-([0-9]{5}|[1-9][0-9]{5,19})-of-([0-9]{5}|[1-9][0-9]{5,19})-[0-9a-f]{16}\.safetensors"
@@ -28,3 +31,23 @@ def is_shard(name: str) -> bool:
     """Whether a shard may have this name."""
     found = _SHARD.fullmatch(name)
     return found is not None and all(int(number) < 2**64 for number in found.groups())
+
+
+def misnamed_steps(directory: str) -> dict[str, str]:
+    """Return the folders that hold a step under a name that does not count, and the name that does.
+
+    Not those beside a folder of the right name. Reads no file, and raises nothing.
+    """
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for name in os.listdir(directory):  # noqa: PTH208 - quick, for many steps
+            like = _LIKE_STEP.fullmatch(name)
+            if like is None or _STEP.fullmatch(name) or int(like[1]) > _MAX_NUMBER:
+                continue
+            right = f"step-{int(like[1]):08d}"
+            folder = os.path.join(directory, name)  # noqa: PTH118
+            with suppress(OSError):
+                holds_step = any(is_manifest(each) for each in os.listdir(folder))  # noqa: PTH208
+                if holds_step and not os.path.lexists(os.path.join(directory, right)):  # noqa: PTH118
+                    found[name] = right
+    return found
