@@ -60,7 +60,7 @@ class Refusal(TypedDict):
 
 
 class GpuPath(TypedDict):
-    """Which way a GPU's bytes take, and why.
+    """The I/O path that is used for the memory of a GPU, and why.
 
     "gds": GPUDirect Storage, "bounce": pinned buffers, "unknown" while the process uses no GPU.
     """
@@ -70,7 +70,7 @@ class GpuPath(TypedDict):
 
 
 class Explanation(TypedDict):
-    """Which way the bytes of a path take in an engine, and why: Engine.explain."""
+    """The I/O path that an engine uses for a path, and why: Engine.explain."""
 
     backend: str
     direct: bool

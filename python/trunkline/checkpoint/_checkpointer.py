@@ -147,9 +147,9 @@ class Checkpointer:
         tensors are copied in the background, those of GPUs after what the current stream holds: they may
         change once handle.wait_staged() returned (buffers of BatchNorm change in the
         next forward pass). If a tensor changes earlier, the checkpoint is a mixture of old and new values.
-        Checksums cannot notice it. The checkpoint exists, for good, once handle.wait() returned. A step that
-        is there already is replaced in one step. A RuntimeWarning tells of older ones that should go and
-        cannot be removed, or cannot be read.
+        Checksums cannot notice it. The checkpoint is durable once handle.wait() returned. A step that
+        is there already is replaced in one step. A RuntimeWarning names older checkpoints that are due for
+        removal and cannot be removed, or cannot be read.
 
         Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
         later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
@@ -157,7 +157,7 @@ class Checkpointer:
         EDQUOT where there is no space, and RankError, which names the rank, where another one fails, dies or
         makes another call. Earlier checkpoints stay intact.
 
-        block: return only when it is durable; needs no staging memory for tensors that direct I/O takes.
+        block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
 
         Waits for the save before, and raises its error if nobody has seen it. Raises Unsupported, which names
         the place in the state, for objects of other types. In a signal handler it raises Error at once where

@@ -32,9 +32,9 @@ def save(
 
     .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
 
-    Stock torch.load and safetensors read the files. `obj` is anything that torch.save takes, for .safetensors
-    a mapping of names to tensors. Tensors are on the CPU or on CUDA GPUs, whose current stream comes first,
-    and must not change meanwhile.
+    Stock torch.load and safetensors read the files. `obj` is anything that torch.save supports, for
+    .safetensors a mapping of names to tensors. Tensors are on the CPU or on CUDA GPUs, whose current stream
+    comes first, and must not change meanwhile.
 
     The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
     crash), an older file of the name is still there. `durable`: it also survives a power failure once this
@@ -177,10 +177,10 @@ class SaveHandle:
     """
 
     def __init__(self, subject: str, unchanged: str, in_errors: str) -> None:
-        """Call _start() next.
+        """Not for users: save_async and Checkpointer.save make handles.
 
         For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
-        path, as errors have it.
+        path, as errors have it. _start() is next.
         """
         self._subject = subject
         self._what = f"saving {subject}"
@@ -280,7 +280,7 @@ class SaveHandle:
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the file is saved, and durable if that was asked for.
+        """Wait until the file is saved, and durable unless it is saved with durable=False.
 
         Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
         goes on. Ctrl-C ends the wait, not the save.
