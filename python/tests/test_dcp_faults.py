@@ -577,6 +577,33 @@ def test_what_chunks_do_not_cover(box: Any, chunks: list[Any]) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("overwrite", [None, False, True])
+def test_of_two_saves_at_once_the_later_finds_the_checkpoint_of_the_other(
+    tmp_path: Path, run_script: Callable[..., str], overwrite: bool | None
+) -> None:
+    """Neither finds a checkpoint when it begins, and neither has written when the other begins."""
+    path = tmp_path / "new"
+    writer, planner = tl.dcp.StorageWriter(path, overwrite=overwrite), DefaultSavePlanner()
+    planner.set_up_planner({"a": numbers(9, seed=1)}, None, True)
+    writer.set_up_storage_writer(True, rank=0)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    save_in_another_process(path, run_script)
+    before = sorted(path.iterdir())
+    written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
+    if overwrite is False:
+        with pytest.raises(FileExistsError, match=r"already exists: .*dcp\.manifest.*overwrite is False"):
+            writer.finish(metadata, [written])
+        assert sorted(path.iterdir()) == before
+        assert_same(load({"a": torch.zeros(9)}, path), {"a": torch.ones(9)})
+        return
+    if overwrite is None:
+        with pytest.warns(RuntimeWarning, match="already holds a checkpoint"):
+            writer.finish(metadata, [written])
+    else:
+        writer.finish(metadata, [written])
+    assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9, seed=1)})
+
+
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:
     """Write what one rank of a save without collectives writes; what is returned commits it."""
     writer, planner = tl.dcp.StorageWriter(path), DefaultSavePlanner()

@@ -1,5 +1,6 @@
 """Writing: trunkline.dcp.StorageWriter."""
 
+import contextlib
 import errno
 import io
 import os
@@ -161,18 +162,21 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         }
         metadata.storage_meta = self.storage_meta()
         names = _names_of(result for of_rank in results for result in of_rank)
-        try:
-            self._refuse_partly_saved(metadata)
-            contents = format_manifest(metadata)
-        except Error:
-            _directory.remove_quietly(self._directory, names)
-            raise
         manifest = self._manifest_path()
-        with _directory.locked(self._directory):
-            self._check_files(results)
-            self._refuse_other_format()  # torch may have saved meanwhile
-            if not self._use_collectives:
-                self._refuse_to_replace(self._manifests_to_replace(), names)
+        with contextlib.ExitStack() as until_committed:
+            try:
+                self._refuse_partly_saved(metadata)
+                contents = format_manifest(metadata)
+                until_committed.enter_context(_directory.locked(self._directory))
+                self._check_files(results)
+                # Others may have saved since this save began.
+                self._refuse_other_format()
+                replaced = self._manifests_to_replace()
+                self._refuse_to_replace(replaced)
+                self._warn_of_replacing(replaced)
+            except BaseException:
+                _directory.remove_quietly(self._directory, names)
+                raise
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
@@ -250,10 +254,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             str(self._directory / name),
         )
 
-    def _refuse_to_replace(self, manifests: list[Path], written: Iterable[str] = ()) -> None:
+    def _refuse_to_replace(self, manifests: list[Path]) -> None:
         if not manifests or (self._use_collectives and self._overwrite is not False):
             return
-        _directory.remove_quietly(self._directory, written)
         held = manifests[0]
         why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
