@@ -444,6 +444,34 @@ def test_keys_do_not_accumulate(kind: str) -> None:
     assert len(set(left)) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), tl.Error(None, "the interpreter is exiting", None)]
+)
+def test_an_exchange_ends_where_no_thread_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What it was for is decided by then, and does not fail."""
+    store = HashStore()
+    ranks = make_ranks(lambda: store, 2)
+
+    def start(run: Callable[[], object], done: Any = None) -> bool:
+        if done is not None:
+            raise error
+        return start_thread(run)
+
+    monkeypatch.setattr(_ranks, "start_thread", start)
+    left = []
+    for _ in range(3):
+        for number in range(20):
+            zero, one = (each.begin() for each in ranks)
+            with zero, one:
+                met(zero, one)
+                zero.post("committed", number)
+                assert one.read("committed", 0) == number
+        left.append(keys_left(store))
+    assert len(set(left)) == 1
+
+
 def test_keys_of_ranks_that_failed_go_as_well() -> None:
     store = HashStore()
     ranks = make_ranks(lambda: store, 3)

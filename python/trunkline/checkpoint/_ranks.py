@@ -239,7 +239,10 @@ class Exchange:
             keys += [*self._keys, f"{number}/gone"]
             exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
             leave = functools.partial(exchanges.leave, number, ranks, keys, silent)
-            start_thread(leave, Flag())  # the interpreter waits for it
+            try:
+                start_thread(leave, Flag())  # the interpreter waits for it
+            except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
+                leave()
 
     def stop(self) -> None:
         """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
