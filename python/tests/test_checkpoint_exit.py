@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 import trunkline as tl
+from trunkline import _core
 
 RunScript = Callable[..., str]
 
@@ -377,6 +379,61 @@ def test_what_exit_handlers_save(tmp_path: Path, moment: str, way: str) -> None:
         assert names(tmp_path) == {"big.pt"}
         saved = tl.load(tmp_path / "big.pt")
     assert torch.equal(saved["x"], torch.ones(3_000_000))
+
+
+OF_RANKS = """
+    global c
+    import torch.distributed as dist
+    rank, port = int(sys.argv[1]), int(sys.argv[2])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    c = tl.Checkpointer("run", timeout=30.0)
+"""
+
+
+def exits_of_ranks(directory: Path, moment: str, prepare: str, save: str) -> list[tuple[int, str]]:
+    """Have two ranks exit; return the status and the messages of each."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    prepare = textwrap.dedent(prepare)
+    if moment == "with the package imported in it":
+        prepare = textwrap.indent(prepare, "    ").lstrip()
+    code = f"""
+import sys
+def state():
+    return {{"x": torch.ones(3_000_000)}}
+def save():
+    {save}
+{MOMENTS[moment].format(prepare=prepare)}
+"""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", code, str(rank), str(server.port)],
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        messages = [rank.communicate(timeout=120)[1] for rank in ranks]
+        return [(rank.returncode, message) for rank, message in zip(ranks, messages, strict=True)]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.parametrize("destroyed", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_exit_handlers_of_ranks_save(tmp_path: Path, moment: str, destroyed: bool) -> None:
+    """Also where the process group is destroyed by then: the store of the Checkpointer outlives it."""
+    prepare = OF_RANKS + ("    dist.destroy_process_group()\n" if destroyed else "")
+    done = exits_of_ranks(tmp_path, moment, prepare, "c.save(7, state())")
+    assert done == [(0, "")] * 2
+    checkpointer = tl.Checkpointer(tmp_path / "run", process_group=False)
+    assert torch.equal(checkpointer.load(7)["x"], torch.ones(3_000_000))
+    assert _core.CheckpointStore(str(tmp_path / "run")).read_manifest(7)["world_size"] == 2
 
 
 def test_an_exit_handler_may_load(tmp_path: Path) -> None:

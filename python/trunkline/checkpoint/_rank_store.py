@@ -57,7 +57,8 @@ class RankStore:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         calls = self._calls
         start_thread(lambda: _serve(store, calls))
-        weakref.finalize(self, self._calls.put, None)
+        # Not at the exit: handlers that run later may save, and the thread ends with the interpreter anyway.
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
     def do(self, work: Callable[[Any], T]) -> T:
         """Return work(store). Raises RankError when the connection is lost, or nothing comes back."""
