@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import pickle
 import random
 import shutil
@@ -24,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _coverage, _request, _writer  # noqa: E402
+from trunkline.dcp import _coverage, _directory, _request, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -575,6 +578,47 @@ def test_what_chunks_do_not_cover(box: Any, chunks: list[Any]) -> None:
     for rest in _coverage._without([box], chunks):
         found[region(rest)] += 1
     assert torch.equal(found, expected)
+
+
+def test_a_directory_that_something_else_keeps_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `flock DIR python train.py`."""
+    path, volume = tmp_path / "run", tmp_path / "volume"
+    save({"a": numbers(9)}, path, volumes=[volume])
+    before = sorted(path.iterdir()), sorted(volume.iterdir())
+    monkeypatch.setattr(_directory, "LOCK_SECONDS", 0.0)
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with pytest.raises(CheckpointException, match=r"another process has kept a lock .* on that") as caught:
+        save({"a": numbers(9, seed=1)}, path, volumes=[volume])
+    error = failure(caught)
+    assert isinstance(error, tl.Error)
+    assert (error.errno, error.filename) == (errno.EBUSY, str(path))
+    assert (sorted(path.iterdir()), sorted(volume.iterdir())) == before
+    assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9)})
+    os.close(descriptor)
+    save({"a": numbers(9, seed=1)}, path, volumes=[volume])
+    assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9, seed=1)})
+
+
+def test_a_lock_that_is_released_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    save({"a": numbers(9)}, path)
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try_lock, tries = _directory._try_lock, []
+
+    def released_after_the_first(directory: int) -> bool:
+        tries.append(try_lock(directory))
+        if len(tries) == 1:
+            os.close(descriptor)
+        return tries[-1]
+
+    monkeypatch.setattr(_directory, "_try_lock", released_after_the_first)
+    save({"a": numbers(9, seed=1)}, path)
+    assert tries == [False, True]
+    assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9, seed=1)})
 
 
 @pytest.mark.parametrize("overwrite", [None, False, True])

@@ -1,13 +1,16 @@
 """What a save does to its directories, besides writing files: making, linking, locking, removing."""
 
 import contextlib
+import errno
 import fcntl
 import os
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trunkline._core import fsync_directory
+from trunkline._errors import exception_of
 from trunkline.dcp._stored import (
     is_data_file_name,
     is_rank_manifest_name,
@@ -15,6 +18,11 @@ from trunkline.dcp._stored import (
     list_torch_metadata,
     manifest_name,
 )
+
+# How long a commit waits for the lock of the directory: longer than the commit of another process
+# takes, which writes a manifest and removes the files of an older checkpoint.
+LOCK_SECONDS = 30.0
+_LOCK_POLL_SECONDS = 0.01
 
 
 def make_directory(path: Path, *, durable: bool) -> None:
@@ -101,11 +109,35 @@ def list_manifests(directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold back other commits into the directory; does nothing on a filesystem without locks."""
+    """Hold back other commits into the directory; does nothing on a filesystem without locks.
+
+    Raises Error (EBUSY) when something else keeps the directory locked.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # NFS locks no directories
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise exception_of(
+                    "system",
+                    errno.EBUSY,
+                    f"cannot save to {directory}: another process has kept a lock (flock) on that directory "
+                    f"for {LOCK_SECONDS:g} s; `lslocks` or `fuser -v {directory}` shows which. If it is "
+                    "`flock` that runs this job, have it lock a file beside the directory instead "
+                    f"(flock {directory}.lock ...)",
+                    str(directory),
+                )
+            time.sleep(_LOCK_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # NFS locks no directories
+        pass
+    return True
