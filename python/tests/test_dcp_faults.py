@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _coverage, _directory, _request, _writer  # noqa: E402
+from trunkline.dcp import _coverage, _directory, _owner, _request, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -180,6 +180,91 @@ def test_volumes(tmp_path: Path) -> None:
     assert_same(load(blank(state), tmp_path / "moved"), state)
     save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"], overwrite=True)
     assert not shards(tmp_path / "moved")[0].is_symlink()
+
+
+def skip_without_births(path: Path) -> None:
+    if _owner._birth_of(path) is None:
+        pytest.skip("the filesystem does not record when directories are made")
+
+
+def files_of(volume: Path) -> set[Path]:
+    return set(volume.iterdir())
+
+
+@pytest.mark.parametrize("in_its_place", [False, True])
+def test_saving_over_a_copy_leaves_the_files_of_the_original(tmp_path: Path, in_its_place: bool) -> None:
+    """As `cp -a`, which copies links; or `mv run run.bak; cp -a run.bak run`."""
+    skip_without_births(tmp_path)
+    run, volume = tmp_path / "run", tmp_path / "volume"
+    save({"a": numbers(9)}, run, volumes=[volume])
+    original, copy = (tmp_path / "run.bak", run) if in_its_place else (run, tmp_path / "copy")
+    if in_its_place:
+        run.rename(original)
+    shutil.copytree(original, copy, symlinks=True)
+    of_original = files_of(volume)
+    with pytest.warns(RuntimeWarning, match=r"may not own files .* is a copy") as caught:
+        save({"a": numbers(9, seed=1)}, copy, volumes=[volume], overwrite=True)
+    assert all(any(str(file) in str(warning.message) for warning in caught) for file in of_original)
+    assert_same(load({"a": torch.zeros(9)}, original), {"a": numbers(9)})
+    assert_same(load({"a": torch.zeros(9)}, copy), {"a": numbers(9, seed=1)})
+    assert len(shards(copy)) == 1
+    # What each has made, each removes.
+    save({"a": numbers(9, seed=2)}, copy, volumes=[volume])
+    assert len(files_of(volume)) == 2
+    save({"a": numbers(9, seed=3)}, original, volumes=[volume], overwrite=True)
+    assert len(files_of(volume)) == 2
+    assert not files_of(volume) & of_original
+    assert_same(load({"a": torch.zeros(9)}, copy), {"a": numbers(9, seed=2)})
+
+
+def test_files_on_volumes_of_an_earlier_version_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells whose they are; so too where the filesystem does not record the birth of directories."""
+    skip_without_births(tmp_path)
+    run, volume = tmp_path / "run", tmp_path / "volume"
+    monkeypatch.setattr(_owner, "_birth_of", lambda _: None)
+    save({"a": numbers(9)}, run, volumes=[volume])
+    before = files_of(volume)
+    with pytest.warns(RuntimeWarning, match="may not own files"):
+        save({"a": numbers(9)}, run, volumes=[volume])
+    assert before < files_of(volume)
+    monkeypatch.undo()
+    with pytest.warns(RuntimeWarning, match="may not own files"):
+        save({"a": numbers(9)}, run, volumes=[volume])
+    assert len(files_of(volume)) == 3
+    assert len(shards(run)) == 1
+    save({"a": numbers(9)}, run, volumes=[volume])
+    assert len(files_of(volume)) == 3
+
+
+def test_files_of_a_save_that_fails_go_whoever_is_known_to_own_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_owner, "_birth_of", lambda _: None)
+    with pytest.raises(CheckpointException, match="no more"):
+        save(nested(2), tmp_path / "run", Failing(), volumes=[tmp_path / "volume"])
+    assert not files_of(tmp_path / "volume")
+    assert not shards(tmp_path / "run")
+
+
+def test_a_directory_owns_its_files_after_a_move_or_a_restart_not_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices may have other numbers after a restart."""
+    skip_without_births(tmp_path)
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.mkdir()
+    made = _owner.new_file_id(run)
+    assert len({_owner.new_file_id(run) for _ in range(1000)}) == 1000
+    assert _owner.owns(run, made)
+    run.rename(moved)
+    assert _owner.owns(moved, made)
+    run.mkdir()
+    assert not _owner.owns(run, made)
+    run.rmdir()
+    monkeypatch.setattr(_owner, "_boot_id", lambda: "another")
+    assert not _owner.owns(moved, made)
+    moved.rename(run)
+    assert _owner.owns(run, made)
 
 
 def test_a_volume_that_is_not_mounted(tmp_path: Path) -> None:

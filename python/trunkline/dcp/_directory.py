@@ -11,7 +11,9 @@ from pathlib import Path
 
 from trunkline._core import fsync_directory
 from trunkline._errors import exception_of
+from trunkline.dcp._owner import owns
 from trunkline.dcp._stored import (
+    file_id_of,
     is_data_file_name,
     is_rank_manifest_name,
     leftovers,
@@ -23,6 +25,8 @@ from trunkline.dcp._stored import (
 # takes, which writes a manifest and removes the files of an older checkpoint.
 LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.01
+
+_MOST_NAMED = 100  # files in a warning
 
 
 def make_directory(path: Path, *, durable: bool) -> None:
@@ -60,12 +64,19 @@ def missing_target(path: Path) -> Path | None:
 
 def remove_file(directory: Path, name: str) -> None:
     """Remove a file of `directory`, and what it links to; nothing happens if it is not there."""
+    target = _target_in_volume(directory, name)
+    if target is not None:
+        target.unlink(missing_ok=True)
+    (directory / name).unlink(missing_ok=True)
+
+
+def _target_in_volume(directory: Path, name: str) -> Path | None:
+    """Return what a link of place_in_volume() leads to; None for other files, and somebody else's links."""
     path = directory / name
-    if is_data_file_name(name) and path.is_symlink():
-        target = directory / path.readlink()
-        if target.name == name:  # else somebody else's link
-            target.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    if not is_data_file_name(name) or not path.is_symlink():
+        return None
+    target = directory / path.readlink()
+    return target if target.name == name else None
 
 
 def remove_quietly(directory: Path, names: Iterable[str]) -> None:
@@ -74,11 +85,43 @@ def remove_quietly(directory: Path, names: Iterable[str]) -> None:
         _remove_or_warn(directory, name)
 
 
-def _remove_or_warn(directory: Path, name: str) -> None:
+def remove_leftovers(directory: Path, names: Iterable[str]) -> None:
+    """Remove files of earlier saves, as remove_quietly(); where another directory made them only the links.
+
+    Of a copy (`cp -a`), the original has links to the same files.
+    """
+    kept = []
+    for name in names:
+        target = _target_in_volume(directory, name)
+        if target is None or owns(directory, file_id_of(name)):
+            _remove_or_warn(directory, name)
+        elif _remove_or_warn(directory, name, link_only=True) and target.exists():
+            kept.append(target)
+    if kept:
+        shown = ", ".join(map(str, kept[:_MOST_NAMED]))
+        if len(kept) > _MOST_NAMED:
+            volumes = sorted({str(target.parent) for target in kept[_MOST_NAMED:]})
+            shown += f" and {len(kept) - _MOST_NAMED} more in {', '.join(volumes)}"
+        warnings.warn(
+            f"{directory} may not own files of the checkpoint that this save replaced: it is a copy, or was "
+            "restored from one, or an earlier version of trunkline saved it. They stay on their volumes: "
+            f"{shown}. Remove them unless another directory has links to them",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> bool:
+    """Return whether it is removed."""
     try:
-        remove_file(directory, name)
+        if link_only:
+            (directory / name).unlink(missing_ok=True)
+        else:
+            remove_file(directory, name)
     except OSError as error:
         warnings.warn(f"{directory}: {name} is needed no more but stays: {error}", RuntimeWarning, 3)
+        return False
+    return True
 
 
 def remove_torch_metadata(directory: Path, *, durable: bool) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ import torch
 
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest
 from trunkline.checkpoint._transfer import check_is_local
+from trunkline.dcp._owner import new_file_id
 
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file
 ALIGNMENT = 4096  # of items of at least as many bytes, so that they move without a copy
 SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
 
 MANIFEST = "dcp.manifest"
-_DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
+_DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
 _SAFETENSORS = re.compile(r"(shard-[0-9]{5,}-)?model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _SHARDED = "sharded"  # where HuggingFaceStorageWriter puts what it then makes whole files of
@@ -61,9 +61,19 @@ class StoredItem:
     shape: tuple[int, ...] | None
 
 
-def new_data_file_name(rank: int, volume: int) -> str:
-    """Make a name that no file has had: a save never touches the files of another."""
-    return f"rank{rank:05d}-{volume}-{uuid.uuid4().hex}.shard"
+def new_data_file_name(rank: int, volume: int, directory: Path) -> str:
+    """Make a name that no file has had: a save never touches the files of another.
+
+    It says that the file is of `directory`.
+    """
+    return f"rank{rank:05d}-{volume}-{new_file_id(directory)}.shard"
+
+
+def file_id_of(name: str) -> str:
+    """Return what new_file_id() made of the name of a data file."""
+    found = _DATA_FILE.fullmatch(name)
+    assert found is not None
+    return found[1]
 
 
 def is_data_file_name(name: str) -> bool:

@@ -184,7 +184,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             kept = {item.file.name for item in metadata.storage_data.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
-            _directory.remove_quietly(self._directory, sorted({*self._leftovers, *names} - kept))
+            _directory.remove_quietly(self._directory, sorted({*names} - kept))
+            _directory.remove_leftovers(self._directory, sorted({*self._leftovers} - kept))
         self._leftovers = []
 
     def _manifest_path(self) -> Path:
@@ -299,7 +300,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             for volume, share in enumerate(shares):
                 nbytes, offsets = _lay_out(share)
                 layouts.append(offsets)
-                names.append(new_data_file_name(self._rank, volume))
+                names.append(new_data_file_name(self._rank, volume, self._directory))
                 path = self._directory / names[-1]
                 if self._volumes and nbytes > 0:
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
