@@ -41,3 +41,54 @@ def test_a_checkpointer_leaves_the_directory_of_a_writer_alone(tmp_path: Path) -
         tl.Checkpointer(tmp_path)
     assert caught.value.errno == errno.ENOTEMPTY
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_writer_leaves_a_step_alone_that_is_being_saved(tmp_path: Path) -> None:
+    """It has shards before it has a manifest."""
+    tl.Checkpointer(tmp_path / "run", process_group=False).save(1, STATE, block=True)
+    step = tmp_path / "run" / "step-00000001"
+    for manifest in step.glob("manifest-*"):
+        manifest.unlink()
+    [shard] = step.iterdir()
+    with pytest.raises(torch_dcp.CheckpointException) as caught:  # type: ignore[attr-defined]
+        torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(step), no_dist=True)
+    [error] = [error for error, _ in caught.value.failures.values()]
+    assert f"{step}: it belongs to a trunkline.Checkpointer (it holds {shard.name})" in str(error)
+    assert list(step.iterdir()) == [shard]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_dcp"),
+    [
+        ("dcp.manifest", True),
+        ("dcp-rank00003.manifest", True),
+        ("dcp-rank100000.manifest", True),
+        (f"rank00000-0-{'0' * 32}.shard", True),
+        (".metadata", True),
+        ("__3.metadata", True),
+        ("__0_12.distcp", True),
+        ("dcp-notes.manifest", False),
+        ("rank0.shard", False),
+        ("notes.distcp", False),
+    ],
+)
+def test_load_says_which_folders_are_of_torch_distributed_checkpoint(
+    tmp_path: Path, name: str, is_of_dcp: bool
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match="directory without safetensors files") as caught:
+        tl.load(tmp_path)
+    assert ("one of torch.distributed.checkpoint" in str(caught.value)) == is_of_dcp
+
+
+def test_load_knows_what_writers_save(tmp_path: Path) -> None:
+    """Whichever of their files is left."""
+    for number, make in enumerate((tl.dcp.StorageWriter, torch_dcp.FileSystemWriter)):
+        saved = tmp_path / str(number)
+        torch_dcp.save(STATE, storage_writer=make(saved), no_dist=True)
+        for file in saved.iterdir():
+            folder = tmp_path / f"{number}-{file.name}"
+            folder.mkdir()
+            file.rename(folder / file.name)
+            with pytest.raises(FileNotFoundError, match=r"one of torch\.distributed\.checkpoint"):
+                tl.load(folder)

@@ -1,12 +1,9 @@
 """What a file or folder is that trunkline.load cannot read alone, and what loads it."""
 
 import os
-import re
 
+from trunkline.checkpoint._dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, step_of
-
-_DCP_DATA = re.compile(r"rank[0-9]{5,}-[0-9]+-[0-9a-f]{32}\.shard")
-_DCP_MANIFEST = re.compile(r"dcp(-rank[0-9]{5,})?\.manifest")
 
 
 def step_reader(path: str) -> str:
@@ -24,7 +21,7 @@ def part_of_checkpoint(path: str) -> str | None:
         return f"is the manifest of a step of a Checkpointer; use {step_reader(folder or '.')}"
     if name == DESCRIPTOR:
         return f"describes a directory of checkpoints; use trunkline.Checkpointer({folder or '.'!r}).load()"
-    if _DCP_DATA.fullmatch(name) or _DCP_MANIFEST.fullmatch(name):
+    if name == MANIFEST or is_rank_manifest_name(name) or is_data_file_name(name):
         return (
             "is one file of a checkpoint of trunkline.dcp; load the whole with dcp.load and "
             f"trunkline.dcp.StorageReader({folder or '.'!r})"

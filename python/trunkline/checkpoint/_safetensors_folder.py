@@ -12,6 +12,7 @@ from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _transfer
+from trunkline.checkpoint._dcp_names import is_dcp_name, is_torch_metadata
 from trunkline.checkpoint._memory import CPU
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
 from trunkline.checkpoint._other_formats import step_reader
@@ -93,12 +94,12 @@ def _hint(path: str, names: list[str]) -> str:
     """What the directory is, by the names in it, and what reads that."""
     if DESCRIPTOR in names:
         return f"of checkpoints; load it with trunkline.Checkpointer({path!r}).load()"
-    if ".metadata" in names:
+    if any(is_torch_metadata(name) for name in names):
         return (
             "of torch.distributed.checkpoint; load it with dcp.load and "
             "torch.distributed.checkpoint.FileSystemReader"
         )
-    if any(name.startswith("dcp") and name.endswith(".manifest") for name in names):
+    if any(is_dcp_name(name) for name in names):
         return (
             "of torch.distributed.checkpoint; load it with dcp.load and "
             f"trunkline.dcp.StorageReader({path!r})"

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from trunkline._core import fsync_directory
 from trunkline._errors import exception_of
-from trunkline.dcp._owner import owns
-from trunkline.dcp._stored import (
+from trunkline.checkpoint._dcp_names import (
     file_id_of,
     is_data_file_name,
     is_rank_manifest_name,
-    leftovers,
-    list_torch_metadata,
     manifest_name,
 )
+from trunkline.dcp._owner import owns
+from trunkline.dcp._stored import leftovers, list_torch_metadata
 
 # How long a commit waits for the lock of the directory: longer than the commit of another process
 # takes, which writes a manifest and removes the files of an older checkpoint.

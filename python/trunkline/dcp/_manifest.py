@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from trunkline._core import crc32c
 from trunkline._errors import Corrupt, Format, Unsupported
+from trunkline.checkpoint._dcp_names import is_data_file_name
 from trunkline.dcp import _json
 from trunkline.dcp._json import Refusal
 from trunkline.dcp._stored import (
@@ -30,7 +31,6 @@ from trunkline.dcp._stored import (
     SMALL_ALIGNMENT,
     DataFile,
     StoredItem,
-    is_data_file_name,
 )
 
 VERSION = 1

@@ -17,6 +17,7 @@ from torch.futures import Future
 from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline.checkpoint._arguments import bool_argument
+from trunkline.checkpoint._dcp_names import manifest_name
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._coverage import find_partly_loaded
@@ -32,7 +33,6 @@ from trunkline.dcp._stored import (
     checkpointer_file,
     find_torch_safetensors,
     list_torch_metadata,
-    manifest_name,
 )
 
 _OF_A_RANK = "rank "  # how what identifies one of the manifests of a save without collectives begins

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from trunkline.checkpoint._names import DESCRIPTOR, is_manifest
+from trunkline.checkpoint._dcp_names import is_data_file_name, is_rank_manifest_name, is_torch_metadata
+from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
 from trunkline.checkpoint._transfer import check_is_local
 from trunkline.dcp._owner import new_file_id
 
@@ -16,14 +17,10 @@ CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a fi
 ALIGNMENT = 4096  # of items of at least as many bytes, so that they move without a copy
 SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
 
-MANIFEST = "dcp.manifest"
-_DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
-_TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
 _SAFETENSORS = re.compile(r"(shard-[0-9]{5,}-)?model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _SHARDED = "sharded"  # where HuggingFaceStorageWriter puts what it then makes whole files of
 _OF_DCP = b"DCP_SHARDING_INFO"  # in the header of its files, and of no others of these names
 _MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
-_RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 
 DTYPES = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype
@@ -69,31 +66,9 @@ def new_data_file_name(rank: int, volume: int, directory: Path) -> str:
     return f"rank{rank:05d}-{volume}-{new_file_id(directory)}.shard"
 
 
-def file_id_of(name: str) -> str:
-    """Return what new_file_id() made of the name of a data file."""
-    found = _DATA_FILE.fullmatch(name)
-    assert found is not None
-    return found[1]
-
-
-def is_data_file_name(name: str) -> bool:
-    """Whether a save may have made a file of this name."""
-    return _DATA_FILE.fullmatch(name) is not None
-
-
-def manifest_name(rank: int | None) -> str:
-    """Return the name of the manifest of all ranks, or of one that was saved without collectives."""
-    return MANIFEST if rank is None else f"dcp-rank{rank:05d}.manifest"
-
-
-def is_rank_manifest_name(name: str) -> bool:
-    """Whether it is the name of the manifest of one rank."""
-    return _RANK_MANIFEST.fullmatch(name) is not None
-
-
 def list_torch_metadata(directory: Path) -> list[str]:
     """Names of the files by which torch's FileSystemReader loads checkpoints of a directory."""
-    return sorted(name for name in os.listdir(directory) if _TORCH_METADATA.fullmatch(name))  # noqa: PTH208
+    return sorted(name for name in os.listdir(directory) if is_torch_metadata(name))  # noqa: PTH208
 
 
 def find_torch_safetensors(directory: Path) -> str | None:
@@ -122,12 +97,17 @@ def _is_of_dcp(path: Path) -> bool:
 
 
 def checkpointer_file(directory: Path) -> str | None:
-    """Return a name by which a directory, or a step in it, is that of a Checkpointer; None if it is not."""
+    """Return a name by which a directory, or a step in it, is that of a Checkpointer; None if it is not.
+
+    A step that has shards but no manifest yet is one too.
+    """
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names, not paths
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return next((name for name in sorted(names) if name == DESCRIPTOR or is_manifest(name)), None)
+    return next(
+        (name for name in sorted(names) if name == DESCRIPTOR or is_manifest(name) or is_shard(name)), None
+    )
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ from torch.futures import Future
 from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
+from trunkline.checkpoint._dcp_names import manifest_name
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
@@ -39,7 +40,6 @@ from trunkline.dcp._stored import (
     directory_argument,
     find_torch_safetensors,
     list_torch_metadata,
-    manifest_name,
     new_data_file_name,
 )
 

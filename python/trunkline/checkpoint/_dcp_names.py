@@ -1,0 +1,50 @@
+"""Names in a directory of torch.distributed.checkpoint: those of trunkline.dcp, and of torch's own writer.
+
+src/checkpoint/own_directory.cpp recognizes the same.
+"""
+
+import re
+
+MANIFEST = "dcp.manifest"
+_RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
+_DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
+_TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
+_TORCH_DATA_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+
+
+def manifest_name(rank: int | None) -> str:
+    """Return the name of the manifest of all ranks, or of one that was saved without collectives."""
+    return MANIFEST if rank is None else f"dcp-rank{rank:05d}.manifest"
+
+
+def is_rank_manifest_name(name: str) -> bool:
+    """Whether it is the name of the manifest of one rank."""
+    return _RANK_MANIFEST.fullmatch(name) is not None
+
+
+def is_data_file_name(name: str) -> bool:
+    """Whether a save of trunkline.dcp may have made a file of this name."""
+    return _DATA_FILE.fullmatch(name) is not None
+
+
+def file_id_of(name: str) -> str:
+    """Return the hexadecimal digits by which the name of a data file differs from all others."""
+    found = _DATA_FILE.fullmatch(name)
+    assert found is not None
+    return found[1]
+
+
+def is_torch_metadata(name: str) -> bool:
+    """Whether torch's FileSystemReader loads a checkpoint by a file of this name."""
+    return _TORCH_METADATA.fullmatch(name) is not None
+
+
+def is_dcp_name(name: str) -> bool:
+    """Whether a directory that holds this name is one of torch.distributed.checkpoint, complete or not."""
+    return (
+        name == MANIFEST
+        or is_rank_manifest_name(name)
+        or is_data_file_name(name)
+        or is_torch_metadata(name)
+        or _TORCH_DATA_FILE.fullmatch(name) is not None
+    )
