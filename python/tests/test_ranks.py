@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,27 @@ def test_an_exchange_ends_where_no_thread_can_be_had(
                 assert one.read("committed", 0) == number
         left.append(keys_left(store))
     assert len(set(left)) == 1
+
+
+def test_messages_that_nobody_reads_go_with_all_their_parts(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a rank that dies while it posts: the first part comes last."""
+    monkeypatch.setattr(_ranks, "_PART_CHARACTERS", 10)
+    ranks = make_ranks(new_store, 3)
+    left = []
+    for _ in range(3):
+        for _ in range(20):
+            exchanges = [each.begin() for each in ranks]
+            with exchanges[0], exchanges[1], exchanges[2]:
+                met(*exchanges)
+                exchanges[1].post("written", "x" * 100)
+                exchanges[2].post("written", "x" * 100)
+                exchanges[2]._store.do(methodcaller("delete_key", exchanges[2]._key("written", 2)))
+                exchanges[0].post("placed", {"error": "full"})
+        await_saves()
+        left.append(keys_left(new_store()))
+    assert max(left) - min(left) < 20  # of the more than 400 that are posted each time
 
 
 def test_keys_of_ranks_that_failed_go_as_well() -> None:

@@ -8,6 +8,7 @@ An exchange begins with a meeting (_meeting.py): rank 0 waits until all ranks ar
 """
 
 import functools
+import itertools
 import json
 import threading
 import time
@@ -32,6 +33,11 @@ _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
 _PART_CHARACTERS = 4 << 20  # TCPStore takes 8 MiB at most
 _TOPICS = ("options", "found", "written")  # of the messages of other ranks, which rank 0 removes
+
+
+def _part_of(key: str, number: int) -> str:
+    """Return the key of part `number`, from 1, of the message `key`, which is part 0."""
+    return f"{key}/{number}"
 
 
 class Ranks:
@@ -139,20 +145,21 @@ class Exchanges:
         self.failures = Failures(size)
         self._lock = threading.Lock()
         self._cleaning = threading.Lock()
-        self._over: dict[int, tuple[int, list[str]]] = {}  # exchanges with keys: how many ranks, and those
+        # Exchanges with keys: how many ranks, messages (by the key of the first part), and other keys.
+        self._over: dict[int, tuple[int, list[str], list[str]]] = {}
 
     def begin(self, call: str = "call", collectives: int | None = None) -> "Exchange":
         """Begin the exchange of a call."""
         return Exchange(self, call, collectives)
 
-    def leave(self, number: int, ranks: int, keys: list[str], silent: int) -> None:
+    def leave(self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int) -> None:
         """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
 
         It is not waited for but by the interpreter's exit: the store may be in this process. `silent`: how
         many of the ranks need not be waited for, which were waited for before.
         """
         with self._lock:
-            self._over[number] = ranks, keys
+            self._over[number] = ranks, messages, keys
         until = time.monotonic() + min(self.timeout, _LEAVE_SECONDS)
         pause, longest = _POLL_SECONDS
         with suppress(RankError):
@@ -169,7 +176,7 @@ class Exchanges:
         gone = f"{number}/gone"
         with self._cleaning:
             with self._lock:
-                ranks, keys = self._over.get(number, (0, []))
+                ranks, messages, keys = self._over.get(number, (0, [], []))
             if not keys:
                 return 0  # asking for what is gone would make it anew
             left = ranks - int(self.store.do(lambda store: store.add(gone, 0)))
@@ -177,10 +184,21 @@ class Exchanges:
                 return left
             with self._lock:
                 del self._over[number]
-            for key in keys:
-                with suppress(NotImplementedError):
+            with suppress(NotImplementedError):
+                for key in keys:
                     self.store.do(methodcaller("delete_key", key))
+                for message in messages:
+                    self._remove_message(message)
             return 0
+
+    def _remove_message(self, key: str) -> None:
+        """Remove all parts of a message: maybe nobody has read it, or its rank died while it posted."""
+        self.store.do(methodcaller("delete_key", key))
+        for number in itertools.count(1):
+            part = _part_of(key, number)
+            if not self.store.do(methodcaller("check", [part])):
+                return
+            self.store.do(methodcaller("delete_key", part))
 
 
 class Exchange:
@@ -208,7 +226,7 @@ class Exchange:
         self._met: dict[int, int] = {}
         self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
         self._met_failure = False  # which is no news to others
-        self._keys: dict[str, None] = {}  # that this rank knows of
+        self._posted: dict[str, None] = {}  # keys
         self._stopped = False  # by stop()
         self._silent_ranks: set[int] = set()  # that have shown no sign of life
         self._ended = Flag()
@@ -235,10 +253,10 @@ class Exchange:
         self._silent.wait(_SILENCE_SECONDS)  # so that an exit of the process does not look like a death
         number = self._number
         if self.rank == 0 and number is not None:
-            keys = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
-            keys += [*self._keys, f"{number}/gone"]
+            messages = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
+            keys = [*self._posted, f"{number}/gone"]
             exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
-            leave = functools.partial(exchanges.leave, number, ranks, keys, silent)
+            leave = functools.partial(exchanges.leave, number, ranks, messages, keys, silent)
             try:
                 start_thread(leave, Flag())  # the interpreter waits for it
             except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
@@ -300,10 +318,10 @@ class Exchange:
         key = self._key(topic, self.rank)
         text = json.dumps(value)
         parts = [text[at : at + _PART_CHARACTERS] for at in range(0, len(text), _PART_CHARACTERS)]
-        values = {f"{key}/{number}": part for number, part in enumerate(parts) if number > 0}
+        values = {_part_of(key, number): part for number, part in enumerate(parts) if number > 0}
         values[key] = f"{len(parts)}:{parts[0]}"  # last: who finds it finds the others
         for name, part in values.items():
-            self._keys[name] = None
+            self._posted[name] = None
             self._store.do(methodcaller("set", name, part))
 
     def read(self, topic: str, rank: int) -> Any:
@@ -358,12 +376,8 @@ class Exchange:
 
     def _whole(self, key: str, first: bytes) -> Any:
         count, _, text = first.partition(b":")
-        parts = [text]
-        for number in range(1, int(count)):
-            name = f"{key}/{number}"
-            self._keys[name] = None
-            parts.append(bytes(self._store.do(methodcaller("get", name))))
-        return json.loads(b"".join(parts))
+        more = (methodcaller("get", _part_of(key, number)) for number in range(1, int(count)))
+        return json.loads(b"".join([text, *(bytes(self._store.do(get)) for get in more)]))
 
     def _beat(self) -> None:
         if not self._claim.take():
