@@ -21,7 +21,7 @@ import trunkline as tl
 from trunkline.checkpoint import _meeting, _ranks
 from trunkline.checkpoint._background import start_thread, unfinished
 from trunkline.checkpoint._outcomes import give_up, heard, join, together
-from trunkline.checkpoint._rank_store import value_of
+from trunkline.checkpoint._rank_store import RankStore, value_of
 from trunkline.checkpoint._ranks import Exchange, Exchanges
 
 TIMEOUT = 0.5  # of a rank that is silent
@@ -383,11 +383,14 @@ def test_a_rank_that_is_late_still_reads_what_was_decided(new_store: MakeStore) 
         exchange.__exit__(None, None, None)
 
 
-class _Racing:
-    """A store in which another rank removes each key once it was seen."""
+class _WithoutCompareSet:
+    """A store that cannot compare_set(). Another rank removes each key once it was seen."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
+
+    def compare_set(self, *_: Any) -> Any:
+        raise NotImplementedError
 
     def check(self, keys: list[str]) -> bool:
         found = bool(self._store.check(keys))
@@ -407,9 +410,31 @@ def test_asking_for_a_key_never_waits_for_it(new_store: MakeStore) -> None:
         assert not store.check(["key"])
     for value in ("", "value", "x" * (4 << 20)):
         store.set("key", value)
-        assert value_of(_Racing(store), "key") == value.encode()
+        assert value_of(store, "key") == value.encode()
     store.delete_key("key")
     assert value_of(store, "key") is None
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_asking_a_store_that_cannot_compare(new_store: MakeStore, is_removed: bool) -> None:
+    """It waits for a key that is removed just then, but not without an end."""
+    store = new_store()
+    store.set_timeout(timedelta(seconds=TIMEOUT))
+    asked = _WithoutCompareSet(store)
+    if not is_removed:
+        asked.check = store.check  # type: ignore[method-assign]
+    assert value_of(asked, "key") is None
+    store.set("key", "value")
+    assert value_of(asked, "key") == (None if is_removed else b"value")
+
+
+def test_a_store_that_waits_for_a_removed_key_is_not_waited_for() -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=4 * TIMEOUT))  # its thread is there until then
+    asked = RankStore(_WithoutCompareSet(store), TIMEOUT)
+    store.set("key", "value")
+    with pytest.raises(RankError, match="has not answered for 0.5 s"):
+        asked.do(lambda store: value_of(store, "key"))
 
 
 def keys_left(store: Any) -> int:

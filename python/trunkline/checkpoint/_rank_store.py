@@ -25,13 +25,25 @@ def rank_error(rank: int, message: str) -> RankError:
 def value_of(store: Any, key: str) -> bytes | None:
     """Return what a torch.distributed store has for a key; None where it has nothing, without waiting.
 
-    In one operation: get() after check() would wait for a key that another rank removes in between.
+    In one operation: get() after check() would wait for a key that another rank removes in between. Stores
+    without this operation wait then until their own timeout; RankStore.do() waits no longer than its own.
     """
     try:
         value = bytes(store.compare_set(key, _ABSENT, _ABSENT))
     except NotImplementedError:
-        return bytes(store.get(key)) if store.check([key]) else None
+        return _checked_value_of(store, key)
     return None if value == _ABSENT.encode() else value
+
+
+def _checked_value_of(store: Any, key: str) -> bytes | None:
+    if not store.check([key]):
+        return None
+    try:
+        return bytes(store.get(key))
+    except (RuntimeError, LookupError):  # the timeout of the store
+        if store.check([key]):
+            raise
+        return None
 
 
 class _Call:
