@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from support_models import make_folder, prompt, stock
 
 import trunkline as tl
-from trunkline.stream import _pack
+from trunkline.stream import _pack, _place
 from trunkline.stream._place import Place
 from trunkline.stream._streaming import streaming_of
 from trunkline.stream._tensors import Stored
@@ -237,6 +237,25 @@ def test_packers_with_a_directory_in_common_wait_for_each_other(disks: list[Path
                 assert not also
         with Place(tuple(second)).lock(wait=False) as locked:
             assert locked
+
+
+def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `flock DIR python serve.py`, where it waits for what waits for it."""
+    place = Place((Path(disks[0]),))
+    with place.lock():
+        pass
+    holder = os.open(disks[0], os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    warn = _place._warn_of_waiting
+
+    def warned(directory: Path) -> None:
+        warn(directory)
+        os.close(holder)
+
+    monkeypatch.setattr(_place, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(_place, "_warn_of_waiting", warned)
+    with pytest.warns(RuntimeWarning, match=rf"waiting for another .* on {disks[0]}"), place.lock() as locked:
+        assert locked
 
 
 def test_processes_that_pack_in_other_orders_do_not_harm_each_other(folder: Path, disks: list[Path]) -> None:

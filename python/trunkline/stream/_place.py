@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ _DESCRIPTOR = f"{WEIGHTS}.stripe"  # docs/formats/stripe.md
 MARK_BYTES = 4096  # of a file hold its metadata, and lie in the first directory of several
 _METADATA = '{"__metadata__":'  # with which the head of a pack begins
 _LOCK_SECONDS = 0.1  # between two attempts
+_SILENT_SECONDS = 30.0  # of waiting, which may take as long as another process makes a pack
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,27 @@ def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bo
         for identity in sorted(directories):  # in the same order by all, who else would wait for each other
             descriptor = os.open(directories[identity], os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, descriptor)
+            until_warned = time.monotonic() + _SILENT_SECONDS
             with suppress(OSError):  # a filesystem without locks
                 while not (locked := _try_lock(descriptor)) and wait:
+                    if time.monotonic() > until_warned:
+                        _warn_of_waiting(directories[identity])
+                        until_warned = math.inf
                     time.sleep(_LOCK_SECONDS)
             if not locked:
                 break
         yield locked
+
+
+def _warn_of_waiting(directory: Path) -> None:
+    warnings.warn(
+        f"waiting for another process that has a lock (flock) on {directory}, to make a pack there; "
+        f"`lslocks` or `fuser -v {directory}` shows which. If it is `flock` that runs this program, this "
+        "waits for ever: interrupt it, and have `flock` lock a file beside the directory "
+        f"(flock {directory}.lock ...)",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _try_lock(descriptor: int) -> bool:
