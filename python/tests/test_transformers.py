@@ -282,6 +282,28 @@ def test_paths_of_our_checkpoints_resume_from_them(output: Path, name: str, refe
     assert_same_weights(trainer, reference)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000006", True])
+def test_a_relative_output_dir_means_what_it_meant_when_the_trainer_was_made(
+    output: Path, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = new_trainer(tl.transformers.Trainer, Path(output.name))
+    steps = started_steps(trainer)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    stock = stock_folder(output, 9)
+    with pytest.raises(FileExistsError, match=f"'{stock}' for the former"):
+        trainer.train(resume_from_checkpoint=True)
+    shutil.rmtree(stock)
+    with pytest.raises(FileNotFoundError, match=f"it is the output_dir; .* in {output}/checkpoints "):
+        trainer.train(resume_from_checkpoint=str(output))
+    with pytest.raises(FileExistsError, match=f"at step 0: {output}/checkpoints already holds"):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=name if name is True else str(output / name))
+    assert steps == ([6, 7] if name == "checkpoints/step-00000006" else [])
+    assert list(Path.cwd().iterdir()) == []
+
+
 def test_digits_resume_from_a_step(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(output)
     trainer = new_trainer(tl.transformers.Trainer, output)

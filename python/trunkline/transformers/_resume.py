@@ -28,6 +28,8 @@ _DESCRIPTOR = "trunkline-checkpoints.json"
 def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) -> Any:
     """Return the step to load (True: the newest), a path for the stock Trainer, or None to start over.
 
+    output_dir: absolute, as the Trainer had it when it was made. A relative `checkpoint` is one of now.
+
     Raises FileExistsError where the training would not continue from the newest checkpoint, and it is not
     clear that it should not; ValueError for a directory of checkpoints that is not the Trainer's.
     """
@@ -52,7 +54,7 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     """Resolve a path that leads to our checkpoints, or the digits of a step; any other stays as it is."""
     if re.fullmatch("[0-9]+", path) and not os.path.lexists(path):
         return int(path)  # of a command line
-    given, ours = Path(path).resolve(), checkpointer.directory.resolve()
+    given, ours = Path(path).resolve(), Path(checkpointer._absolute).resolve()
     if given == ours:
         return True
     step = step_of(given.name)
@@ -62,7 +64,7 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
         if (directory / _DESCRIPTOR).exists():
             raise ValueError(
                 f"resume_from_checkpoint: {path} is in a directory of Trunkline checkpoints that is not this "
-                f"Trainer's, {checkpointer.directory}; pass "
+                f"Trainer's, {checkpointer._absolute}; pass "
                 f"checkpointer=trunkline.Checkpointer({str(directory)!r}) and resume_from_checkpoint=True, "
                 "or the number of a step"
             )
@@ -86,7 +88,7 @@ def _point_to_ours(path: str, checkpointer: "Checkpointer", output_dir: str) -> 
         "system",
         errno.ENOENT,
         f"resume_from_checkpoint: {path} is not a checkpoint of transformers.Trainer: {why}; this Trainer's "
-        f"checkpoints are in {checkpointer.directory} ({_shown(steps)}); pass True for the newest, or the "
+        f"checkpoints are in {checkpointer._absolute} ({_shown(steps)}); pass True for the newest, or the "
         f"number of a step, as in resume_from_checkpoint={step}",
         path,
     )
@@ -111,7 +113,7 @@ def _refuse_if_stock_is_newer(checkpointer: "Checkpointer", output_dir: str) -> 
     if stock[0] > latest:
         raise _exists(
             f"resume_from_checkpoint=True is ambiguous: {stock[1]} of a stock Trainer is newer than what "
-            f"{checkpointer.directory} holds, step {latest}; pass resume_from_checkpoint={latest} for the "
+            f"{checkpointer._absolute} holds, step {latest}; pass resume_from_checkpoint={latest} for the "
             f"latter, or resume_from_checkpoint={str(stock[1])!r} for the former",
             str(stock[1]),
         )
@@ -123,12 +125,12 @@ def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) 
     if not later or checkpointer._fresh:
         return
     raise _exists(
-        f"cannot start training{how} at step {start}: {checkpointer.directory} already holds the checkpoints "
+        f"cannot start training{how} at step {start}: {checkpointer._absolute} already holds the checkpoints "
         f"of {_shown(later)}, which this training would not continue from; to do "
         "so pass resume_from_checkpoint=True, to start over use another output_dir, or "
         "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a folder of their own and "
         "deletes nothing",
-        str(checkpointer.directory),
+        checkpointer._absolute,
     )
 
 

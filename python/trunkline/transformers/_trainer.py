@@ -56,6 +56,8 @@ class BackgroundCheckpoints:
         _check_type(checkpointer)
         super().__init__(*args, **kwargs)
         trainer: Any = self
+        # What output_dir is relative to, also after a change of the working directory.
+        self._working_directory = "" if Path(trainer.args.output_dir).is_absolute() else os.getcwd()  # noqa: PTH109
         _refuse_what_cannot_be(trainer)
         _keep_the_best(trainer.args, checkpointer)
         if checkpointer is not None:
@@ -80,9 +82,8 @@ class BackgroundCheckpoints:
         continue from, and where resume_from_checkpoint=True finds a newer folder of a stock Trainer in
         output_dir.
         """
-        trainer: Any = self
         plan = self.checkpointer._agree(
-            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, trainer.args.output_dir),
+            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, self._get_output_dir(None)),
             "train()",
         )
         if plan is None or isinstance(plan, str):
@@ -105,7 +106,7 @@ class BackgroundCheckpoints:
         if checkpoint is None or not isinstance(checkpoint, int):
             yield checkpoint
             return
-        directory = os.fspath(self.checkpointer.directory)
+        directory = self.checkpointer._absolute
         state = self._load(checkpoint)
         _refuse_other_states(state, checkpoint, directory)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
@@ -137,7 +138,7 @@ class BackgroundCheckpoints:
                 errno.ENOENT,
                 f"resume_from_checkpoint=True: {error}; for a training that may be starting for the first "
                 "time, pass resume_from_checkpoint=trainer.checkpointer.latest() is not None",
-                os.fspath(self.checkpointer.directory),
+                self.checkpointer._absolute,
             ) from None
 
     # What the Trainer calls. It makes a checkpoint as ever, of small files in a folder of this process; where
@@ -196,7 +197,7 @@ class BackgroundCheckpoints:
     def _get_output_dir(self, trial: Any) -> str:
         if self._saved_into is not None:
             return self._saved_into
-        return str(super()._get_output_dir(trial))  # type: ignore[misc]
+        return os.path.join(self._working_directory, super()._get_output_dir(trial))  # type: ignore[misc] # noqa: PTH118
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model for from_pretrained(), as ever."""
