@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -568,25 +569,90 @@ def test_the_link_to_the_last_one_stays_when_the_next_save_fails(counts: bool, t
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_the_link_never_leads_nowhere(counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever the process dies, ckpt_path="last" finds a checkpoint."""
-    found = []
-    steps_before_link = [0]
+def test_the_link_leads_to_a_checkpoint_at_every_line(counts: bool, tmp_path: Path) -> None:
+    """Wherever the process dies, ckpt_path="last" finds a checkpoint."""
+    last = tmp_path / "last.ckpt"
+    files = {inspect.getsourcefile(tl.lightning), inspect.getsourcefile(callbacks.ModelCheckpoint)}
+    targets: list[str] = []
+    steps: list[int] = []
+    lost: list[str] = []
 
-    def link(target: Any, path: Any) -> None:
-        found.append((steps_before_link[0], torch.load(tmp_path / target, weights_only=True)["global_step"]))
-        symlink(target, path)
+    def look(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files or not (targets or last.is_symlink()):
+            return look
+        if not last.exists():
+            lost.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        elif targets[-1:] != [os.readlink(last)]:  # noqa: PTH115
+            targets.append(os.readlink(last))  # noqa: PTH115
+            steps.append(torch.load(last, weights_only=True)["global_step"])
+        return look
 
-    def remove(path: Any) -> None:
-        steps_before_link[0] = torch.load(path, weights_only=True)["global_step"]
-        unlink(path)
-
-    symlink, unlink = os.symlink, os.remove
-    monkeypatch.setattr(os, "symlink", link)
-    monkeypatch.setattr(os, "remove", remove)
-    fit_with_link(tmp_path, SlowestDisk(), counts=counts)
-    assert found == [(0, 3), (3, 6), (6, 9)]
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        fit_with_link(tmp_path, SlowestDisk(), counts=counts)
+    finally:
+        sys.settrace(before)
+    assert lost == []
+    assert steps == [3, 6, 9]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=2-step=9.ckpt", "last.ckpt"]
+
+
+def test_the_link_leads_to_a_checkpoint_after_an_interrupted_wait(
+    tmp_path: Path, plugin: Any, faults: tl.Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = callbacks.ModelCheckpoint(tmp_path)
+    trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])
+    oldest, older, newer, last = (tmp_path / f"{name}.ckpt" for name in ("oldest", "older", "newer", "last"))
+    for path in (oldest, older):
+        plugin.save_checkpoint({}, path)
+    plugin.teardown()
+    last.symlink_to("older.ckpt")
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({}, newer)
+    for path in (oldest, older):
+        plugin.remove_checkpoint(path)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin, "_end_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            saver._link_checkpoint(trainer, str(newer), str(last))
+    faults.release()
+    plugin.teardown()
+    assert sorted(path.name for path in tmp_path.glob("*")) == ["last.ckpt", "newer.ckpt", "older.ckpt"]
+    assert last.exists()
+
+
+@pytest.mark.parametrize("old", ["link", "file", "folder", "nothing"])
+def test_what_a_crash_left_beside_the_link_is_replaced(old: str, tmp_path: Path, plugin: Any) -> None:
+    saver = callbacks.ModelCheckpoint(tmp_path)
+    trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])
+    best, newer, last = (tmp_path / f"{name}.ckpt" for name in ("best", "newer", "last"))
+    for step, path in enumerate((best, newer)):
+        plugin.save_checkpoint({"global_step": step}, path)
+    plugin.teardown()
+    beside = tmp_path / ".trunkline-last.ckpt"
+    beside.symlink_to("best.ckpt")
+    if old == "link":
+        last.symlink_to("best.ckpt")
+        plugin.save_checkpoint({"global_step": 2}, last)  # a file in the place of the link
+        assert torch.load(best)["global_step"] == 0
+        last.unlink()
+        last.symlink_to("best.ckpt")
+        beside.symlink_to("best.ckpt")
+    if old == "file":
+        last.write_bytes(b"of stock Lightning")
+    if old == "folder":
+        last.mkdir()
+        beside.unlink()
+    saver._link_checkpoint(trainer, str(newer), str(last))
+    assert last.readlink() == Path("newer.ckpt")
+    saver._link_checkpoint(trainer, str(newer), str(newer))
+    assert [torch.load(path)["global_step"] for path in (best, newer, last)] == [0, 1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt", "newer.ckpt"]
 
 
 def test_a_callback_that_links_by_itself_waits_too(tmp_path: Path) -> None:

@@ -161,10 +161,9 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
         Until the file is whole the link stays: without it, ckpt_path="last" would start over.
         """
-        directory, name = os.path.split(link)
-        # No checkpoint for ModelCheckpoint and the like. What a crash leaves is used by the next save, since
-        # the link is still there.
-        beside = Path(directory, f".trunkline-{name}")
+        beside = _beside(link)
+        if beside.is_symlink():  # of a crash; save() would follow it
+            beside.unlink()
         save(state, beside, durable=self._durable, engine=self._engine)
         try:
             beside.replace(link)
@@ -172,7 +171,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
             beside.unlink(missing_ok=True)
             raise
         if self._durable:
-            fsync_directory(directory)
+            fsync_directory(os.path.dirname(link))  # noqa: PTH120 - of a str
 
     def _settle(self) -> None:
         """End the save that is under way, and do what had to wait for it."""
@@ -210,6 +209,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
             self._to_remove = [known for known in self._to_remove if known != name]
             _remove(name)
 
+    def _keep_target(self, link: Any) -> None:
+        """Let stay what a link leads to, which has not changed though it should have."""
+        target = None if link is None else os.path.realpath(link)
+        self._to_remove = [name for name in self._to_remove if os.path.realpath(name) != target]
+
 
 # Plugins that may have a save under way; Lightning's callbacks and loggers do not know them.
 _in_background: "weakref.WeakSet[CheckpointIO]" = weakref.WeakSet()
@@ -229,7 +233,7 @@ def _watch_model_checkpoint() -> bool:
     other saved.
 
     _link_checkpoint: if the save fails or the process dies, the link leads to a file that does not exist, and
-    ckpt_path="last" starts over.
+    ckpt_path="last" starts over. So the link is made once the file is saved, and replaced by a rename.
     """
     for name in _MODEL_CHECKPOINTS:
         module = sys.modules.get(name)
@@ -294,15 +298,60 @@ def _waiting_link_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(original)
     def waiting(*args: Any, **kwargs: Any) -> Any:
         plugins = list(_in_background)
-        for plugin in plugins:
-            plugin._end_save()
-            plugin._remove_now(_argument(original, "linkpath", args, kwargs))
-        result = original(*args, **kwargs)
+        link = _argument(original, "linkpath", args, kwargs)
+        try:
+            for plugin in plugins:
+                plugin._end_save()
+                plugin._remove_now(link)
+            result = _link(original, args, kwargs, plugins)
+        except BaseException:
+            for plugin in plugins:
+                plugin._keep_target(link)
+            raise
         for plugin in plugins:
             plugin._settle()  # now: the link leads to the file before until it leads to the new one
         return result
 
     return waiting
+
+
+def _link(original: Callable[..., Any], args: Any, kwargs: Any, plugins: list[CheckpointIO]) -> Any:
+    """Have a _link_checkpoint make its link beside the old one, which it replaces then.
+
+    Lightning removes the old one first: if the process died in between, ckpt_path="last" would start over.
+    Overrides are called as they are; where they call Lightning's, that is replaced here.
+    """
+    trainer, path, link = (
+        _argument(original, name, args, kwargs) for name in ("trainer", "filepath", "linkpath")
+    )
+    if (
+        not plugins
+        or original.__module__ not in _MODEL_CHECKPOINTS
+        or link is None
+        or not getattr(trainer, "is_global_zero", False)  # others make none
+        or absolute_path(path) == absolute_path(link)  # Lightning makes none
+        or (Path(link).is_dir() and not Path(link).is_symlink())  # no rename replaces it
+    ):
+        return original(*args, **kwargs)
+    beside = _beside(absolute_path(link))
+    try:
+        result = original(trainer, path, os.fspath(beside))
+        beside.replace(link)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if any(plugin._durable for plugin in plugins):
+        fsync_directory(os.fspath(beside.parent))
+    return result
+
+
+def _beside(link: str) -> Path:
+    """Return where what will replace a link is made: no checkpoint for ModelCheckpoint and the like.
+
+    What a crash leaves there is replaced by the next one.
+    """
+    directory, name = os.path.split(link)
+    return Path(directory, f".trunkline-{name}")
 
 
 def _waiting_scan(original: Callable[..., Any]) -> Callable[..., Any]:
