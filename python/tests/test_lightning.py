@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import os
@@ -341,6 +342,46 @@ def test_removes_files_folders_and_nothing(tmp_path: Path) -> None:
     for name in ("folder.ckpt", "file.ckpt", "nothing.ckpt"):
         plugin.remove_checkpoint(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def look_for_name(plugin: Any, directory: Path) -> None:
+    trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False)
+    for name in ("next", "older"):
+        callbacks.ModelCheckpoint(directory).file_exists(directory / f"{name}.ckpt", trainer)
+
+
+@pytest.mark.parametrize("act", [save_next, tear_down, load_older, look_for_name])
+def test_what_cannot_be_removed_later_is_warned_of(
+    act: Callable[[Any, Path], None],
+    tmp_path: Path,
+    plugin: Any,
+    faults: tl.Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    older = tmp_path / "older.ckpt"
+    plugin.save_checkpoint({}, older)
+    plugin.teardown()
+    faults.hold("write", faults.commands("write"))
+    plugin.save_checkpoint({}, tmp_path / "newer.ckpt")
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*could not remove")  # is printed then, and not raised
+        patch.setattr(Path, "unlink", unlink)
+        plugin.remove_checkpoint(older)
+        faults.release()
+        act(plugin, tmp_path)
+        plugin.teardown()
+        with pytest.raises(PermissionError):  # nothing to wait for: as stock Lightning does
+            plugin.remove_checkpoint(older)
+    said = (
+        f"RuntimeWarning: {older}: could not remove this old checkpoint: Permission denied; remove it by hand"
+    )
+    assert capfd.readouterr().err.count(said) == 1
+    assert (tmp_path / "newer.ckpt").exists()
+    assert (tmp_path / "next.ckpt").exists() == (act is save_next)
 
 
 def test_other_objects_need_consent(tmp_path: Path) -> None:

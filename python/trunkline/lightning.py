@@ -30,11 +30,13 @@ except ModuleNotFoundError as _error:
 
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
+from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._placed import placed, savable
 from trunkline.checkpoint._pt_load import TRUST
 from trunkline.checkpoint._save import SaveHandle, save, save_async
+from trunkline.checkpoint._step_save import warn_without_failing
 from trunkline.checkpoint._transfer import absolute_path
 
 __all__ = ["CheckpointIO"]
@@ -146,11 +148,15 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
         """Remove the file, or folder, if it is there.
 
-        After a save in the background: when that is durable, and a link to the file leads to the new one.
+        After a save in the background: when that is durable, and a link to the file leads to the new one. A
+        RuntimeWarning says what cannot be removed then.
         """
-        self._to_remove.append(absolute_path(_local(path)))  # removed later: maybe from another directory
-        if self._saving is None:
-            self._settle()
+        name = absolute_path(_local(path))  # removed later: maybe from another directory
+        if self._saving is not None:
+            self._to_remove.append(name)
+            return
+        self._settle()
+        _remove(name)
 
     def teardown(self) -> None:
         """Wait for the save in the background, and raise its error; called at the end of a run."""
@@ -177,7 +183,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         """End the save that is under way, and do what had to wait for it."""
         self._end_save()
         while self._to_remove:
-            _remove(self._to_remove.pop(0))
+            _remove_or_warn(self._to_remove.pop(0))
 
     def _end_save(self) -> None:
         """Wait for the save that is under way, and raise its error; what is to be removed stays."""
@@ -207,7 +213,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         name = absolute_path(path)
         if name in self._to_remove:
             self._to_remove = [known for known in self._to_remove if known != name]
-            _remove(name)
+            _remove_or_warn(name)
 
     def _keep_target(self, link: Any) -> None:
         """Let stay what a link leads to, which has not changed though it should have."""
@@ -399,6 +405,20 @@ def _remove(name: str) -> None:
         shutil.rmtree(name)
     else:
         Path(name).unlink(missing_ok=True)
+
+
+def _remove_or_warn(name: str) -> None:
+    """Remove what had to wait; an error must not fail what has nothing to do with it, as the next save.
+
+    On rank 0 alone it would be raised in file_exists, in which the other ranks wait for that one.
+    """
+    try:
+        _remove(name)
+    except OSError as error:
+        why = error.strerror or str(error)
+        warn_without_failing(
+            f"{name}: could not remove this old checkpoint: {why}; remove it by hand", caller()
+        )
 
 
 def _is_of_requeue(name: str) -> bool:
