@@ -129,7 +129,7 @@ class World:
     def _save(self, op: Op) -> Result:
         checkpointer = self.slots[op["slot"]]
         state = state_of(op["state"])
-        continues = checkpointer._continues
+        was_checked = not checkpointer._must_check_early
         with _faults(checkpointer, op.get("fault"), op.get("disturb")):
             if op["how"] == "block":
                 checkpointer.save(op["step"], state, block=True)
@@ -146,7 +146,7 @@ class World:
             try:
                 handle.wait()
             except FileExistsError:
-                if not continues and not op.get("racing"):
+                if not was_checked and not op.get("racing"):
                     return "error", "exists, which the first save has not said itself"
                 raise
         return "ok", None

@@ -124,6 +124,19 @@ def test_another_job_in_the_same_directory_is_found(tmp_path: Path) -> None:
     assert_whole(tmp_path / "run", 1, 2, 3)
 
 
+def test_after_a_save_that_failed_the_next_one_looks_first_again(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        one = opened(tmp_path / "run", engine=engine)
+        faults.fail("write", faults.commands("write"), errno.EIO)
+        with pytest.raises(tl.Error, match="EIO"):
+            one.save(1, state_of(1)).wait()
+        opened(tmp_path / "run").save(1, state_of(2), block=True)
+        with pytest.raises(FileExistsError, match="step 1, which this run"):
+            one.save(1, state_of(1))  # this call itself, not its handle
+    assert torch.equal(opened(tmp_path / "run").load()["x"], state_of(2)["x"])
+
+
 def test_fresh_sets_the_earlier_run_aside(run: Path) -> None:
     before = sorted(path.name for path in run.iterdir())
     checkpointer = opened(run, keep=1, fresh=True)

@@ -127,7 +127,7 @@ class Checkpointer:
         _checkpointers.add(self)
         self._fresh = fresh
         self._misnamed: set[str] = set()  # folders that were warned of
-        self._continues = False  # it has loaded or saved: what save() finds was looked at before
+        self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         store = self._open(self._absolute, names, chosen, keep)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
@@ -247,7 +247,7 @@ class Checkpointer:
                 with self._naming_other_steps(chosen):
                     state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
-                self._continues = True
+                self._must_check_early = False
                 if self._ranks.size > 1:
                     self._place.loaded = _shards.identity(manifest), chosen
                 return state
@@ -511,7 +511,7 @@ class Checkpointer:
         except Exception as error:
             mark_earlier(error)
             raise
-        if not self._continues and self._ranks.rank == 0:
+        if self._must_check_early and self._ranks.rank == 0:
             self._place.store.check_continues(step)  # before the training goes on; the save itself asks again
         job = StepSave(step, state, self._place, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
@@ -526,7 +526,7 @@ class Checkpointer:
             if handle._done.is_set() or not handle._started:
                 self._last = None  # it is over, and wait() has nothing to say of it
             raise
-        self._continues = True
+        self._must_check_early = False
         return handle
 
     def _wait_for_last(self, step: int) -> None:
@@ -538,6 +538,8 @@ class Checkpointer:
             self._turn.begin(f"save({step})")
             if self._last is not last:
                 continue
+            if last._error is not None:
+                self._must_check_early = True
             if getattr(last._error, "earlier", False) and not last._observed:
                 last._observed = True
                 warn_without_failing(f"{last._what}: {last._why()}", caller())
@@ -571,7 +573,7 @@ class Checkpointer:
             last._join()
         if self._ranks.rank == 0:
             self._place.store.start_over(self._fresh)
-        self._continues = False
+        self._must_check_early = True
         self._place.loaded = None
 
     def _last_save(self) -> SaveHandle | None:
