@@ -251,6 +251,23 @@ def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> 
     assert len(list((output / "checkpoints").glob("aside-*"))) == 2, "each training that starts over does"
 
 
+def test_with_fresh_each_training_that_starts_over_sets_the_one_before_aside(output: Path) -> None:
+    directory = output / "checkpoints"
+    checkpointer = tl.Checkpointer(directory, fresh=True)
+    checkpointer.load()  # to look at it; the training does not continue from this
+    trainer = new_trainer(
+        tl.transformers.Trainer, output, checkpointer=checkpointer, save_steps=2, max_steps=4
+    )
+    for count, known in (1, [6, 8]), (2, [2, 4]):
+        trainer.train()
+        assert checkpointer.steps() == [2, 4]
+        aside = sorted(directory.glob("aside-*"), key=lambda path: path.stat().st_ctime_ns)
+        assert len(aside) == count
+        assert tl.Checkpointer(aside[-1]).steps() == known
+    trainer.train(resume_from_checkpoint=True)
+    assert len(list(directory.glob("aside-*"))) == 2
+
+
 @pytest.mark.parametrize("given", ["run/ck", Path("run/ck"), True, {}])
 def test_a_checkpointer_of_another_type(tmp_path: Path, given: Any) -> None:
     with pytest.raises(

@@ -125,7 +125,7 @@ class Checkpointer:
         self._last: SaveHandle | None = None
         self._turn = Turn()
         _checkpointers.add(self)
-        self._fresh = fresh
+        self._wants_fresh = fresh  # the store knows whether the next save will do so
         self._misnamed: set[str] = set()  # folders that were warned of
         self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
@@ -567,12 +567,15 @@ class Checkpointer:
                 warn_without_failing(text, caller())
 
     def _start_over(self) -> None:
-        """Forget what was loaded and saved: what is there belongs to an earlier run."""
+        """Forget what was loaded and saved: what is there belongs to an earlier run.
+
+        With fresh=True the next save sets it aside, also after a load() or an earlier save.
+        """
         last = self._last_save()
         if last is not None:
             last._join()
         if self._ranks.rank == 0:
-            self._place.store.start_over(self._fresh)
+            self._place.store.start_over(self._wants_fresh)
         self._must_check_early = True
         self._place.loaded = None
 
@@ -585,10 +588,10 @@ class Checkpointer:
         """Let rank 0 open the directory first: what it makes and records, the others find."""
         exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
-            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
         options = {
             "directory": directory,
-            "fresh": self._fresh,
+            "fresh": self._wants_fresh,
             "writers": writers,
             "volumes": volumes,
             "keep": keep,
@@ -612,7 +615,7 @@ class Checkpointer:
                             rank,
                             f"rank {rank}: {option} differs from rank 0; pass the same on all ranks",
                         )
-            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._fresh)
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
 
         def open_together() -> Any:
             if exchange.rank == 0:

@@ -122,7 +122,7 @@ def _refuse_if_stock_is_newer(checkpointer: "Checkpointer", output_dir: str) -> 
 def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) -> None:
     """A training that starts at step `start` must not end checkpoints of later steps."""
     later = [step for step in checkpointer.steps() if step > start or start == 0]
-    if not later or checkpointer._fresh:
+    if not later or checkpointer._wants_fresh:  # each training that starts over sets aside what is there
         return
     raise _exists(
         f"cannot start training{how} at step {start}: {checkpointer._absolute} already holds the checkpoints "

@@ -35,8 +35,8 @@ class BackgroundCheckpoints:
     digits in a str, unless there is a file of that name), the path of the Checkpointer's directory or of a
     step in it, or as ever that of a folder that a stock Trainer saved. A training that would not continue
     from the checkpoints that are there is refused before it starts: its saves would fail, maybe hours later,
-    or mix the steps of two runs. Checkpointer(..., fresh=True) sets them aside. When train() returns, the
-    last one is durable.
+    or mix the steps of two runs. Checkpointer(..., fresh=True) sets them aside, with each train() that does
+    not resume from them. When train() returns, the last one is durable.
 
     A save that fails in the background raises its error at the next one, or from train() at the end.
     """
