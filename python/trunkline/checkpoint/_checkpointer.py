@@ -253,11 +253,11 @@ class Checkpointer:
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
-                chosen = self._instead_of(chosen, manifest, error.filename, why, step is None, together)
+                self._check_replaced(chosen, manifest, error.filename, why, step is None, together)
                 if together:
                     raise self._not_the_same(self._ranks.rank, chosen) from None
 
-    def _instead_of(
+    def _check_replaced(
         self,
         step: int,
         manifest: CheckpointManifest | None,
@@ -265,13 +265,14 @@ class Checkpointer:
         why: str,
         any_step: bool,
         together: bool = False,
-    ) -> int | None:
-        """Return the step to read once something of `step` was not found; None: there is none any more.
+    ) -> None:
+        """Once something of `step` was not found: return if another process changed it; reading again helps.
 
-        together: all ranks read it, so that this one cannot take another.
+        any_step: the last one is read, whichever that is, and there may be another by now. together: all
+        ranks read `step`, so that this one cannot take another.
 
-        FileNotFoundError tells callers that there is nothing to go on from, so that it is raised only where
-        the step is gone, as a whole, and it alone was asked for.
+        Raises Corrupt where the step has not changed. FileNotFoundError tells callers that there is nothing
+        to go on from, so that it is raised only where the step is gone, as a whole, and it alone is wanted.
         """
         try:
             now = self._open_manifest(step)
@@ -280,10 +281,9 @@ class Checkpointer:
                 raise
             if together:
                 raise self._not_there(self._ranks.rank, step) from None
-            return self.latest()  # another process removed it, since there is a later one
-        if manifest is None or not _are_same(now, manifest):
-            return step  # another process replaced it
-        raise self._lacks_shard(step, manifest, path, why)
+            return  # another process removed it, since there is a later one
+        if manifest is not None and _are_same(now, manifest):
+            raise self._lacks_shard(step, manifest, path, why)
 
     def _not_there(self, rank: int, step: int) -> Error:
         return rank_error(
@@ -440,8 +440,9 @@ class Checkpointer:
         FileNotFoundError when there is no such checkpoint; Error where a file cannot be read. Concerns this
         rank alone.
         """
-        chosen = self.latest() if step is None else step_argument(step)
+        asked = None if step is None else step_argument(step)
         while True:
+            chosen = self.latest() if asked is None else asked
             if chosen is None:
                 raise self._nothing_yet()
             manifest = None
@@ -454,7 +455,7 @@ class Checkpointer:
                 missing = {"path": gone.filename, "message": str(gone)}
             if missing is None:
                 break
-            chosen = self._instead_of(chosen, manifest, missing["path"], missing["message"], step is None)
+            self._check_replaced(chosen, manifest, missing["path"], missing["message"], asked is None)
         if not found:
             return
         # What cannot be read may be whole: that it is damaged is said only where something is.
