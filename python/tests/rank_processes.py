@@ -102,6 +102,14 @@ class Rank:
         handle.cancel()
         handle.wait()
 
+    def cancel_late(self) -> None:
+        """Cancel the save that was begun last once it is over, and wait as if nothing were known of that."""
+        handle = self.checkpointers[""]._last
+        assert handle is not None
+        handle._join()
+        handle.cancel()
+        self.checkpointers[""].wait()
+
     def cancelled_save(self, step: int, state: Any) -> None:
         """Begin to save in the background, and cancel that at once."""
         self.save(step, state)

@@ -1,5 +1,6 @@
 """Ranks that make different calls: each hears of it in bounded time, and the next common call works."""
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -374,6 +375,20 @@ def test_a_save_that_is_cancelled_while_it_waits_for_others(
 
 
 @pytest.mark.parametrize("odd", [0, 1])
+def test_a_failure_on_another_rank_is_no_cancellation(directory: Path, odd: int) -> None:
+    with RankProcesses(2) as ranks:
+        opened(ranks, directory, LONG)
+        ranks.one(odd, "fail_writes", errno.EIO)
+        ranks.all("save", 2, {"seed": 2})
+        (failed,) = ranks.failures("cancel_late", ranks=[1 - odd]).values()
+        assert failed.is_ours
+        assert f"rank {odd}" in failed.message
+        assert "EIO" in failed.message
+        assert sorted(ranks.failures("wait", ranks=[odd])) == [odd]
+        ranks.finish()
+
+
+@pytest.mark.parametrize("odd", [0, 1])
 def test_a_save_that_is_cancelled_while_others_write(pair: RankProcesses, directory: Path, odd: int) -> None:
     """One rank has written its share, and waits for the other, whose disk hangs."""
     opened(pair, directory, LONG)
@@ -388,6 +403,7 @@ def test_a_save_that_is_cancelled_while_others_write(pair: RankProcesses, direct
     (failed,) = pair.failures("wait", ranks=[1 - odd]).values()
     assert failed.is_ours
     assert f"rank {odd}" in failed.message
+    assert pair.failures("cancel_late") == {}  # cancelled on both
     assert time.monotonic() - begun < LONG / 2
     assert pair.all("latest_loaded") == [1, 1]
     works_again(pair)

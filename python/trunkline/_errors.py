@@ -69,6 +69,7 @@ class RankError(Error):
     """Another rank failed, made another call, or shows no sign of life; `rank` says which."""
 
     rank: int | None = None
+    is_cancellation = False  # of a save that was cancelled there
 
 
 # Named as the builtin exceptions that they also are: a traceback says trunkline.FileNotFoundError.

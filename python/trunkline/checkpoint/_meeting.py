@@ -254,6 +254,7 @@ class Meeting:
 def _failed(rank: int, failure: dict[str, Any]) -> RankError:
     error = rank_error(rank, f"rank {rank} failed: {failure['error']}")
     error.earlier = failure["earlier"]  # type: ignore[attr-defined]
+    error.is_cancellation = failure["cancelled"]
     return error
 
 

@@ -31,6 +31,7 @@ def _failure(exchange: Exchange, error: BaseException) -> dict[str, Any]:
         "error": about,
         "rank": exchange.rank if rank is None else rank,
         "earlier": getattr(error, "earlier", False),
+        "cancelled": isinstance(error, Cancelled) or getattr(error, "is_cancellation", False),
     }
 
 
@@ -106,4 +107,5 @@ def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     error = rank_error(rank, f"{but}: {named}")
     if outcome["earlier"]:
         mark_earlier(error)
+    error.is_cancellation = outcome["cancelled"]
     return error

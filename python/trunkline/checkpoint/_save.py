@@ -306,8 +306,9 @@ class SaveHandle:
             files.cancel()
 
     def _was_cancelled(self) -> bool:
-        """Whether it is over, and ended by cancel() alone."""
-        return self._cancelled and isinstance(self._error, Cancelled | RankError)
+        """Whether it is over, and ended by cancel() here or on another rank, not by a failure."""
+        ended = isinstance(self._error, Cancelled) or getattr(self._error, "is_cancellation", False)
+        return self._cancelled and ended
 
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""

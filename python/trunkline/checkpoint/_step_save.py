@@ -403,6 +403,7 @@ class StepSave:
                 failed = rank_error(rank, f"rank {rank} failed to save its share: {why}")
                 if report["earlier"]:
                     mark_earlier(failed)
+                failed.is_cancellation = report["cancelled"]
                 raise failed
             shards += report["shards"]
         return sorted(shards, key=lambda shard: int(shard["index"]))
