@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline._errors import Format, Unsupported, exception_of
+from trunkline.checkpoint._names import DESCRIPTOR
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = b"GGUF"
@@ -136,7 +137,7 @@ def _gguf(path: Path) -> Exception:
 
 def _instead(folder: Path, names: list[str]) -> str:
     """What to do about a folder without a config.json."""
-    if "trunkline-checkpoints.json" in names:
+    if DESCRIPTOR in names:
         return "it is a directory of checkpoints: read it with trunkline.Checkpointer(path).load()"
     inner = sorted(path.parent for path in (*folder.glob("*/config.json"), *folder.glob("*/*/config.json")))
     if inner:

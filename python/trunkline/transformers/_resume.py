@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import exception_of
-from trunkline.checkpoint._names import step_of
+from trunkline.checkpoint._names import DESCRIPTOR, step_of
 
 if TYPE_CHECKING:
     from trunkline.checkpoint._checkpointer import Checkpointer
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _STOCK_FOLDER = re.compile(r"checkpoint-([0-9]+)")
 _STOCK_STATE = "trainer_state.json"
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # in a stock folder that enable_jit_checkpoint is writing
-_DESCRIPTOR = "trunkline-checkpoints.json"
 
 
 def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) -> Any:
@@ -61,7 +60,7 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     if step is not None and given.parent == ours:
         return step
     for directory in (given, given.parent):
-        if (directory / _DESCRIPTOR).exists():
+        if (directory / DESCRIPTOR).exists():
             raise ValueError(
                 f"resume_from_checkpoint: {path} is in a directory of Trunkline checkpoints that is not this "
                 f"Trainer's, {checkpointer._absolute}; pass "
