@@ -39,7 +39,7 @@ from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_wit
 from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
-# What says that checkpoints can be read here, and nothing else.
+# Errors that only mean that this user or filesystem cannot write: opening to read stays silent.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # How often ranks try to open the same checkpoint, while another process saves; the pauses double.
