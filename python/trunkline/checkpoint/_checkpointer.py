@@ -64,8 +64,9 @@ class Checkpointer:
     directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
     stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
 
-    keep: how many checkpoints stay (None: all) of those that it loaded or saved; older ones go once a new one
-    is durable. Others are never removed, which a RuntimeWarning says once.
+    keep: how many checkpoints stay (None: all) of those that it loaded or saved. Once a new one is durable,
+    later steps than it go first, which the run went back behind, then the oldest ones. Others are never
+    removed, which a RuntimeWarning says once.
 
     A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
     that are there. Where it meets others of the same step or of later ones, save() raises FileExistsError.
