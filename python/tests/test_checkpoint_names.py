@@ -64,21 +64,41 @@ def test_manifests(saved: Path, number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    "name",
     [
-        ("shard-00000-of-00001-0123456789abcdef.safetensors", True),
-        ("shard-100000-of-100001-0123456789abcdef.safetensors", True),
-        ("shard-0000-of-00001-0123456789abcdef.safetensors", False),
-        ("shard-000000-of-00001-0123456789abcdef.safetensors", False),
-        ("shard-0000\u0661-of-00001-0123456789abcdef.safetensors", False),
-        ("shard-00000-of-00001-0123456789ABCDEF.safetensors", False),
-        ("shard-00000-of-00001-0123456789abcde.safetensors", False),
-        ("shard-00000-of-00001.safetensors", False),
-        ("model-00000-of-00001-0123456789abcdef.safetensors", False),
+        "shard-00000-of-00001-0123456789abcdef.safetensors",
+        "shard-100000-of-100001-0123456789abcdef.safetensors",
+        "shard-00003-of-00001-0123456789abcdef.safetensors",
+        "shard-18446744073709551615-of-18446744073709551615-0123456789abcdef.safetensors",
+        "shard-18446744073709551616-of-18446744073709551616-0123456789abcdef.safetensors",
+        "shard-0000-of-00001-0123456789abcdef.safetensors",
+        "shard-000000-of-00001-0123456789abcdef.safetensors",
+        "shard-00000-of-1-0123456789abcdef.safetensors",
+        "shard-0000\u0661-of-00001-0123456789abcdef.safetensors",
+        "shard-+0000-of-00001-0123456789abcdef.safetensors",
+        "shard-00000-of-00001-0123456789ABCDEF.safetensors",
+        "shard-00000-of-00001-0123456789abcde.safetensors",
+        "shard-00000-of-00001-0123456789abcdefa.safetensors",
+        "shard-00000-of-00001-0123456789abcdeg.safetensors",
+        "shard-00000-of-00001-0123456789abcdef.safetensors\n",
+        "shard-00000-of-00001-0123456789abcdef.safetensors.bak",
+        "shard-00000-of-00001-0123456789abcdef.pt",
+        "shard-00000-of-00001.safetensors",
+        "model-00000-of-00001-0123456789abcdef.safetensors",
+        "shard-",
     ],
 )
-def test_shards(name: str, expected: bool) -> None:  # as names_test.cpp
-    assert is_shard(name) == expected
+def test_shards(saved: Path, name: str) -> None:
+    """The library removes shards that no manifest names, and leaves other files alone."""
+    store = tl.Checkpointer(saved.parent, process_group=False)._place.store
+    (saved / name).touch()
+    store.collect()
+    assert is_shard(name) == (not (saved / name).exists())
+
+
+@pytest.mark.parametrize("number", ["00000", "18446744073709551615"])
+def test_what_is_a_shard(number: str) -> None:
+    assert is_shard(f"shard-{number}-of-{number}-0123456789abcdef.safetensors")
 
 
 def test_shards_of_a_save(saved: Path) -> None:
