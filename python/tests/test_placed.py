@@ -33,3 +33,24 @@ def test_what_is_elsewhere_is_moved_and_stays_tied() -> None:
     assert moved[7][1] == "text"
     assert all(each.is_meta for each in (moved["model"]["turned"], moved[7][0], moved[7][2][0]["step"]))
     assert not weight.is_meta
+
+
+class WithoutAddress(torch.Tensor):
+    """Poses as a tensor of a device whose tensors have no addresses, as XLA."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("xla", 0)
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def to(self, device: torch.device) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_tensors_without_addresses_stay_apart() -> None:
+    one, other = (torch.full((3,), value).as_subclass(WithoutAddress) for value in (1.0, 2.0))
+    moved = savable({"one": one, "other": other, "again": one})
+    assert [moved[name].tolist() for name in moved] == [[1.0] * 3, [2.0] * 3, [1.0] * 3]
+    assert moved["one"] is moved["again"]

@@ -21,7 +21,8 @@ def placed(state: Any, device: torch.device) -> Any:
     """Return `state` with the tensors of other devices copied to `device`; what is there stays as it is.
 
     Looks into dicts, OrderedDicts (with their `_metadata`), lists and tuples. What shares memory is copied
-    once and shares it afterwards, if shape and strides are the same too (tied weights).
+    once and shares it afterwards, if shape and strides are the same too (tied weights). On devices that give
+    tensors no addresses (XLA) only what is the same object is known to share.
     """
     return _Placement(device, lambda place: place == device).node(state)
 
@@ -32,7 +33,7 @@ class _Placement:
     def __init__(self, device: torch.device, stays: Callable[[torch.device], bool]) -> None:
         self._device = device
         self._stays = stays
-        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}  # by what says that memory is shared
 
     def node(self, value: Any) -> Any:
         kind = type(value)
@@ -53,7 +54,11 @@ class _Placement:
             return tensor
         if tensor.layout is not torch.strided or tensor.numel() == 0:
             return tensor.to(self._device)
-        memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        address = tensor.data_ptr()
+        # 0 for every tensor of a device that has no addresses, as XLA: only an object shares with itself.
+        memory: tuple[Any, ...] = (id(tensor),)
+        if address != 0:
+            memory = (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype)
         if memory not in self._copies:
             self._copies[memory] = tensor.to(self._device)
         return self._copies[memory]
