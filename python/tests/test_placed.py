@@ -54,3 +54,10 @@ def test_tensors_without_addresses_stay_apart() -> None:
     moved = savable({"one": one, "other": other, "again": one})
     assert [moved[name].tolist() for name in moved] == [[1.0] * 3, [2.0] * 3, [1.0] * 3]
     assert moved["one"] is moved["again"]
+
+
+def test_a_conjugate_is_not_taken_for_what_it_is_a_view_of() -> None:
+    number = torch.tensor([1 + 2j])
+    views = [number, number.conj(), number.imag, number.conj().imag]
+    moved = placed(views, torch.device("meta"))
+    assert len({id(each) for each in moved}) == len(views)

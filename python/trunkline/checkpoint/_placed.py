@@ -59,6 +59,7 @@ class _Placement:
         memory: tuple[Any, ...] = (id(tensor),)
         if address != 0:
             memory = (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype)
+            memory += (tensor.is_conj(), tensor.is_neg())  # views of the same memory with other values
         if memory not in self._copies:
             self._copies[memory] = tensor.to(self._device)
         return self._copies[memory]
