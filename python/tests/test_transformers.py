@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -713,6 +714,29 @@ def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize("lacks", ["a manager", "_enable_checkpoint", "is_checkpoint_requested", "nothing"])
+def test_ranks_that_cannot_agree_on_a_preemption_are_refused(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of transformers may make its checkpoint in another way."""
+    from trunkline.transformers._preemption import AgreedPreemption, agree_on_preemption
+
+    parts = {"_enable_checkpoint": print, "is_checkpoint_requested": False}
+    parts.pop(lacks, None)
+    manager = None if lacks == "a manager" else SimpleNamespace(**parts)
+    callbacks: list[Any] = [SimpleNamespace(), SimpleNamespace(jit_manager=manager)]
+    args = SimpleNamespace(enable_jit_checkpoint=True, world_size=2)
+    trainer = SimpleNamespace(args=args, callback_handler=SimpleNamespace(callbacks=callbacks))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    if lacks != "nothing":
+        with pytest.raises(tl.Unsupported, match="enable_jit_checkpoint with several ranks: transformers 5"):
+            agree_on_preemption(trainer)
+        args.world_size = 1
+    agree_on_preemption(trainer)
+    assert len(callbacks) == (3 if lacks == "nothing" else 2)
+    assert isinstance(callbacks[0], AgreedPreemption) == (lacks == "nothing")
 
 
 def test_ranks_that_do_not_know_of_each_other_are_refused(

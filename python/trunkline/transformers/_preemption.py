@@ -6,6 +6,10 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from trunkline._errors import Unsupported
+
+_OF_MANAGER = ("_enable_checkpoint", "is_checkpoint_requested")
+
 
 class AgreedPreemption(transformers.TrainerCallback):  # type: ignore[misc] # without the library no type
     """Lets all ranks make the checkpoint of the same step once one of them is asked to.
@@ -32,11 +36,22 @@ class AgreedPreemption(transformers.TrainerCallback):  # type: ignore[misc] # wi
 
 
 def agree_on_preemption(trainer: Any) -> None:
-    """Let the ranks of a Trainer agree on the step, if there are several and enable_jit_checkpoint is on."""
+    """Let the ranks of a Trainer agree on the step, if there are several and enable_jit_checkpoint is on.
+
+    Raises Unsupported where this version of transformers does not make its checkpoint as known: each rank
+    would save alone, wait for the others until the timeout, and be killed before that.
+    """
     if not trainer.args.enable_jit_checkpoint or trainer.args.world_size == 1 or not dist.is_initialized():
         return
     callbacks = trainer.callback_handler.callbacks
-    for callback in list(callbacks):
-        manager = getattr(callback, "jit_manager", None)
-        if manager is not None:
-            callbacks.insert(0, AgreedPreemption(manager))  # asked before `callback`
+    managers = [getattr(callback, "jit_manager", None) for callback in callbacks]
+    known = [each for each in managers if all(hasattr(each, name) for name in _OF_MANAGER)]
+    if not known:
+        raise Unsupported(
+            None,
+            f"enable_jit_checkpoint with several ranks: transformers {transformers.__version__} has no "
+            "CheckpointManager as known, so that the ranks could not agree on the step of the checkpoint; "
+            "use transformers 5.23, or leave out enable_jit_checkpoint",
+        )
+    for manager in known:
+        callbacks.insert(0, AgreedPreemption(manager))  # asked before the manager's own callback

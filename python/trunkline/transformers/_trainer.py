@@ -48,7 +48,8 @@ class BackgroundCheckpoints:
         args.save_total_limit checkpoints (None, 0 or less: all).
 
         Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
-        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; and for metric_for_best_model with a
+        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; for enable_jit_checkpoint with several
+        ranks where transformers does not make that checkpoint as known; and for metric_for_best_model with a
         save_total_limit, which would remove the best checkpoint. Raises ValueError for ranks of torchrun that
         do not know of each other, TypeError for a `checkpointer` of another type. Warns (RuntimeWarning) of a
         save_total_limit that is not used: the `checkpointer` has a number of its own.
