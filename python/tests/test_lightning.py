@@ -568,8 +568,10 @@ def test_looking_for_a_name_leaves_the_error_to_the_next_save(
         save_next(plugin, tmp_path)
 
 
-def fit_with_link(folder: Path, plugin: Any, *, counts: bool = True, **arguments: Any) -> Any:
-    saver = callbacks.ModelCheckpoint(folder, save_last="link", enable_version_counter=counts)
+def fit_with_link(
+    folder: Path, plugin: Any, *, counts: bool = True, kind: Any = callbacks.ModelCheckpoint, **arguments: Any
+) -> Any:
+    saver = kind(folder, save_last="link", enable_version_counter=counts)
     trainer = lightning.Trainer(
         accelerator="cpu",
         plugins=[plugin],
@@ -609,8 +611,17 @@ def test_the_link_to_the_last_one_stays_when_the_next_save_fails(counts: bool, t
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 9
 
 
+class LinksByItself(callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+    """Has arguments of other names."""
+
+    @staticmethod
+    def _link_checkpoint(*given: Any) -> None:
+        callbacks.ModelCheckpoint._link_checkpoint(*given)
+
+
+@pytest.mark.parametrize("kind", [callbacks.ModelCheckpoint, LinksByItself])
 @pytest.mark.parametrize("counts", [True, False])
-def test_the_link_leads_to_a_checkpoint_at_every_line(counts: bool, tmp_path: Path) -> None:
+def test_the_link_leads_to_a_checkpoint_at_every_line(counts: bool, kind: Any, tmp_path: Path) -> None:
     """Wherever the process dies, ckpt_path="last" finds a checkpoint."""
     last = tmp_path / "last.ckpt"
     files = {inspect.getsourcefile(tl.lightning), inspect.getsourcefile(callbacks.ModelCheckpoint)}
@@ -631,7 +642,7 @@ def test_the_link_leads_to_a_checkpoint_at_every_line(counts: bool, tmp_path: Pa
     before = sys.gettrace()
     sys.settrace(look)
     try:
-        fit_with_link(tmp_path, SlowestDisk(), counts=counts)
+        fit_with_link(tmp_path, SlowestDisk(), counts=counts, kind=kind)
     finally:
         sys.settrace(before)
     assert lost == []
@@ -736,7 +747,10 @@ def test_what_is_saved_before_a_requeue_is_saved_before_the_requeue(tmp_path: Pa
         assert torch.load(path) == {"global_step": number}
 
 
-def test_what_is_linked_anew_is_not_removed_later(tmp_path: Path, plugin: Any, faults: tl.Faults) -> None:
+def test_what_is_linked_anew_is_not_removed(
+    tmp_path: Path, plugin: Any, faults: tl.Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[Path] = []
     saver = callbacks.ModelCheckpoint(tmp_path)
     trainer = lightning.Trainer(accelerator="cpu", plugins=[plugin], logger=False, callbacks=[saver])
     newer, last = tmp_path / "newer.ckpt", tmp_path / "last.ckpt"
@@ -745,7 +759,11 @@ def test_what_is_linked_anew_is_not_removed_later(tmp_path: Path, plugin: Any, f
     plugin.save_checkpoint({"global_step": 4}, newer)
     plugin.remove_checkpoint(last)
     faults.release()
-    saver._link_checkpoint(trainer, str(newer), str(last))
+    assert last.is_symlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", removed.append)
+        saver._link_checkpoint(trainer, str(newer), str(last))
+    assert removed == []  # it is replaced by a rename
     plugin.teardown()
     assert torch.load(last)["global_step"] == 4
 

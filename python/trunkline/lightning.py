@@ -215,9 +215,16 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
             self._to_remove = [known for known in self._to_remove if known != name]
             _remove_or_warn(name)
 
+    def _keep(self, names: set[str]) -> None:
+        """Let stay what was to be removed, and is replaced or used now."""
+        self._to_remove = [name for name in self._to_remove if name not in names]
+
     def _keep_target(self, link: Any) -> None:
-        """Let stay what a link leads to, which has not changed though it should have."""
-        target = None if link is None else os.path.realpath(link)
+        """Let stay what a link (None: any) leads to, which has not changed though it should have."""
+        if link is None:
+            self._to_remove.clear()
+            return
+        target = os.path.realpath(link)
         self._to_remove = [name for name in self._to_remove if os.path.realpath(name) != target]
 
 
@@ -308,7 +315,7 @@ def _waiting_link_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]
         try:
             for plugin in plugins:
                 plugin._end_save()
-                plugin._remove_now(link)
+                plugin._keep({absolute_path(each) for each in (*args, *kwargs.values()) if _is_path(each)})
             result = _link(original, args, kwargs, plugins)
         except BaseException:
             for plugin in plugins:
@@ -341,7 +348,7 @@ def _link(original: Callable[..., Any], args: Any, kwargs: Any, plugins: list[Ch
         return original(*args, **kwargs)
     beside = _beside(absolute_path(link))
     try:
-        result = original(trainer, path, os.fspath(beside))
+        result = original(trainer=trainer, filepath=path, linkpath=os.fspath(beside))
         beside.replace(link)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -405,6 +412,10 @@ def _remove(name: str) -> None:
         shutil.rmtree(name)
     else:
         Path(name).unlink(missing_ok=True)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
 
 
 def _remove_or_warn(name: str) -> None:
