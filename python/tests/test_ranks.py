@@ -433,7 +433,7 @@ def test_a_store_that_waits_for_a_removed_key_is_not_waited_for() -> None:
     store.set_timeout(timedelta(seconds=4 * TIMEOUT))  # its thread is there until then
     asked = RankStore(_WithoutCompareSet(store), TIMEOUT)
     store.set("key", "value")
-    with pytest.raises(RankError, match="has not answered for 0.5 s"):
+    with pytest.raises(tl.RankError, match="has not answered for 0.5 s"):
         asked.do(lambda store: value_of(store, "key"))
 
 

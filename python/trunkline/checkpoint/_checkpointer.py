@@ -462,6 +462,7 @@ class Checkpointer:
         # What cannot be read may be whole: that it is damaged is said only where something is.
         first = next((each for each in found if each["kind"] != "unread"), found[0])
         message = first["message"] + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
+        error: Any
         if first["kind"] == "unread":
             error = exception_of("system", first["errno"] or errno.EIO, message, first["path"])
         else:
