@@ -1,5 +1,6 @@
 """Ranks in processes of their own, forked from one that has imported torch, and told what to do."""
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -217,6 +218,33 @@ class Rank:
 
     def fail_writes(self, code: int) -> None:
         self.faults.fail("write", self.faults.commands("write"), code, 1000)
+
+    def fails_to_read(self, step: int | None = None) -> bool:
+        """Load from a disk that fails meanwhile; whether that raised an error of the disk."""
+        self.faults.fail("read", self.faults.commands("read"), errno.EIO)
+        try:
+            self.checkpointers[""].load(step)
+        except tl.Error as error:
+            return error.errno == errno.EIO
+        return False
+
+    def interrupted_load(self) -> bool:
+        """Load, and be interrupted when all ranks have agreed on a checkpoint; whether that ended it."""
+        made = self.checkpointers[""]
+        agree = made._agree
+
+        def interrupted(*arguments: Any, **keywords: Any) -> Any:
+            agree(*arguments, **keywords)
+            raise KeyboardInterrupt
+
+        made._agree = interrupted  # type: ignore[method-assign]
+        try:
+            made.load()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            made._agree = agree  # type: ignore[method-assign]
+        return False
 
     def fail_syncs(self, code: int) -> None:
         self.faults.fail("sync", self.faults.commands("sync"), code, 1000)

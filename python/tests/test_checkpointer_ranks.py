@@ -327,6 +327,59 @@ def test_a_rank_that_loads_another_checkpoint_after_all_loaded_one(
     assert_only(directory, {1: 1, 2: 2, 3: 3, 4: 4})
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("how", ["fails_to_read", "interrupted_load"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_load_that_failed_on_one_rank(
+    crew: RankProcesses, directory: Path, odd: int, how: str, before: bool
+) -> None:
+    """What the others loaded is not saved together with what that rank had before, whatever it had loaded."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    if before:
+        assert crew.all("latest_loaded") == [1] * 3
+    for again in ("load()", "load(1)"):
+        for rank in range(3):
+            crew.tell(rank, *((how,) if rank == odd else ("latest_loaded",)))
+        assert [crew.reply(rank) for rank in range(3)] == [True if rank == odd else 1 for rank in range(3)]
+        for _ in range(2):
+            failed = crew.failures("save", 2, {"seed": 2}, block=True)
+            assert_named(failed, odd, 3)
+            for error in failed.values():
+                assert f"load() of step 1 failed on rank {odd}" in error.message
+                assert "Call load() on all ranks, or load(1) on all where it failed" in error.message
+        if again == "load()":
+            assert crew.all("latest_loaded") == [1] * 3
+        else:
+            assert crew.one(odd, "loads", {"seed": 1}, 1)
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {1: 1, 2: 2})
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_a_load_that_failed_on_all_ranks(crew: RankProcesses, directory: Path, step: int | None) -> None:
+    """They go on alike: with what they had before."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    assert all(crew.all("fails_to_read", step))
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {1: 1, 2: 2})
+
+
+def test_a_step_that_failed_to_load_on_one_rank(crew: RankProcesses, directory: Path) -> None:
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    for rank in (0, 2):
+        assert crew.one(rank, "loads", {"seed": 1}, 1)
+    assert crew.one(1, "fails_to_read", 1)
+    failed = crew.failures("save", 2, {"seed": 2}, block=True)
+    assert_named(failed, 1, 3)
+    assert "load() of step 1 failed on rank 1, and rank 0 has loaded step 1" in failed[0].message
+    assert crew.one(1, "loads", {"seed": 1}, 1)
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {1: 1, 2: 2})
+
+
 def test_ranks_that_loaded_the_same_step_of_different_saves(crew: RankProcesses, directory: Path) -> None:
     save_alone(directory, 1, 1)
     crew.all("open", str(directory), timeout=LONG)

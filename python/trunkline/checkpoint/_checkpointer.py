@@ -35,7 +35,14 @@ from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved
 from trunkline.checkpoint._state import restore, restore_into
-from trunkline.checkpoint._step_save import Place, StepSave, patiently, warn_without_failing, warnings_of
+from trunkline.checkpoint._step_save import (
+    NOT_LOADED,
+    Place,
+    StepSave,
+    patiently,
+    warn_without_failing,
+    warnings_of,
+)
 from trunkline.checkpoint._transfer import absolute_path, path_name, read_images
 from trunkline.checkpoint._turn import Turn
 
@@ -245,6 +252,8 @@ class Checkpointer:
             try:
                 if not together:
                     manifest = self._open_manifest(chosen)
+                if self._ranks.size > 1:
+                    self._place.loaded = NOT_LOADED, chosen  # another rank may succeed
                 with self._naming_other_steps(chosen):
                     state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
@@ -351,7 +360,12 @@ class Checkpointer:
                     return str(self._not_the_same(self._ranks.rank, step))
                 return self._newer_than(step, decided["commit"])
 
-            differs = self._agree(decide, check=check)
+            try:
+                differs = self._agree(decide, check=check)
+            except BaseException:
+                if opened and opened[0] is not None:  # other ranks may have heard that all agree, and load it
+                    self._place.loaded = NOT_LOADED, opened[0]
+                raise
             if differs is None:
                 self._place.rebase()
                 step, position, manifest = opened

@@ -34,6 +34,9 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 
+# In the place of a checkpoint's identity: load() of it began on this rank, and has not succeeded.
+NOT_LOADED = "not loaded"
+
 # So many fit the head of one shard, whatever their names and shapes.
 _FEW_TENSORS = 20_000
 
@@ -48,7 +51,7 @@ class Place:
     keep: int | None
     staging_bytes: "int | str | None"
     engine: Engine | None
-    # Identity and step of what this rank has loaded last since a save in which all took part.
+    # Identity (or NOT_LOADED) and step of what this rank has loaded last since a save in which all took part.
     loaded: tuple[str, int] | None = None
     collectives_before: int = 0
 
@@ -374,14 +377,7 @@ class StepSave:
             )
         loaded = self._placement["loaded"]
         if loaded and self._loaded and loaded[0] != self._loaded[0]:
-            ours, theirs = self._loaded[1], loaded[1]
-            other_one = f"step {theirs}" if theirs != ours else "another checkpoint of that step"
-            raise rank_error(
-                rank,
-                f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
-                "mixture of both. Call load() without a step on all ranks, then save; to look at another "
-                "checkpoint on one rank, use another Checkpointer(..., process_group=False)",
-            )
+            raise rank_error(rank, self._loaded_differently(rank, loaded))
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
         if not other:
@@ -392,6 +388,25 @@ class StepSave:
             rank,
             f"rank {rank}: {other[0]} differs from rank 0{where}; ranks that save together must have the "
             "same (keep what differs out of the state)",
+        )
+
+    def _loaded_differently(self, rank: int, loaded: Sequence[Any]) -> str:
+        """Say what this rank and rank 0, which has `loaded` that, have loaded last, and what to do."""
+        assert self._loaded is not None
+        ours, theirs = self._loaded[1], loaded[1]
+        if NOT_LOADED in (self._loaded[0], loaded[0]):
+            here = self._loaded[0] == NOT_LOADED
+            failed, step, other, has = (rank, ours, 0, theirs) if here else (0, theirs, rank, ours)
+            return (
+                f"load() of step {step} failed on rank {failed}, and rank {other} has loaded step {has}: "
+                "what they save could be a mixture. Call load() on all ranks, or "
+                f"load({has}) on all where it failed, then save"
+            )
+        other_one = f"step {theirs}" if theirs != ours else "another checkpoint of that step"
+        return (
+            f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
+            "mixture of both. Call load() without a step on all ranks, then save; to look at another "
+            "checkpoint on one rank, use another Checkpointer(..., process_group=False)"
         )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
