@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import trunkline as tl
 from trunkline import _core
@@ -218,6 +220,16 @@ class Rank:
 
     def fail_writes(self, code: int) -> None:
         self.faults.fail("write", self.faults.commands("write"), code, 1000)
+
+    def destroy_group(self, await_store: bool = False) -> bool:
+        """Destroy the process group; whether that ends its store."""
+        store = weakref.ref(_get_default_store())
+        self.groups.clear()  # each would keep it
+        dist.destroy_process_group()
+        deadline = time.monotonic() + REPLY_SECONDS
+        while await_store and store() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return store() is None
 
     def fails_to_read(self, step: int | None = None) -> bool:
         """Load from a disk that fails meanwhile; whether that raised an error of the disk."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -683,6 +684,57 @@ def test_rank_0_leaves_first_and_takes_the_store_along(directory: Path) -> None:
             ranks.processes[0].join(LONG)
             assert ranks.processes[0].exitcode == 0
     assert_only(directory, {step: step for step in range(5)})
+
+
+@contextmanager
+def opened_with_store_in_rank_0(directory: Path, group: bool) -> Iterator[RankProcesses]:
+    with RankProcesses(2, host="rank 0") as ranks:
+        ranks.all("make_group", [0, 1])
+        ranks.all("open", str(directory), timeout=LONG, group=[0, 1] if group else None)
+        yield ranks
+        ranks.finish()
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_checkpointer_outlives_its_process_group_and_the_store(directory: Path, group: bool) -> None:
+    """The next group in these processes would meet the store, with what the group before has left there."""
+    with opened_with_store_in_rank_0(directory, group) as ranks:
+        ranks.all("save", 1, {"seed": 1})
+        ranks.one(1, "slow_to_read", "committed", 0.3)
+        ranks.all("wait")
+        assert ranks.all("destroy_group") == [True, True]
+        for call in (("save", 2, {"seed": 2}), ("latest_loaded",)):
+            failed = ranks.failures(*call)
+            assert len(failed) == 2
+            for error in failed.values():
+                assert error.is_ours
+                assert "is destroyed (destroy_process_group)" in error.message
+                assert "open a new Checkpointer" in error.message
+        assert ranks.all("loads", {"seed": 1}, 1) == [True, True]
+        assert ranks.failures("wait") == {}
+    assert_only(directory, {1: 1})
+
+
+def test_a_save_under_way_keeps_the_store_of_a_destroyed_group(directory: Path) -> None:
+    with opened_with_store_in_rank_0(directory, False) as ranks:
+        ranks.one(0, "hold_writes")
+        ranks.all("save", 1, {"seed": 1})
+        assert ranks.all("destroy_group") == [False, False]
+        os.kill(ranks.processes[0].pid or 0, signal.SIGUSR1)
+        assert ranks.failures("wait") == {}
+    assert_only(directory, {1: 1})
+
+
+def test_saves_after_the_end_of_a_group_whose_store_is_elsewhere(directory: Path) -> None:
+    """As under torchrun, whose agent has it."""
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(directory), timeout=LONG)
+        ranks.all("save", 1, {"seed": 1}, block=True)
+        assert ranks.all("destroy_group", await_store=True) == [True, True]
+        ranks.all("save", 2, {"seed": 2}, block=True)
+        assert ranks.all("latest_loaded") == [2, 2]
+        ranks.finish()
+    assert_only(directory, {1: 1, 2: 2})
 
 
 def kill_at_random(directory: Path, seed: int) -> str:

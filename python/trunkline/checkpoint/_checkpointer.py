@@ -195,6 +195,7 @@ class Checkpointer:
         last = self._last_save()
         if last is not None:
             last._join()
+            self._ranks.await_end()  # the next process group must not meet the store of this one
             if not last._was_cancelled():
                 last.wait()
 

@@ -87,7 +87,8 @@ class RankStore:
                 raise rank_error(
                     0,
                     "the connection to the process group's store is lost; rank 0 or the agent that holds it "
-                    f"died: {call.error}",
+                    "died, or rank 0 has called destroy_process_group (then open a new Checkpointer): "
+                    f"{call.error}",
                 ) from call.error
             call.given_up = True
             self._stuck = call

@@ -7,11 +7,11 @@ key of its own for as long as it does; who waits for a rank whose count stands s
 An exchange begins with a meeting (_meeting.py): rank 0 waits until all ranks are in the same call.
 """
 
-import functools
 import itertools
 import json
 import threading
 import time
+import weakref
 from contextlib import suppress
 from operator import methodcaller
 from types import TracebackType
@@ -61,6 +61,9 @@ class Ranks:
         """
         return None
 
+    def await_end(self) -> None:
+        """Wait, for some seconds at most, until the exchanges that are over here are over for all ranks."""
+
 
 class GroupRanks(Ranks):
     """The ranks of a torch.distributed process group. Making one is a collective operation."""
@@ -85,7 +88,8 @@ class GroupRanks(Ranks):
                 "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "
                 f"None for the default group, or False for this process alone; not {group!r}"
             )
-        self._group = group
+        # Whatever is held of a group keeps its store: see Exchanges.
+        self._group = None if group is None else weakref.ref(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
@@ -116,11 +120,15 @@ class GroupRanks(Ranks):
         """Begin the exchange of a call, as "save(5)"."""
         return None if self.size == 1 else self._exchanges.begin(call, collectives)
 
+    def await_end(self) -> None:
+        """Wait for other ranks. Then destroy_process_group() ends the store."""
+        self._exchanges.await_end()
+
     def collectives(self) -> int | None:
         """Return how many collective operations of the group this rank has begun."""
         from torch.distributed import group
 
-        counted = group.WORLD if self._group is None else self._group
+        counted = group.WORLD if self._group is None else self._group()
         try:
             return int(counted._get_sequence_number_for_group())  # type: ignore[union-attr]
         except (AttributeError, RuntimeError):  # the group is destroyed, or its backend does not count
@@ -133,10 +141,11 @@ class Exchanges:
     def __init__(self, store: Any, rank: int, size: int, timeout: float, server: Any = None) -> None:
         """`store`: of torch.distributed, with no keys of others; `timeout`: of a silent rank, in seconds.
 
-        `server`: what the store's server may live in, so that it outlives destroy_process_group(), and what
-        else held it, until all exchanges are over.
+        `server`: what the store's server may live in. Each exchange holds it until it is over for all ranks,
+        so that it outlives destroy_process_group(). Nothing holds it longer: the next init_process_group()
+        in this process would meet it, with the addresses of the ranks of the group before.
         """
-        self._server = server
+        self._server = None if server is None else weakref.ref(server)
         self.rank = rank
         self.size = size
         self.timeout = timeout
@@ -145,12 +154,53 @@ class Exchanges:
         self.failures = Failures(size)
         self._lock = threading.Lock()
         self._cleaning = threading.Lock()
+        self._leaving: dict[Flag, None] = {}  # set when leave() has returned
         # Exchanges with keys: how many ranks, messages (by the key of the first part), and other keys.
         self._over: dict[int, tuple[int, list[str], list[str]]] = {}
 
     def begin(self, call: str = "call", collectives: int | None = None) -> "Exchange":
-        """Begin the exchange of a call."""
-        return Exchange(self, call, collectives)
+        """Begin the exchange of a call. Raises RankError where the store went with the process group."""
+        server = None if self._server is None else self._server()
+        if server is None and self._server is not None:  # the group is destroyed; an agent may have the store
+            try:
+                self.store.do(lambda store: value_of(store, "alive/0"))
+            except RankError as error:
+                raise rank_error(
+                    self.rank,
+                    f"{call}: the process group that this Checkpointer was opened with is destroyed "
+                    "(destroy_process_group), and so is its store; open a new Checkpointer, with a process "
+                    "group or with process_group=False",
+                ) from error
+        return Exchange(self, call, collectives, server)
+
+    def start_leaving(
+        self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int, held: list[Any]
+    ) -> None:
+        """Call leave() in a thread, and clear `held` then. The interpreter waits for it."""
+        left = Flag()
+
+        def leave() -> None:
+            try:
+                self.leave(number, ranks, messages, keys, silent)
+            finally:
+                held.clear()
+                self._leaving.pop(left, None)
+                left.set()
+
+        self._leaving[left] = None
+        try:
+            start_thread(leave, Flag())
+        except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
+            leave()
+        except BaseException:
+            self._leaving.pop(left, None)
+            raise
+
+    def await_end(self) -> None:
+        """Rank 0: wait, for some seconds at most, until every leave() has returned."""
+        until = time.monotonic() + _LEAVE_SECONDS
+        for left in list(self._leaving):
+            left.wait(max(0.0, until - time.monotonic()))
 
     def leave(self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int) -> None:
         """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
@@ -211,11 +261,12 @@ class Exchange:
     Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
     """
 
-    def __init__(self, exchanges: Exchanges, call: str, collectives: int | None) -> None:
-        """Nothing that others see begins before __enter__(); meet() is next."""
+    def __init__(self, exchanges: Exchanges, call: str, collectives: int | None, server: Any = None) -> None:
+        """Nothing that others see begins before __enter__(); meet() is next. `server`: to hold meanwhile."""
         self.rank = exchanges.rank
         self.size = exchanges.size
         self._exchanges = exchanges
+        self._held = [server]
         self._store = exchanges.store
         self._attempts = exchanges.attempts
         self._attempt = Attempt(0, call, collectives=collectives)
@@ -256,11 +307,9 @@ class Exchange:
             messages = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
             keys = [*self._posted, f"{number}/gone"]
             exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
-            leave = functools.partial(exchanges.leave, number, ranks, messages, keys, silent)
-            try:
-                start_thread(leave, Flag())  # the interpreter waits for it
-            except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
-                leave()
+            held, self._held = self._held, []
+            exchanges.start_leaving(number, ranks, messages, keys, silent, held)
+        self._held = []
 
     def stop(self) -> None:
         """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
