@@ -317,6 +317,10 @@ def test_a_rank_that_loads_another_checkpoint_after_all_loaded_one(
     ours, theirs = (1, 2) if odd == 1 else (2, 1)
     for error in failed.values():
         assert f" has loaded step {ours} last, and rank 0 step {theirs}" in error.message
+        assert (
+            f"Call load({theirs}) to go on from step {theirs}, or load({ours}), the same on all"
+            in error.message
+        )
         assert "Checkpointer(..., process_group=False)" in error.message
     assert crew.one(odd, "loads", {"seed": 2}, 2)  # as the others
     crew.all("save", 3, {"seed": 3}, block=True)
@@ -326,6 +330,24 @@ def test_a_rank_that_loads_another_checkpoint_after_all_loaded_one(
     assert crew.all("latest_loaded") == [3] * 3
     crew.all("save", 4, {"seed": 4}, block=True)
     assert_only(directory, {1: 1, 2: 2, 3: 3, 4: 4})
+
+
+def test_rank_0_loads_an_earlier_step_for_all_after_all_loaded_the_last(
+    crew: RankProcesses, directory: Path
+) -> None:
+    """The others cannot be asked whether it was broadcast: they load it as well, as the error says."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG, keep=None)
+    save_alone_again(directory, 2, 2)
+    assert crew.all("latest_loaded") == [2] * 3
+    assert crew.one(0, "loads", {"seed": 1}, 1)
+    for _ in range(2):
+        failed = crew.failures("save", 3, {"seed": 1}, block=True)
+        assert len(failed) == 3
+        assert all("Call load(1) to go on from step 1" in error.message for error in failed.values())
+    for rank in (1, 2):
+        assert crew.one(rank, "loads", {"seed": 1}, 1)
+    crew.all("save", 3, {"seed": 1}, block=True)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -392,6 +414,7 @@ def test_ranks_that_loaded_the_same_step_of_different_saves(crew: RankProcesses,
     failed = crew.failures("save", 2, {"seed": 3}, block=True)
     assert_named(failed, 2, 3)
     assert "rank 0 another checkpoint of that step" in failed[2].message
+    assert "Call load(1), the same on all ranks" in failed[2].message
     assert crew.all("latest_loaded") == [2] * 3
     crew.all("save", 2, {"seed": 3}, block=True)
 

@@ -402,11 +402,18 @@ class StepSave:
                 "what they save could be a mixture. Call load() on all ranks, or "
                 f"load({has}) on all where it failed, then save"
             )
-        other_one = f"step {theirs}" if theirs != ours else "another checkpoint of that step"
+        if theirs == ours:
+            other_one, choice = "another checkpoint of that step", f"load({ours})"
+        else:
+            other_one, choice = (
+                f"step {theirs}",
+                f"load({theirs}) to go on from step {theirs}, or load({ours})",
+            )
         return (
             f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
-            "mixture of both. Call load() without a step on all ranks, then save; to look at another "
-            "checkpoint on one rank, use another Checkpointer(..., process_group=False)"
+            f"mixture of both. Call {choice}, the same on all ranks, also if one broadcasts what it loaded, "
+            "then save; to look at another checkpoint on one rank, use another "
+            "Checkpointer(..., process_group=False)"
         )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
