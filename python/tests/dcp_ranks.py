@@ -22,11 +22,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardMetadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType, fully_shard
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import trunkline as tl
 from trunkline.dcp import _writer
@@ -425,7 +426,9 @@ def save_apart(rank: int, path: Path, argument: str) -> None:
 
 def load_apart(rank: int, path: Path, argument: str) -> None:
     """Load what was saved without collectives: all values of run RUN, or an error."""
-    into = {"w": torch.zeros(1000)}
+    into: dict[str, Any] = {"w": torch.zeros(1000)}
+    if argument == "dtensor":
+        into["w"] = DTensor.from_local(torch.zeros(4), one_mesh(), [Shard(0)])
     try:
         load(into, path / "ckpt")
     except CheckpointException as error:
@@ -455,6 +458,59 @@ def retry_apart(rank: int, path: Path, argument: str) -> None:
     dist.barrier = barrier
 
 
+def miss_apart(rank: int, path: Path, argument: str) -> None:
+    """Save twice without collectives into a directory; rank ARGUMENT misses the first save: WHO-HOW."""
+    who, _, how = argument.partition("-")
+    barrier, dist.barrier = dist.barrier, wait_for_nobody
+
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("bad batch")
+
+    for moment in (1, 2):
+        planner = DefaultSavePlanner()
+        try:
+            if (str(rank), moment) == (who, 1):
+                setattr(planner, "create_local_plan", breaks)  # noqa: B010 - a method
+                if how == "batch":
+                    breaks()
+            local = torch.full((4,), float(moment))
+            state = {"w": DTensor.from_local(local, one_mesh(), [Shard(0)]), "step": moment}
+            writer = tl.dcp.StorageWriter(path / "ckpt")
+            dcp.save(state, storage_writer=writer, planner=planner, use_collectives=False)
+            print("saved")
+        except (ValueError, FileExistsError) as error:
+            print(type(error).__name__)
+        barrier()
+    dist.barrier = barrier
+
+
+def repeat_apart(rank: int, path: Path, argument: str) -> None:
+    """Save three times without collectives into a directory; the first save is kept."""
+    for moment in (1, 2, 3):
+        writer = tl.dcp.StorageWriter(path / "ckpt")
+        try:
+            dcp.save(value_of(moment, rank), storage_writer=writer, use_collectives=False)
+            print("saved")
+        except FileExistsError as error:
+            print(type(error).__name__)
+
+
+def save_by_groups(rank: int, path: Path, argument: str) -> None:
+    """Of two groups of two ranks, rank 0 of the one and then rank 1 of the other save without collectives."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    barrier, dist.barrier = dist.barrier, wait_for_nobody
+    for turn in (0, 3):
+        if rank == turn:
+            writer, group = tl.dcp.StorageWriter(path / "ckpt"), groups[rank // 2]
+            try:
+                dcp.save(value_of(1, rank), storage_writer=writer, use_collectives=False, process_group=group)
+                print("saved")
+            except FileExistsError as error:
+                print(type(error).__name__)
+        barrier()
+    dist.barrier = barrier
+
+
 PROGRAMS: list[Callable[[int, Path, str], None]] = [
     write_first,
     read_and_write_again,
@@ -469,6 +525,9 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     save_apart,
     load_apart,
     retry_apart,
+    miss_apart,
+    repeat_apart,
+    save_by_groups,
 ]
 
 

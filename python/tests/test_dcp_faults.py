@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _coverage, _directory, _owner, _request, _writer  # noqa: E402
+from trunkline.dcp import _coverage, _directory, _owner, _request, _save_token, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -754,6 +754,32 @@ def test_two_saves_without_collectives_at_once(tmp_path: Path, rank: int) -> Non
     assert {path: path.read_bytes() for path in tmp_path.glob("*manifest")} == held
     assert len(shards(tmp_path)) == 1
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": torch.full((9,), 1.0)})
+
+
+def test_processes_that_torchrun_starts_anew_choose_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store outlives them, and with it what the processes before had chosen."""
+    store = torch.distributed.HashStore()
+    first = _save_token._choose(store)
+    assert _save_token._choose(store) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(_save_token, "seconds_since_start", lambda: -1.0)  # later than the choice
+        second = _save_token._choose(store)
+    assert second != first
+    assert _save_token._choose(store) == second
+
+
+def test_a_manifest_older_than_this_process_is_not_added_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its token is: its rank is not there any more."""
+    monkeypatch.setattr(_writer, "new_save_token", lambda _: f"{'0' * 32}-1")
+    begin_apart(tmp_path, 0, 1)()
+    begin_apart(tmp_path, 1, 1)()
+    second = begin_apart(tmp_path, 2, 1)
+    os.utime(tmp_path / "dcp-rank00000.manifest", (1e9, 1e9))
+    with pytest.raises(FileExistsError, match=r"dcp-rank00000\.manifest.*another directory"):
+        second()
+    assert len(shards(tmp_path)) == 2
 
 
 def test_manifests_of_ranks_that_say_nothing_of_their_save(

@@ -157,3 +157,34 @@ def test_a_rank_that_survives_an_error_does_not_add_to_the_save_before(tmp_path:
     run_ranks(tmp_path, "retry_apart/2/-")
     assert said_by(tmp_path, "retry_apart/2/-", 0).split() == ["Error", "FileExistsError"]
     assert said_by(tmp_path, "retry_apart/2/-", 1).split() == ["saved", "FileExistsError"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_misses_a_save_does_not_complete_it_later(tmp_path: Path, rank: int) -> None:
+    """Where the planner fails the late save is refused; where the save is never called, the load is."""
+    run_ranks(tmp_path, f"miss_apart/2/{rank}-planner")
+    assert said_by(tmp_path, f"miss_apart/2/{rank}-planner", rank).split() == [
+        "ValueError",
+        "FileExistsError",
+    ]
+    (tmp_path / "ckpt").rename(tmp_path / "of-planner")
+    steps = [f"miss_apart/2/{rank}-batch", "load_apart/2/dtensor"]
+    run_ranks(tmp_path, *steps)
+    assert said_by(tmp_path, steps[0], rank).split() == ["ValueError", "saved"]
+    assert said_by(tmp_path, steps[0], 1 - rank).split() == ["saved", "FileExistsError"]
+    for said in last_lines(tmp_path, steps[1]):
+        assert "ranks 0 and 1 did not come to a save into the directory equally often" in said
+        assert "remove dcp-rank*.refused if no rank missed a save" in said
+
+
+def test_saves_that_all_ranks_repeat_leave_the_first(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "repeat_apart/2", "load_apart/2/1")
+    for rank in range(2):
+        assert said_by(tmp_path, "repeat_apart/2/", rank).split() == ["saved", *["FileExistsError"] * 2]
+    assert last_lines(tmp_path, "load_apart/2/1") == ["loaded"] * 2
+
+
+def test_groups_of_ranks_do_not_add_to_each_others_save(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "save_by_groups/4")
+    assert said_by(tmp_path, "save_by_groups/4/", 0).split() == ["saved"]
+    assert said_by(tmp_path, "save_by_groups/4/", 3).split() == ["FileExistsError"]

@@ -7,6 +7,7 @@ import re
 
 MANIFEST = "dcp.manifest"
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
+_REFUSED = re.compile(r"dcp-rank[0-9]{5,}\.refused")
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
 _TORCH_DATA_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
@@ -20,6 +21,16 @@ def manifest_name(rank: int | None) -> str:
 def is_rank_manifest_name(name: str) -> bool:
     """Whether it is the name of the manifest of one rank."""
     return _RANK_MANIFEST.fullmatch(name) is not None
+
+
+def refused_name(rank: int) -> str:
+    """Return the name of the record of saves of a rank that its manifest has made fail."""
+    return f"dcp-rank{rank:05d}.refused"
+
+
+def is_refused_name(name: str) -> bool:
+    """Whether it is the name of such a record."""
+    return _REFUSED.fullmatch(name) is not None
 
 
 def is_data_file_name(name: str) -> bool:

@@ -149,6 +149,21 @@ def list_manifests(directory: Path) -> list[str]:
     return sorted(filter(is_rank_manifest_name, os.listdir(directory)))  # noqa: PTH208 - names, not paths
 
 
+def note_refused(directory: Path, name: str, save_id: str) -> None:
+    """Add the save_id of a manifest to the record `name`, where that manifest has made a save fail."""
+    with contextlib.suppress(OSError), (directory / name).open("a", encoding="ascii") as file:
+        file.write(f"{save_id}\n")
+
+
+def count_refused(directory: Path, name: str, save_id: str) -> int:
+    """Return how many saves a manifest has made fail, of which note_refused() made a record."""
+    try:
+        text = (directory / name).read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return 0
+    return text.splitlines().count(save_id)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold back other commits into the directory; does nothing on a filesystem without locks.

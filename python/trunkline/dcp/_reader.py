@@ -17,11 +17,11 @@ from torch.futures import Future
 from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline.checkpoint._arguments import bool_argument
-from trunkline.checkpoint._dcp_names import manifest_name
+from trunkline.checkpoint._dcp_names import manifest_name, refused_name
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._coverage import find_partly_loaded
-from trunkline.dcp._directory import missing_target
+from trunkline.dcp._directory import count_refused, missing_target
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
@@ -71,6 +71,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._tensors: dict[str, Any] = {}  # and objects, as torch describes them
         self._save_id: str | None = None
         self._of_one_rank = False
+        self._rank = 0
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
@@ -88,6 +89,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         if rank is not None and not path.exists():  # a damaged one is not passed over
             path = self._directory / manifest_name(rank)
         self._of_one_rank = path.name != manifest_name(None)
+        self._rank = rank or 0
         try:
             path.stat()
         except FileNotFoundError:
@@ -113,12 +115,16 @@ class StorageReader(Endpoint, TorchStorageReader):
         """Return the plan, with what identifies the checkpoint that this rank found.
 
         Ranks that saved without collectives have a manifest each, which says of which save it is. Those of
-        earlier versions do not, so that they cannot be compared.
+        earlier versions do not, so that they cannot be compared. A rank that came to this save before another
+        one did has come once more to a save into the directory since, which failed.
         """
         if not self._of_one_rank:
             plan.storage_data = self._identity()
+        elif self._save_id is None or not is_save_token(self._save_id):
+            plan.storage_data = _OF_A_RANK
         else:
-            plan.storage_data = _OF_A_RANK + (self._save_id or "" if is_save_token(self._save_id) else "")
+            refused = count_refused(self._directory, refused_name(self._rank), self._save_id)
+            plan.storage_data = f"{_OF_A_RANK}{self._save_id} {refused}"
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -126,17 +132,23 @@ class StorageReader(Endpoint, TorchStorageReader):
         for rank, plan in enumerate(plans):
             if plan.storage_data == plans[0].storage_data:
                 continue
-            if all(str(each.storage_data).startswith(_OF_A_RANK) for each in (plan, plans[0])):
-                found = f"{manifest_name(rank)} is of another save than {manifest_name(0)}"
-                why = "a save without collectives ended early, and another one followed"
-                todo = "Load another checkpoint, or load on as many ranks as the last save had"
-            else:
+            found_by = [str(each.storage_data) for each in (plans[0], plan)]
+            of_saves = [each.rpartition(" ")[0] for each in found_by]
+            if not all(each.startswith(_OF_A_RANK) for each in found_by):
                 found = f"rank {rank} finds another checkpoint than rank 0"
                 why = (
                     "another job saved into the directory meanwhile, or it is not the same one on the machine"
                     " of that rank"
                 )
                 todo = "Let no other job save, and load again"
+            elif of_saves[0] == of_saves[1]:
+                found = f"ranks 0 and {rank} did not come to a save into the directory equally often"
+                why = "one may have missed a save, so that the manifests are of two moments of the training"
+                todo = "Load another checkpoint; or remove dcp-rank*.refused if no rank missed a save"
+            else:
+                found = f"{manifest_name(rank)} is of another save than {manifest_name(0)}"
+                why = "a save without collectives ended early, and another one followed"
+                todo = "Load another checkpoint, or load on as many ranks as the last save had"
             raise Error(None, f"{self._directory}: {found}; {why}. {todo}", str(self._directory))
         return plans
 

@@ -1,26 +1,40 @@
 """What the manifests of one save without collectives have in common, and those of two saves have not."""
 
+import hashlib
+import os
 import re
 import secrets
+import sys
+import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 _TOKEN = re.compile(r"[0-9a-f]{32}-[1-9][0-9]*")
-_KEY = "trunkline/dcp/job"
+_KEY = "trunkline/dcp/chosen"
 
 _saves: Counter[str] = Counter()  # begun by this process, by directory
 
 
-def new_save_token(directory: str) -> str | None:
-    """Return the token of the save into `directory` that begins now; None where ranks cannot agree on one.
-
-    Its first part is the same for all ranks of a process group, and for no others. The second counts saves
-    into the directory: ranks that had an error in another one of these have no token in common.
-    """
+def count_save(directory: str) -> None:
+    """Count a save without collectives into `directory` that this process begins."""
     _saves[directory] += 1
+
+
+def new_save_token(directory: str) -> str | None:
+    """Return the token of the save into `directory` counted last; None where ranks cannot agree on one.
+
+    Its first part is the same for all ranks of a process group, and for no others, nor for the processes that
+    torchrun starts in their place. The second counts saves into the directory: ranks that had an error in
+    another one of these have no token in common.
+
+    How many collective operations a rank has begun is no part of it: point-to-point operations count as well
+    (gloo, and batches of NCCL), so that the stages of a pipeline differ at the same point of a training.
+    """
     job = _job()
-    return None if job is None else f"{job}-{_saves[directory]}"
+    return None if job is None else f"{job}-{max(1, _saves[directory])}"
 
 
 def is_save_token(text: str | None) -> bool:
@@ -28,16 +42,59 @@ def is_save_token(text: str | None) -> bool:
     return text is not None and _TOKEN.fullmatch(text) is not None
 
 
+def is_of_same_job(token: str | None, other: str) -> bool:
+    """Whether two save_ids are tokens of the same ranks; both of the processes of one start."""
+    return token is not None and is_save_token(token) and token.partition("-")[0] == other.partition("-")[0]
+
+
+def seconds_since_start() -> float:
+    """Return how old this process is."""
+    # The name of the program, in parentheses, may hold anything.
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def _job() -> str | None:
-    proposed = secrets.token_hex(16)
     if not dist.is_available() or not dist.is_initialized():
-        return proposed
+        return secrets.token_hex(16)
+    is_shared, group = _group_of_save()
+    if not is_shared:
+        return secrets.token_hex(16)
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
     if store is None:  # MPI has none
         return None
-    try:  # the first rank sets it; waits for none
-        return str(store.compare_set(_KEY, "", proposed).decode("ascii"))
+    try:
+        chosen = _choose(store)
     except NotImplementedError:
         return None
+    ranks = ",".join(map(str, dist.get_process_group_ranks(group)))
+    return hashlib.sha256(f"{chosen} {ranks}".encode()).hexdigest()[:32]
+
+
+def _choose(store: Any) -> str:
+    """Return what the first of the processes that use the store proposes; waits for none.
+
+    A store that outlives a restart by torchrun holds what the processes before had chosen: all processes of
+    a start are there before one of them can choose, so that an older choice is not theirs.
+    """
+    proposed = f"{secrets.token_hex(16)} {time.time():.3f}"
+    chosen = store.compare_set(_KEY, "", proposed).decode("ascii")
+    if float(chosen.partition(" ")[2]) < time.time() - seconds_since_start():
+        chosen = store.compare_set(_KEY, chosen, proposed).decode("ascii")
+    return str(chosen)
+
+
+def _group_of_save() -> tuple[bool, Any]:
+    """Return whether ranks take part in the save that is under way, and their group (None: the default one).
+
+    torch.distributed.checkpoint does not hand it to a storage writer, and two groups have the same ranks.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        wrapper = frame.f_locals.get("distW") if frame.f_code.co_name == "_save_state_dict" else None
+        if wrapper is not None:
+            return bool(wrapper.use_dist), wrapper.group
+        frame = frame.f_back  # type: ignore[assignment]
+    return True, None

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import torch
 
-from trunkline.checkpoint._dcp_names import is_data_file_name, is_rank_manifest_name, is_torch_metadata
+from trunkline.checkpoint._dcp_names import (
+    is_data_file_name,
+    is_rank_manifest_name,
+    is_refused_name,
+    is_torch_metadata,
+)
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
 from trunkline.checkpoint._transfer import check_is_local
 from trunkline.dcp._owner import new_file_id
@@ -112,7 +117,11 @@ def checkpointer_file(directory: Path) -> str | None:
 
 def leftovers(names: Iterable[str]) -> list[str]:
     """Pick what is left of other saves, if no manifest refers to it."""
-    return [name for name in names if is_data_file_name(name) or is_rank_manifest_name(name)]
+    return [name for name in names if _is_left_by_saves(name)]
+
+
+def _is_left_by_saves(name: str) -> bool:
+    return is_data_file_name(name) or is_rank_manifest_name(name) or is_refused_name(name)
 
 
 def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from torch.futures import Future
 from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
-from trunkline.checkpoint._dcp_names import manifest_name
+from trunkline.checkpoint._dcp_names import manifest_name, refused_name
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
@@ -29,7 +30,7 @@ from trunkline.dcp import _directory
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint
 from trunkline.dcp._manifest import format_manifest, read_manifest
-from trunkline.dcp._save_token import new_save_token
+from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -117,6 +118,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._is_coordinator = is_coordinator
         self._rank = kwargs.get("rank") or 0
         self._use_collectives = kwargs.get("use_collectives", True)
+        if not self._use_collectives:  # now: a planner that fails keeps this rank from prepare_local_plan
+            count_save(str(self._directory))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
@@ -125,6 +128,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             token = new_save_token(str(self._directory))
             self._save_id, self._has_token = token or str(uuid.uuid4()), token is not None
         manifests = self._manifests_to_replace()
+        self._note_refused(manifests)
         self._refuse_to_replace(manifests)
         self._refuse_unmounted(manifests)
         for directory in (self._directory, *self._volumes):
@@ -171,7 +175,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._check_files(results)
                 # Others may have saved since this save began.
                 self._refuse_other_format()
-                replaced = self._manifests_to_replace()
+                replaced = self._manifests_to_replace() or self._manifests_before_start(names)
                 self._refuse_to_replace(replaced)
                 self._warn_of_replacing(replaced)
             except BaseException:
@@ -217,6 +221,27 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         if self._has_token and not found and manifests and _save_id_of(manifests[0]) != self._save_id:
             return manifests[:1]
         return found
+
+    def _manifests_before_start(self, written: list[str]) -> list[Path]:
+        """Return manifests of other ranks that are older than this process: those ranks are gone.
+
+        A second line, behind the token. `written`: files of this save, which tell the filesystem's time.
+        """
+        if self._use_collectives or not self._has_token:
+            return []
+        now = max((os.lstat(self._directory / name).st_mtime for name in written), default=time.time())
+        started = now - seconds_since_start()
+        manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
+        return [manifest for manifest in manifests if manifest.stat().st_mtime < started]
+
+    def _note_refused(self, manifests: list[Path]) -> None:
+        """Record that this rank came again to what it has saved: one that does not may have missed a save."""
+        mine = self._directory / manifest_name(self._rank)
+        if self._use_collectives or not self._has_token or mine not in manifests:
+            return
+        save_id = _save_id_of(mine)
+        if save_id is not None and is_of_same_job(save_id, self._save_id):
+            _directory.note_refused(self._directory, refused_name(self._rank), save_id)
 
     def _refuse_unmounted(self, manifests: list[Path]) -> None:
         """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
