@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -731,6 +732,37 @@ def test_of_two_saves_at_once_the_later_finds_the_checkpoint_of_the_other(
     else:
         writer.finish(metadata, [written])
     assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9, seed=1)})
+
+
+class Waiting(DefaultSavePlanner):
+    """Reports where it begins to write, and waits there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self.has_begun.set()
+        assert self.may_go_on.wait(60)
+        return super().resolve_data(write_item)
+
+
+def test_saves_of_one_writer_that_overlap(tmp_path: Path) -> None:
+    writer, planners = tl.dcp.StorageWriter(), [Waiting() for _ in range(3)]
+    saves = []
+    for number, planner in enumerate(planners):
+        state, path = {"a": torch.full((9,), float(number))}, tmp_path / str(number)
+        saves.append(dcp.async_save(state, storage_writer=writer, checkpoint_id=path, planner=planner))
+        assert planner.has_begun.wait(60)
+    for planner, future in reversed(list(zip(planners, saves, strict=True))):
+        planner.may_go_on.set()
+        future.result(60)
+    for number in range(3):
+        found = load({"a": torch.zeros(9)}, tmp_path / str(number))
+        assert_same(found, {"a": torch.full((9,), float(number))})
+    dcp.save({"a": numbers(9)}, storage_writer=writer, checkpoint_id=tmp_path / "last")
+    assert_same(load({"a": torch.zeros(9)}, tmp_path / "last"), {"a": numbers(9)})
+    assert writer.checkpoint_id == str(tmp_path / "last")
 
 
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:

@@ -1,6 +1,7 @@
 """What StorageWriter and StorageReader have in common: a directory, and an engine."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +12,53 @@ from trunkline.checkpoint._transfer import absolute_path
 from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
 
 
+@dataclass(frozen=True)
+class Place:
+    """A directory."""
+
+    given: str
+    path: Path  # absolute: used later, maybe in another process, after a change of the working directory
+
+
+def place_of(directory: "str | os.PathLike[str]", argument: str) -> Place:
+    """Return the directory that an argument names. Raises TypeError or ValueError where it names none."""
+    given = str(Path(directory_argument(directory, argument)))
+    return Place(given, Path(absolute_path(given, argument)))
+
+
 class Endpoint:
     """The directory of a writer or reader, and what is asked of both about it."""
 
     def __init__(self, path: "str | os.PathLike[str] | None", engine: Engine | None) -> None:
         """Raise TypeError or ValueError for what names no directory; touches nothing."""
         super().__init__()
-        self._given: str | None = None
-        self._located: Path | None = None
-        self._move_to(path, "path")
+        self._place = None if path is None else place_of(path, "path")
         check_engine(engine)
         self._engine = engine
 
     @property
     def checkpoint_id(self) -> str | None:
         """The directory, as it was given; None where none was yet."""
-        return self._given
+        place = self._current_place()
+        return None if place is None else place.given
 
     @property
     def _directory(self) -> Path:
-        if self._located is None:
+        place = self._current_place()
+        if place is None:
             raise ValueError(
                 f"{type(self).__name__} has no directory: pass one as path, or as checkpoint_id "
                 "of the save or load"
             )
-        return self._located
+        return place.path
+
+    def _current_place(self) -> Place | None:
+        return self._place
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
         """Whether it is the path of a directory that is there or could be made, not a URL."""
         return is_possible_checkpoint_id(checkpoint_id)
-
-    def _move_to(
-        self, checkpoint_id: "str | os.PathLike[str] | None", argument: str = "checkpoint_id"
-    ) -> None:
-        if checkpoint_id is not None:
-            self._given = str(Path(directory_argument(checkpoint_id, argument)))
-            # Used later, and maybe in another process: after a change of the working directory.
-            self._located = Path(absolute_path(self._given, argument))
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process."""

@@ -22,7 +22,7 @@ from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._transfer import read_images
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_refused, missing_target
-from trunkline.dcp._endpoint import Endpoint
+from trunkline.dcp._endpoint import Endpoint, place_of
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
 from trunkline.dcp._save_token import is_save_token
@@ -75,7 +75,8 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
-        self._move_to(checkpoint_id)
+        if checkpoint_id is not None:
+            self._place = place_of(checkpoint_id, "checkpoint_id")
         self._load_id = str(uuid.uuid4())
         self._stored = {}
 
@@ -163,7 +164,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         Raises Format where it would leave elements of a tensor as they are, because they are not stored.
         """
         self._refuse_partly_loaded(plan, planner)
-        requests = (make_request(item, self._stored, planner, str(self._given)) for item in plan.items)
+        requests = (make_request(item, self._stored, planner, str(self.checkpoint_id)) for item in plan.items)
         parts = groups(requests)
         first = list(islice(parts, 1))  # an error before this has changed no tensor
         with partly_filled("the state that is loaded into", ""):

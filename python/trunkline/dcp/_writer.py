@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import time
 import uuid
 import warnings
@@ -28,7 +29,7 @@ from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._coverage import find_partly_saved
-from trunkline.dcp._endpoint import Endpoint
+from trunkline.dcp._endpoint import Endpoint, Place, place_of
 from trunkline.dcp._manifest import format_manifest, read_manifest
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
@@ -49,6 +50,25 @@ from trunkline.dcp._stored import (
 MOST_COPIED_BYTES = 1 << 30
 
 _known_directories: set[str] = set()  # into which this process has saved, or of which it has warned
+
+
+class _Save(threading.local):
+    """What a writer knows of the save that this thread does.
+
+    Torch does all of a save in one thread, beginning with reset(). With async_save that is a thread of its
+    own, and the next save may begin before it ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_place: Place | None = None  # of reset(), for the save that follows
+        self.place: Place | None = None
+        self.save_id = str(uuid.uuid4())
+        self.has_token = False  # save_id is that of all ranks of a save without collectives
+        self.rank = 0
+        self.is_coordinator = False
+        self.use_collectives = True
+        self.leftovers: list[str] = []  # of other saves, when this one began
 
 
 class StorageWriter(Endpoint, TorchStorageWriter):
@@ -75,10 +95,11 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
     JSON cannot hold. Errors of one rank reach all as CheckpointException.
 
-    One save at a time uses a writer. Of two that save into one directory at once, one may fail; what is
-    loaded afterwards is one of them. With `engine` None it can be sent to the process of
-    AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no checkpoint yet, nor a
-    part of one: without a common commit an old one could not be kept until all of the new is there.
+    Several saves of async_save may use one writer at once, each with a checkpoint_id of its own. Of two that
+    save into one directory at once, one may fail; what is loaded afterwards is one of them. With `engine`
+    None it can be sent to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a
+    directory must hold no checkpoint yet, nor a part of one: without a common commit an old one could not be
+    kept until all of the new is there.
     """
 
     def __init__(
@@ -95,38 +116,49 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._volumes = _volume_directories(volumes)
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
-        self._save_id = str(uuid.uuid4())
-        self._has_token = False  # self._save_id is that of all ranks of a save without collectives
-        self._rank = 0
-        self._is_coordinator = False
-        self._use_collectives = True
-        self._leftovers: list[str] = []  # of other saves, when this one began
+        self._save = _Save()
+
+    def _current_place(self) -> Place | None:
+        return self._save.next_place or self._save.place or self._place
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process, in which each save begins anew."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_save"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Undo __getstate__()."""
+        self.__dict__.update(state)
+        self._save = _Save()
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what identifies this save in its metadata."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save.save_id)
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
-        self._move_to(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
-        self._has_token = False
-        self._leftovers = []
+        if checkpoint_id is not None:
+            self._place = self._save.next_place = place_of(checkpoint_id, "checkpoint_id")
+        self._save.save_id = str(uuid.uuid4())
+        self._save.has_token = False
+        self._save.leftovers = []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn which rank this is, and whether one of them commits for all."""
-        self._is_coordinator = is_coordinator
-        self._rank = kwargs.get("rank") or 0
-        self._use_collectives = kwargs.get("use_collectives", True)
-        if not self._use_collectives:  # now: a planner that fails keeps this rank from prepare_local_plan
+        # From here on a reset() for a save in another thread changes nothing.
+        self._save.place, self._save.next_place = self._save.next_place or self._place, None
+        self._save.is_coordinator = is_coordinator
+        self._save.rank = kwargs.get("rank") or 0
+        self._save.use_collectives = kwargs.get("use_collectives", True)
+        if not self._save.use_collectives:
+            # Now: a planner that fails keeps this rank from prepare_local_plan().
             count_save(str(self._directory))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
         self._refuse_checkpointer()
-        if not self._use_collectives:
+        if not self._save.use_collectives:
             token = new_save_token(str(self._directory))
-            self._save_id, self._has_token = token or str(uuid.uuid4()), token is not None
+            self._save.save_id, self._save.has_token = token or str(uuid.uuid4()), token is not None
         manifests = self._manifests_to_replace()
         self._note_refused(manifests)
         self._refuse_to_replace(manifests)
@@ -135,10 +167,10 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.make_directory(directory, durable=self._durable)
         self._refuse_other_format()
         leftovers = _directory.list_leftovers(self._directory)
-        if self._is_coordinator or not self._use_collectives:
+        if self._save.is_coordinator or not self._save.use_collectives:
             check_replaceable(self._manifest_path())  # else all would be written before it fails
         self._warn_of_replacing(manifests)
-        self._leftovers = leftovers if self._is_coordinator and self._use_collectives else []
+        self._save.leftovers = leftovers if self._save.is_coordinator and self._save.use_collectives else []
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -189,11 +221,11 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
-            _directory.remove_leftovers(self._directory, sorted({*self._leftovers} - kept))
-        self._leftovers = []
+            _directory.remove_leftovers(self._directory, sorted({*self._save.leftovers} - kept))
+        self._save.leftovers = []
 
     def _manifest_path(self) -> Path:
-        return self._directory / manifest_name(None if self._use_collectives else self._rank)
+        return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
 
     def _refuse_checkpointer(self) -> None:
         """Of two that save into one directory, neither would know of the other."""
@@ -214,11 +246,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         these are of one save, because none is made where one of another is: so one tells.
         """
         manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
-        if self._use_collectives:
+        if self._save.use_collectives:
             return manifests
-        replaced = (manifest_name(None), manifest_name(self._rank))
+        replaced = (manifest_name(None), manifest_name(self._save.rank))
         found = [manifest for manifest in manifests if manifest.name in replaced]
-        if self._has_token and not found and manifests and _save_id_of(manifests[0]) != self._save_id:
+        if (
+            self._save.has_token
+            and not found
+            and manifests
+            and _save_id_of(manifests[0]) != self._save.save_id
+        ):
             return manifests[:1]
         return found
 
@@ -227,7 +264,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
         A second line, behind the token. `written`: files of this save, which tell the filesystem's time.
         """
-        if self._use_collectives or not self._has_token:
+        if self._save.use_collectives or not self._save.has_token:
             return []
         now = max((os.lstat(self._directory / name).st_mtime for name in written), default=time.time())
         started = now - seconds_since_start()
@@ -236,16 +273,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def _note_refused(self, manifests: list[Path]) -> None:
         """Record that this rank came again to what it has saved: one that does not may have missed a save."""
-        mine = self._directory / manifest_name(self._rank)
-        if self._use_collectives or not self._has_token or mine not in manifests:
+        mine = self._directory / manifest_name(self._save.rank)
+        if self._save.use_collectives or not self._save.has_token or mine not in manifests:
             return
         save_id = _save_id_of(mine)
-        if save_id is not None and is_of_same_job(save_id, self._save_id):
-            _directory.note_refused(self._directory, refused_name(self._rank), save_id)
+        if save_id is not None and is_of_same_job(save_id, self._save.save_id):
+            _directory.note_refused(self._directory, refused_name(self._save.rank), save_id)
 
     def _refuse_unmounted(self, manifests: list[Path]) -> None:
         """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
-        if self._overwrite or not self._is_coordinator or not manifests:
+        if self._overwrite or not self._save.is_coordinator or not manifests:
             return
         names = sorted(_directory.list_leftovers(self._directory))
         missing = {name: _directory.missing_target(self._directory / name) for name in names}
@@ -268,9 +305,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         writer, name = "HuggingFaceStorageWriter", find_torch_safetensors(self._directory)
         if name is None:  # its data is what makes it count, and may be used as a model: never replaced
             writer, name = "FileSystemWriter", next(iter(list_torch_metadata(self._directory)), None)
-            if name is None or (self._overwrite and self._use_collectives):
+            if name is None or (self._overwrite and self._save.use_collectives):
                 return
-            if self._use_collectives:
+            if self._save.use_collectives:
                 todo = "pass overwrite=True to replace it"
         raise exception_of(
             "system",
@@ -281,16 +318,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         )
 
     def _refuse_to_replace(self, manifests: list[Path]) -> None:
-        if not manifests or (self._use_collectives and self._overwrite is not False):
+        if not manifests or (self._save.use_collectives and self._overwrite is not False):
             return
         held = manifests[0]
-        why = "overwrite is False" if self._use_collectives else "without collectives it cannot be replaced"
+        apart = not self._save.use_collectives
+        why = "without collectives it cannot be replaced" if apart else "overwrite is False"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
 
     def _refuse_partly_saved(self, metadata: Metadata) -> None:
         """With collectives this is all that is kept; torch does not check it where one rank saves."""
-        found = find_partly_saved(metadata.state_dict_metadata) if self._use_collectives else None
+        found = find_partly_saved(metadata.state_dict_metadata) if self._save.use_collectives else None
         if found is not None:
             name, stored, wanted = found
             raise Error(
@@ -304,7 +342,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def _warn_of_replacing(self, manifests: list[Path]) -> None:
         """Warn of replacing a checkpoint that this process has not saved: it may be of another run."""
         directory = str(self._directory)
-        if self._overwrite is not None or not self._is_coordinator or directory in _known_directories:
+        if self._overwrite is not None or not self._save.is_coordinator or directory in _known_directories:
             return
         if manifests:
             _known_directories.add(directory)
@@ -317,7 +355,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             )
 
     def _write_group(self, group: "list[_Bytes]", results: list[WriteResult]) -> None:
-        shares = _spread(group, max(1, len(self._volumes)), self._rank)
+        shares = _spread(group, max(1, len(self._volumes)), self._save.rank)
         images = []
         layouts = []
         names = []
@@ -325,7 +363,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             for volume, share in enumerate(shares):
                 nbytes, offsets = _lay_out(share)
                 layouts.append(offsets)
-                names.append(new_data_file_name(self._rank, volume, self._directory))
+                names.append(new_data_file_name(self._save.rank, volume, self._directory))
                 path = self._directory / names[-1]
                 if self._volumes and nbytes > 0:
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
