@@ -389,6 +389,29 @@ def load_parts(rank: int, path: Path, argument: str) -> None:
     assert bool((into["t"].to_local() == -7).all())  # nothing is changed before the error
 
 
+def save_stages(rank: int, path: Path, argument: str) -> None:
+    """Two groups of two ranks save into one directory at once; group 1 ends once group 0 has."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    stage = rank // 2
+    writer = tl.dcp.StorageWriter(path / "ckpt")
+    write_data = writer.write_data
+
+    def write_late(*args: Any) -> Any:
+        dist.barrier()  # both have begun
+        if stage == 1:
+            dist.barrier()  # the other has ended
+        return write_data(*args)
+
+    setattr(writer, "write_data", write_late)  # noqa: B010 - a method
+    try:
+        dcp.save({f"stage{stage}": torch.ones(9)}, storage_writer=writer, process_group=groups[stage])
+        print("saved")
+    except CheckpointException as error:
+        print(type(error.failures[0][0]).__name__)
+    if stage == 0:
+        dist.barrier()
+
+
 def value_of(run: int, rank: int) -> dict[str, Any]:
     return {"w": torch.full((1000,), float(10 * run + rank))}
 
@@ -520,6 +543,7 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     saving,
     failing,
     dying,
+    save_stages,
     save_parts,
     load_parts,
     save_apart,

@@ -188,3 +188,12 @@ def test_groups_of_ranks_do_not_add_to_each_others_save(tmp_path: Path) -> None:
     run_ranks(tmp_path, "save_by_groups/4")
     assert said_by(tmp_path, "save_by_groups/4/", 0).split() == ["saved"]
     assert said_by(tmp_path, "save_by_groups/4/", 3).split() == ["FileExistsError"]
+
+
+def test_of_two_groups_that_save_into_one_directory_one_fails(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "save_stages/4")
+    said = [said_by(tmp_path, "save_stages/4/", rank).split()[-1] for rank in range(4)]
+    assert said == ["saved", "saved", "FileExistsError", "FileExistsError"]
+    names = tl.dcp.StorageReader(tmp_path / "ckpt").read_metadata().state_dict_metadata
+    assert list(names) == ["stage0"]
+    assert len(list((tmp_path / "ckpt").glob("*.shard"))) == 1

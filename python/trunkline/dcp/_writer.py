@@ -68,7 +68,9 @@ class _Save(threading.local):
         self.rank = 0
         self.is_coordinator = False
         self.use_collectives = True
-        self.leftovers: list[str] = []  # of other saves, when this one began
+        # Of other saves, when this one began; None where it did not look for manifests.
+        self.leftovers: list[str] = []
+        self.manifests: set[tuple[Any, ...]] | None = None
 
 
 class StorageWriter(Endpoint, TorchStorageWriter):
@@ -96,8 +98,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     JSON cannot hold. Errors of one rank reach all as CheckpointException.
 
     Several saves of async_save may use one writer at once, each with a checkpoint_id of its own. Of two that
-    save into one directory at once, one may fail; what is loaded afterwards is one of them. With `engine`
-    None it can be sent to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a
+    save into one directory at once, one fails unless `overwrite` is True; what is loaded is one of them. With
+    `engine` None it can be sent to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a
     directory must hold no checkpoint yet, nor a part of one: without a common commit an old one could not be
     kept until all of the new is there.
     """
@@ -140,7 +142,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             self._place = self._save.next_place = place_of(checkpoint_id, "checkpoint_id")
         self._save.save_id = str(uuid.uuid4())
         self._save.has_token = False
-        self._save.leftovers = []
+        self._save.leftovers, self._save.manifests = [], None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn which rank this is, and whether one of them commits for all."""
@@ -170,6 +172,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         if self._save.is_coordinator or not self._save.use_collectives:
             check_replaceable(self._manifest_path())  # else all would be written before it fails
         self._warn_of_replacing(manifests)
+        self._save.manifests = _identities_of(manifests)
         self._save.leftovers = leftovers if self._save.is_coordinator and self._save.use_collectives else []
         return plan
 
@@ -209,7 +212,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._refuse_other_format()
                 replaced = self._manifests_to_replace() or self._manifests_before_start(names)
                 self._refuse_to_replace(replaced)
-                self._warn_of_replacing(replaced)
+                self._refuse_newer(replaced)
             except BaseException:
                 _directory.remove_quietly(self._directory, names)
                 raise
@@ -222,7 +225,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
             _directory.remove_leftovers(self._directory, sorted({*self._save.leftovers} - kept))
-        self._save.leftovers = []
+        self._save.leftovers, self._save.manifests = [], None
 
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
@@ -325,6 +328,20 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         why = "without collectives it cannot be replaced" if apart else "overwrite is False"
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
+
+    def _refuse_newer(self, manifests: list[Path]) -> None:
+        """Replace only what was there when this save began: another may be a part of the same training."""
+        if self._overwrite or self._save.manifests is None or not manifests:
+            return
+        newer = sorted(path for _, path, *_ in _identities_of(manifests) - self._save.manifests)
+        if newer:
+            raise exception_of(
+                "system",
+                errno.EEXIST,
+                f"Checkpoint already exists: {newer[0]}, which another save has made since this one began; "
+                "of two saves at once each needs a directory of its own, or overwrite=True",
+                newer[0],
+            )
 
     def _refuse_partly_saved(self, metadata: Metadata) -> None:
         """With collectives this is all that is kept; torch does not check it where one rank saves."""
@@ -496,6 +513,16 @@ def _files_of(manifest: Path, names: list[str]) -> set[str]:
     except (Corrupt, Format):
         return set(names)
     return {item.file.name for item in stored.values() if item.file is not None}
+
+
+def _identities_of(manifests: list[Path]) -> set[tuple[Any, ...]]:
+    """Return what differs from one checkpoint in a directory to the next, and their paths."""
+    found = set()
+    for manifest in manifests:
+        with contextlib.suppress(FileNotFoundError):  # another save has replaced it meanwhile
+            status = manifest.stat()
+            found.add((status.st_ino, str(manifest), status.st_mtime_ns, status.st_size))
+    return found
 
 
 def _save_id_of(manifest: Path) -> str | None:
