@@ -57,6 +57,21 @@ def test_a_writer_leaves_a_step_alone_that_is_being_saved(tmp_path: Path) -> Non
     assert list(step.iterdir()) == [shard]
 
 
+def test_a_writer_takes_no_name_of_a_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tl.Checkpointer(run, process_group=False).save(1, STATE, block=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(torch_dcp.CheckpointException) as caught:  # type: ignore[attr-defined]
+        torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(run / "step-00000007"), no_dist=True)
+    [error] = [error for error, _ in caught.value.failures.values()]
+    assert isinstance(error, tl.Error)
+    assert error.errno == errno.ENOTEMPTY
+    assert f"name of a step of the trunkline.Checkpointer that {run} belongs to" in str(error)
+    assert sorted(tmp_path.rglob("*")) == before
+    torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(run / "sharded"), no_dist=True)
+    torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(tmp_path / "step-00000007"), no_dist=True)
+
+
 @pytest.mark.parametrize(
     ("name", "is_of_dcp"),
     [

@@ -25,6 +25,7 @@ from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
 from trunkline.checkpoint._dcp_names import manifest_name, refused_name
 from trunkline.checkpoint._memory import is_in_reach
+from trunkline.checkpoint._names import DESCRIPTOR, step_of
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
@@ -239,6 +240,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 errno.ENOTEMPTY,
                 f"cannot save to {self._directory}: it belongs to a trunkline.Checkpointer (it holds "
                 f"{held}); use a directory of its own, for example {self._directory}-dcp",
+                str(self._directory),
+            )
+        run = self._directory.parent
+        if step_of(self._directory.name) is not None and (run / DESCRIPTOR).exists():
+            raise exception_of(
+                "system",
+                errno.ENOTEMPTY,
+                f"cannot save to {self._directory}: this is the name of a step of the trunkline.Checkpointer "
+                f"that {run} belongs to (it holds {DESCRIPTOR}); use a directory of its own, for example "
+                f"{run}-dcp/{self._directory.name}",
                 str(self._directory),
             )
 
