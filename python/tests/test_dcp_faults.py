@@ -127,6 +127,27 @@ def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_same(load(blank(nested(0)), tmp_path), nested(1))
 
 
+def test_a_save_that_fails_leaves_no_directory_behind(tmp_path: Path) -> None:
+    state, path = {"a": numbers(9), "seed": 1}, tmp_path / "new"
+    with pytest.raises(CheckpointException, match="no more"):
+        save(state, path, Failing())
+    assert not path.exists()
+    writer, planner = tl.dcp.StorageWriter(path), DefaultSavePlanner()
+    planner.set_up_planner(state, None, True)
+    writer.set_up_storage_writer(True, rank=0)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
+    chunks = metadata.state_dict_metadata["a"].chunks
+    chunks[0] = replace(chunks[0], sizes=torch.Size([4]))  # as a rank that saves its part alone
+    with pytest.raises(tl.Error, match="4 of the 9 elements"):
+        writer.finish(metadata, [written])
+    assert not path.exists()
+    path.mkdir()
+    with pytest.raises(CheckpointException, match="no more"):
+        save(state, path, Failing())
+    assert list(path.iterdir()) == []
+
+
 def test_of_two_saves_at_once_one_fails(tmp_path: Path) -> None:
     writer, planner = tl.dcp.StorageWriter(tmp_path), DefaultSavePlanner()
     planner.set_up_planner({"a": numbers(9)}, None, True)

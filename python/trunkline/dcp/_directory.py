@@ -28,17 +28,20 @@ _LOCK_POLL_SECONDS = 0.01
 _MOST_NAMED = 100  # files in a warning
 
 
-def make_directory(path: Path, *, durable: bool) -> None:
-    """Make a directory and those above it, unless they are there."""
+def make_directory(path: Path, *, durable: bool) -> bool:
+    """Make a directory and those above it, unless they are there; return whether this call made it."""
     missing = []
     at = path
     while not at.exists():
         missing.append(at)
         at = at.parent
+    is_made = False
     for directory in reversed(missing):
+        is_made = not directory.exists()
         directory.mkdir(exist_ok=True)
         if durable:
             fsync_directory(directory.parent)
+    return is_made
 
 
 def place_in_volume(directory: Path, volume: Path, name: str) -> Path:

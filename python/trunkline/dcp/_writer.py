@@ -69,6 +69,7 @@ class _Save(threading.local):
         self.rank = 0
         self.is_coordinator = False
         self.use_collectives = True
+        self.has_made_directory = False
         # Of other saves, when this one began; None where it did not look for manifests.
         self.leftovers: list[str] = []
         self.manifests: set[tuple[Any, ...]] | None = None
@@ -166,12 +167,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._note_refused(manifests)
         self._refuse_to_replace(manifests)
         self._refuse_unmounted(manifests)
-        for directory in (self._directory, *self._volumes):
-            _directory.make_directory(directory, durable=self._durable)
-        self._refuse_other_format()
-        leftovers = _directory.list_leftovers(self._directory)
-        if self._save.is_coordinator or not self._save.use_collectives:
-            check_replaceable(self._manifest_path())  # else all would be written before it fails
+        self._save.has_made_directory = _directory.make_directory(self._directory, durable=self._durable)
+        try:
+            for volume in self._volumes:
+                _directory.make_directory(volume, durable=self._durable)
+            self._refuse_other_format()
+            leftovers = _directory.list_leftovers(self._directory)
+            if self._save.is_coordinator or not self._save.use_collectives:
+                check_replaceable(self._manifest_path())  # else all would be written before it fails
+        except BaseException:
+            self._undo([])
+            raise
         self._warn_of_replacing(manifests)
         self._save.manifests = _identities_of(manifests)
         self._save.leftovers = leftovers if self._save.is_coordinator and self._save.use_collectives else []
@@ -188,7 +194,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             for group in _groups(plan.items, planner):
                 self._write_group(group, results)
         except BaseException:
-            _directory.remove_quietly(self._directory, _names_of(results))
+            self._undo(_names_of(results))
             raise
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -215,7 +221,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._refuse_to_replace(replaced)
                 self._refuse_newer(replaced)
             except BaseException:
-                _directory.remove_quietly(self._directory, names)
+                self._undo(names)
                 raise
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
@@ -227,6 +233,13 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
             _directory.remove_leftovers(self._directory, sorted({*self._save.leftovers} - kept))
         self._save.leftovers, self._save.manifests = [], None
+
+    def _undo(self, names: list[str]) -> None:
+        """Remove what a failed save has made: its files, and the directory unless it holds others."""
+        _directory.remove_quietly(self._directory, names)
+        if self._save.has_made_directory:
+            with contextlib.suppress(OSError):  # other ranks have written
+                self._directory.rmdir()
 
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
