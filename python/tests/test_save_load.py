@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 import trunkline as tl
+from trunkline.checkpoint import _save
 
 
 def make_state(seed: int = 1) -> dict[str, torch.Tensor]:
@@ -193,6 +194,29 @@ def test_the_error_of_a_dropped_handle_surfaces_at_the_next_save(tmp_path: Path)
         tl.save(make_state(), tmp_path / "next.pt")
     tl.save(make_state(), tmp_path / "next.pt")
     assert not (tmp_path / "lost.pt").exists()
+
+
+@pytest.mark.parametrize("count", [2, 13])
+def test_all_errors_of_dropped_handles_surface_in_one(tmp_path: Path, count: int) -> None:
+    faults = tl.Faults()
+    engine = tl.Engine(faults=faults)
+    faults.fail("sync", 0, 5, 1000)
+    faults.hold("write", 0, 1 << 40)
+    handles = [tl.save_async({"x": torch.ones(3)}, tmp_path / f"{i}.pt", engine=engine) for i in range(count)]
+    faults.release()
+    for handle in handles:
+        handle._join()
+    names = [handle._what for handle in _save._failed]
+    del handles
+    with pytest.raises(tl.Error, match=f"^{count} earlier saves failed, and nobody waited for") as caught:
+        tl.save(make_state(), tmp_path / "next.pt")
+    assert caught.value.errno == 5
+    message = str(caught.value)
+    assert f"{names[0]}: f" in message  # fsync, or fdatasync
+    assert all(name in message for name in names[1:11])
+    assert ("and 2 more" in message) == (count == 13)
+    tl.save(make_state(), tmp_path / "next.pt")  # what the documents advise
+    assert_same(tl.load(tmp_path / "next.pt"), make_state())
 
 
 def run_script(script: str, directory: Path) -> "subprocess.CompletedProcess[str]":

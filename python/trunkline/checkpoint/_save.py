@@ -48,8 +48,8 @@ def save(
     hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
     ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also what pickle
     raises (TypeError, PicklingError). Error of the filesystem, which names the file by its absolute path: the
-    working directory may change while it is written. An error of an earlier save_async whose handle was
-    dropped is raised here, and nothing is saved. Thread-safe.
+    working directory may change while it is written. Errors of earlier save_async calls whose handles were
+    dropped are raised here, all in one, and nothing is saved: call again. Thread-safe.
     """
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
@@ -359,36 +359,47 @@ _CANCELLED = "writing was cancelled"  # of src/checkpoint/image_writer.cpp
 # One step of the interpreter each, as in _background: adding, removing and list().
 _under_way: dict[SaveHandle, None] = {}
 _failed: list[SaveHandle] = []  # whose error nobody may have seen
+_NAMED = 10  # saves in an error, besides the first
 
 
-def _next_unobserved() -> SaveHandle | None:
-    """Take a save out of _failed whose error nobody has seen; each is given to one caller."""
+def _take_unobserved() -> list[SaveHandle]:
+    """Take the saves out of _failed whose errors nobody has seen; each is given to one caller."""
+    taken = []
     for handle in list(_failed):
         with suppress(ValueError):  # another thread, or a signal handler, took it
             _failed.remove(handle)
             if not handle._observed:
-                return handle
-    return None
+                taken.append(handle)
+    return taken
 
 
 def raise_unobserved() -> None:
-    """Raise the error of an earlier save that nobody waited for."""
-    handle = _next_unobserved()
-    if handle is None:
+    """Raise one error for all earlier saves that failed and that nobody waited for.
+
+    For all at once: each error costs its caller a save, and it may try that again only once.
+    """
+    handles = _take_unobserved()
+    if not handles:
         return
-    handle._observed = True
-    raise Error(
-        getattr(handle._error, "errno", None),
-        f"an earlier save failed, and nobody waited for it: {handle._what}: {handle._why()}",
-        getattr(handle._error, "filename", None),
-    ) from handle._error
+    for handle in handles:
+        handle._observed = True
+    first, *others = handles
+    text = "an earlier save failed, and nobody waited for it"
+    if others:
+        text = f"{len(handles)} earlier saves failed, and nobody waited for them"
+    text = f"{text}: {first._what}: {first._why()}"
+    if others:
+        named = ", ".join(handle._what for handle in others[:_NAMED])
+        more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        text += f"; the others: {named}{more}"
+    error = first._error
+    raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
 
 
 def _report_at_exit() -> None:
-    failed = False
-    while (handle := _next_unobserved()) is not None:
+    failed = _take_unobserved()
+    for handle in failed:
         say(f"{handle._what} failed: {handle._why()}")
-        failed = True
     if failed:  # who started the process must not take it for a success
         end_by_failure()
 
