@@ -33,7 +33,7 @@ from trunkline.checkpoint._names import misnamed_steps
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
-from trunkline.checkpoint._save import SaveHandle, raise_unobserved
+from trunkline.checkpoint._save import SaveHandle, raise_unobserved, take_failures
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import (
     NOT_LOADED,
@@ -57,10 +57,14 @@ Writers = Literal["rank", "node"] | Sequence[int]
 Verify = bool | Literal["first"]
 
 
-def _of_the_save_before(error: Error, step: int) -> Error:
-    """Make the error of a save that was not started, since the one before it had failed with `error`."""
+def _of_the_save_before(error: Error, step: int, more: str) -> Error:
+    """Make the error of a save that was not started, since the one before it had failed with `error`.
+
+    more: of what else to speak, so that it need not make the next one fail.
+    """
     text = f"step {step} was not saved, because the one before it failed; call save() again. The failure: "
-    made = type(error)(error.errno, text + str(error), error.filename)
+    text += f"{error}; besides, {more}" if more else str(error)
+    made = type(error)(error.errno, text, error.filename)
     vars(made).update(vars(error))
     return made
 
@@ -167,7 +171,9 @@ class Checkpointer:
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
 
-        Waits for the save before, and raises its error if nobody has seen it. Raises Unsupported, which names
+        Waits for the save before, and raises its error if nobody has seen it: then nothing is saved, and the
+        next call saves. So it does where saves into this directory failed of a Checkpointer that is gone;
+        failures of other saves are not raised here. Raises Unsupported, which names
         the place in the state, for objects of other types. In a signal handler it raises Error at once where
         the handler interrupted a call of this thread that has begun a save; while that only waits for the
         save before, in one process, the handler's save comes first.
@@ -525,7 +531,7 @@ class Checkpointer:
         block = bool_argument(block, "block")
         try:
             self._wait_for_last(step)
-            raise_unobserved()
+            raise_unobserved(self, self._absolute)
         except Exception as error:
             mark_earlier(error)
             raise
@@ -537,6 +543,8 @@ class Checkpointer:
             f"step {step} to {self.directory}",
             f"the checkpoints in {self.directory} are as they were before",
             f"step {step} to {self._absolute}",
+            owner=self,
+            directory=self._absolute,
         )
         try:
             handle._start(job)
@@ -565,7 +573,8 @@ class Checkpointer:
                 try:
                     last.wait()
                 except Error as error:
-                    raise _of_the_save_before(error, step) from error
+                    more, _ = take_failures(self, self._absolute)
+                    raise _of_the_save_before(error, step, more) from error
             self._last = None
 
     def _nothing_yet(self) -> Exception:

@@ -1,6 +1,8 @@
 """Saving one file: trunkline.save and trunkline.save_async."""
 
 import os
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -81,7 +83,8 @@ def save_async(
     process is still under way, staging begins when that is over, also when it failed or was cancelled.
 
     A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
-    an error is raised by the next save. When there is none it is printed at exit, and the exit status is 1.
+    an error is raised by the next save() or save_async(). When there is none it is printed at exit, and the
+    exit status is 1.
     Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
     In exit handlers that were registered before the package was imported, this returns when the file is
     saved, or raises the error, and the exit status is 1.
@@ -176,16 +179,21 @@ class SaveHandle:
     Made by save_async and by Checkpointer.save.
     """
 
-    def __init__(self, subject: str, unchanged: str, in_errors: str) -> None:
+    def __init__(
+        self, subject: str, unchanged: str, in_errors: str, owner: object = None, directory: str = ""
+    ) -> None:
         """Not for users: save_async and Checkpointer.save make handles.
 
         For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
-        path, as errors have it. _start() is next.
+        path, as errors have it. owner: the Checkpointer, which alone raises its error; directory: its own.
+        _start() is next.
         """
         self._subject = subject
         self._what = f"saving {subject}"
         self._in_errors = f"saving {in_errors}: "
         self._unchanged = unchanged
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._directory = directory
         self._files: FileSet | None = None
         self._cancelled = False
         self._started = False  # by _start()
@@ -362,25 +370,38 @@ _failed: list[SaveHandle] = []  # whose error nobody may have seen
 _NAMED = 10  # saves in an error, besides the first
 
 
-def _take_unobserved() -> list[SaveHandle]:
+def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle]:
     """Take the saves out of _failed whose errors nobody has seen; each is given to one caller."""
     taken = []
     for handle in list(_failed):
-        with suppress(ValueError):  # another thread, or a signal handler, took it
-            _failed.remove(handle)
-            if not handle._observed:
-                taken.append(handle)
+        if handle._observed or is_wanted(handle):
+            with suppress(ValueError):  # another thread, or a signal handler, took it
+                _failed.remove(handle)
+                if not handle._observed:
+                    taken.append(handle)
     return taken
 
 
-def raise_unobserved() -> None:
-    """Raise one error for all earlier saves that failed and that nobody waited for.
+def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseException | None]:
+    """Return what to say of all failed saves that nobody waited for, and the error of the first of them.
 
-    For all at once: each error costs its caller a save, and it may try that again only once.
+    Of a Checkpointer, `owner`: its own saves, and those of Checkpointers of its directory that are gone.
+    Without it: saves of files, and of Checkpointers that are gone. An error of a Checkpointer is its own to
+    raise: if another save took it, that one would fail for no reason, and its Checkpointer would not know.
     """
-    handles = _take_unobserved()
+
+    def is_wanted(handle: SaveHandle) -> bool:
+        if handle._owner is None:
+            return owner is None
+        theirs = handle._owner()
+        if theirs is None:
+            return owner is None or handle._directory == directory
+        return theirs is owner
+
+    # All at once: each error costs its caller a save, and it may try that again only once.
+    handles = _take_unobserved(is_wanted)
     if not handles:
-        return
+        return "", None
     for handle in handles:
         handle._observed = True
     first, *others = handles
@@ -392,12 +413,19 @@ def raise_unobserved() -> None:
         named = ", ".join(handle._what for handle in others[:_NAMED])
         more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         text += f"; the others: {named}{more}"
-    error = first._error
-    raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
+    return text, first._error
+
+
+def raise_unobserved(owner: object = None, directory: str = "") -> None:
+    """Raise one error for all that take_failures() finds."""
+    text, error = take_failures(owner, directory)
+    if error is not None:
+        text += "; this call has saved nothing: call it again"
+        raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
 
 
 def _report_at_exit() -> None:
-    failed = _take_unobserved()
+    failed = _take_unobserved(lambda _: True)
     for handle in failed:
         say(f"{handle._what} failed: {handle._why()}")
     if failed:  # who started the process must not take it for a success
