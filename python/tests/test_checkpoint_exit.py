@@ -143,23 +143,30 @@ def test_ctrl_c_that_a_worker_process_gets_during_its_exit(tmp_path: Path) -> No
     assert names(tmp_path) == set()
 
 
-def test_a_handler_of_the_programs_own_that_raises(tmp_path: Path) -> None:
+# joining_ended: set when the main thread waits for saves itself: a handler ended the joining of threads.
+JOINING_ENDED = """
+from trunkline.checkpoint import _at_exit
+joining_ended, tell_later = Flag(), _at_exit._tell_later
+def told(saves, can_abandon):
+    if threading.current_thread() is threading.main_thread():
+        joining_ended.set()
+    tell_later(saves, can_abandon)
+_at_exit._tell_later = told
+"""
+
+
+@pytest.mark.parametrize("base", ["BaseException", "SystemExit"])
+def test_a_handler_of_the_programs_own_that_raises(tmp_path: Path, base: str) -> None:
     done = run(
         tmp_path,
-        """
-        class Stop(BaseException): pass
+        f"""
+        class Stop({base}): pass
         def handle_signal(number, frame):
             raise Stop
         signal.signal(signal.SIGINT, handle_signal)
         faults.hold("write", 0, 1 << 40)
         saving("pt")
-        from trunkline.checkpoint import _at_exit
-        joining_ended, tell_later = Flag(), _at_exit._tell_later
-        def told(saves, can_abandon):
-            if threading.current_thread() is threading.main_thread():
-                joining_ended.set()
-            tell_later(saves, can_abandon)
-        _at_exit._tell_later = told
+        exec({JOINING_ENDED!r})
         def twice():
             interrupt_until(joining_ended)
             interrupt_until(cancelled)
@@ -169,6 +176,42 @@ def test_a_handler_of_the_programs_own_that_raises(tmp_path: Path) -> None:
     assert f"trunkline: {SAID['pt']}\n" in done.stderr
     assert done.returncode == -signal.SIGINT
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_signals_whose_handler_exits_do_not_abandon_the_save(tmp_path: Path, way: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        handled = Flag()
+        def handle_signal(number, frame):
+            handled.set()
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, handle_signal)
+        faults.hold("write", 0, 1 << 40)
+        saving("{way}")
+        exec({JOINING_ENDED!r})
+        def terminate_until(is_over):
+            while not (is_over() or cancelled.is_set()):
+                os.kill(os.getpid(), signal.SIGTERM)
+                handled.wait(2)
+        def often():
+            global handled
+            terminate_until(joining_ended.is_set)
+            for _ in range(5):
+                handled = Flag()
+                terminate_until(handled.is_set)
+            faults.release()
+        beside_the_exit(often)
+        sys.exit(4)
+        """,
+    )
+    assert "abandoned" not in done.stderr
+    assert done.returncode == 4  # of the first exit
+    if way == "pt":
+        assert torch.equal(tl.load(tmp_path / "big.pt")["x"], torch.ones(3_000_000))
+    else:
+        assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
 
 
 @pytest.mark.parametrize("way", ["pt", "checkpoint"])

@@ -47,8 +47,8 @@ class ExitWatch:
     1. Before threads are joined, Ctrl-C gets another handler: KeyboardInterrupt would only end the joining,
        with exit code 0, and the save with the interpreter. Saves run in threads that nobody joins; a thread
        that is joined waits for them, and says what it waits for.
-    2. When exit handlers run all saves are over. Where something ended the joining early they are waited for.
-       Then their errors are reported.
+    2. When exit handlers run all saves are over. Where something ended the joining early they are waited for,
+       also if signal handlers raise SystemExit. Then their errors are reported.
     3. The same once more when the handlers that were registered since the package was imported have run.
     4. What other handlers save is saved in the thread that calls (start_thread): nobody waits for others.
     """
@@ -59,6 +59,7 @@ class ExitWatch:
         self._under_way: Callable[[], list[SaveHandle]] = list
         self._report: Callable[[], None] = lambda: None
         self._exiting = False
+        self._interrupted = False
 
     def watch_saves(self, under_way: Callable[[], "list[SaveHandle]"], report: Callable[[], None]) -> None:
         """`under_way`: returns the saves that are; `report`: called when none is any more."""
@@ -94,12 +95,49 @@ class ExitWatch:
     def _wait(self) -> None:
         saves = self._under_way()
         if saves or self._unfinished:
-            try:
-                self._take_interrupts()
-                self._wait_for(saves, True)
-            except BaseException:  # of a signal handler
-                _abandon(saves)
+            with self._noting_interrupts():
+                try:
+                    self._wait_through_exits(saves)
+                except BaseException:  # of a signal handler
+                    _abandon(saves)
         self._report()
+
+    def _wait_through_exits(self, saves: "Sequence[SaveHandle]") -> None:
+        """Wait on where a signal handler ends the process (SystemExit): that is what it does already.
+
+        A scheduler may repeat SIGTERM. The save that it is to leave time for is not abandoned by it, but by
+        Ctrl-C, also where the handler of that raises SystemExit.
+        """
+        while True:
+            with suppress(SystemExit):  # of a signal that comes between the inner ones
+                while True:
+                    with suppress(SystemExit):
+                        if self._interrupted:
+                            raise KeyboardInterrupt
+                        self._take_interrupts()
+                        self._wait_for(saves, True)
+                        return
+
+    @contextmanager
+    def _noting_interrupts(self) -> Iterator[None]:
+        """Note that SIGINT came where a handler of the program's own gets it."""
+        handler = signal.getsignal(signal.SIGINT)
+        is_their_own = callable(handler) and handler not in (signal.default_int_handler, self._on_interrupt)
+        if not is_their_own or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._interrupted = True
+            assert callable(handler)
+            handler(number, frame)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGINT) is note:
+                signal.signal(signal.SIGINT, handler)
 
     def _wait_for(self, saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
         _tell_later(saves, can_abandon)
