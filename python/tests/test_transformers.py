@@ -232,6 +232,26 @@ def test_starting_over_is_refused_before_any_training(output: Path, resume: Any)
     assert trainer.checkpointer.steps() == [6, 8]
 
 
+def test_a_training_that_saves_nothing_starts_beside_checkpoints(output: Path) -> None:
+    new_trainer(transformers.Trainer, output, save_steps=4, max_steps=4).train()
+    for resume, started in (None, [0, 1, 2, 3, 4, 5]), (str(output / "checkpoint-4"), [4, 5]):
+        trainer = new_trainer(tl.transformers.Trainer, output, save_strategy="no", max_steps=6)
+        steps = started_steps(trainer)
+        trainer.train(resume_from_checkpoint=resume)
+        assert steps == started
+        assert trainer.checkpointer.steps() == [6, 8]
+
+
+def test_a_training_that_saves_on_sigterm_alone_does_not_start_over(output: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        trainer = new_trainer(tl.transformers.Trainer, output, save_strategy="no", enable_jit_checkpoint=True)
+        with pytest.raises(FileExistsError, match="steps 6, 8"):
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_training_twice_does_not_start_over_by_itself(output: Path) -> None:
     trainer = new_trainer(tl.transformers.Trainer, output)
     trainer.train(resume_from_checkpoint=True)

@@ -24,10 +24,11 @@ _STOCK_STATE = "trainer_state.json"
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # in a stock folder that enable_jit_checkpoint is writing
 
 
-def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) -> Any:
+def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, saves: bool = True) -> Any:
     """Return the step to load (True: the newest), a path for the stock Trainer, or None to start over.
 
     output_dir: absolute, as the Trainer had it when it was made. A relative `checkpoint` is one of now.
+    saves: whether the training saves; otherwise it leaves no checkpoints behind, wherever it starts.
 
     Raises FileExistsError where the training would not continue from the newest checkpoint, and it is not
     clear that it should not; ValueError for a directory of checkpoints that is not the Trainer's.
@@ -35,7 +36,8 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) 
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = _of_path(os.fspath(checkpoint), checkpointer)
     if checkpoint is None or checkpoint is False:
-        _refuse_to_leave_behind(checkpointer, "", start=0)
+        if saves:
+            _refuse_to_leave_behind(checkpointer, "", start=0)
         return None
     if checkpoint is True:
         _refuse_if_stock_is_newer(checkpointer, output_dir)
@@ -43,7 +45,7 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str) 
     if isinstance(checkpoint, str):
         if not (Path(checkpoint) / _STOCK_STATE).is_file():
             _point_to_ours(checkpoint, checkpointer, output_dir)
-        if Path(checkpoint).is_dir():  # otherwise the Trainer says so
+        if saves and Path(checkpoint).is_dir():  # otherwise the Trainer says so
             _refuse_to_leave_behind(checkpointer, f" from {checkpoint}", start=_stock_step(Path(checkpoint)))
         return checkpoint
     return operator.index(checkpoint)

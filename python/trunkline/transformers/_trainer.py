@@ -80,11 +80,14 @@ class BackgroundCheckpoints:
 
         Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, Format for one
         that no Trainer saved, FileExistsError where there are checkpoints that this training would not
-        continue from, and where resume_from_checkpoint=True finds a newer folder of a stock Trainer in
-        output_dir.
+        continue from (unless it saves none: save_strategy="no"), and where resume_from_checkpoint=True finds
+        a newer folder of a stock Trainer in output_dir.
         """
+        trainer: Any = self
         plan = self.checkpointer._agree(
-            lambda: plan_resume(resume_from_checkpoint, self.checkpointer, self._get_output_dir(None)),
+            lambda: plan_resume(
+                resume_from_checkpoint, self.checkpointer, self._get_output_dir(None), _saves(trainer.args)
+            ),
             "train()",
         )
         if plan is None or isinstance(plan, str):
@@ -264,10 +267,21 @@ def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None
     )
 
 
+def _saves(args: Any) -> bool:
+    """Whether training may save: also where only SIGTERM asks for it (enable_jit_checkpoint)."""
+    return _strategy_of(args) != "no" or bool(getattr(args, "enable_jit_checkpoint", False))
+
+
+def _strategy_of(args: Any) -> str:
+    return str(getattr(args.save_strategy, "value", args.save_strategy))
+
+
 def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
     """Refuse, or warn of, a limit that would remove the best checkpoint: a Checkpointer keeps the last."""
-    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
-    if args.metric_for_best_model is None or strategy in ("no", "best"):  # "best": the last is the best
+    if args.metric_for_best_model is None or _strategy_of(args) in (
+        "no",
+        "best",
+    ):  # "best": the last is the best
         return
     metric = f"metric_for_best_model={args.metric_for_best_model!r}"
     if checkpointer is None and _limit_of(args) is not None:
