@@ -200,6 +200,22 @@ def test_a_save_raises_what_failed_of_checkpointers_that_are_gone(tmp_path: Path
             handle.wait()
 
 
+def test_a_save_that_another_checkpointer_overtakes(tmp_path: Path, faults: tl.Faults) -> None:
+    """Of a program that makes one for each save, which the error says what to do about."""
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, ALL)
+        one, other = (tl.Checkpointer(tmp_path, process_group=False, engine=engine) for _ in range(2))
+        one.save(2, {"x": torch.ones(3)}).wait_staged()
+        handle = other.save(1, {"x": torch.ones(3)})
+        faults.release()
+        with pytest.raises(FileExistsError, match=r"step 2.*make one, and keep it$"):
+            handle.wait()
+        one.wait()
+        with pytest.raises(FileExistsError) as caught:  # of save() itself: of an earlier run
+            tl.Checkpointer(tmp_path, process_group=False, engine=engine).save(1, {"x": torch.ones(3)})
+        assert "keep it" not in str(caught.value)
+
+
 def test_what_failed_of_a_checkpointer_is_reported_at_exit(run_script: RunScript) -> None:
     printed = run_script(
         """

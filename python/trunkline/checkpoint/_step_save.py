@@ -288,6 +288,8 @@ class StepSave:
             text += "; the checkpoints that were there before are intact"
             if self._place.keep is not None:
                 text += f"; keep={self._place.keep} needs room for {self._place.keep + 1}"
+        if isinstance(error, FileExistsError):  # not from save() itself, so that another one came meanwhile
+            text += "; a program that makes a Checkpointer for each save has to make one, and keep it"
         reword(error, text)
 
     def _what(self) -> str:
