@@ -65,7 +65,7 @@ struct Refusal {
   std::string why;
 };
 
-// Which way the bytes of a path take in an engine, and why.
+// Which I/O path an engine uses for a file, and why.
 struct Explanation {
   std::string backend;
   bool direct = false;

@@ -176,7 +176,7 @@ void register_engine(nb::module_& module) {
                "'auto', faults: Faults | None = None) -> None"))
       .def("explain", &explain, "path"_a.none(),
            nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
-           "Which way the bytes of `path` take, and why, as a dict.\n\n"
+           "Which I/O path is used for `path`, and why, as a dict.\n\n"
            "`path` is a file, or a directory in which a probe file may be made and removed. \"alignment\" is "
            "what a\n"
            "copy-free direct transfer asks of address (\"memory\") and of offset and length (\"offset\"), in "

@@ -123,7 +123,7 @@ void Verification::report(Mismatch mismatch, std::string_view what) {
   mismatch.tensors = places_.in(mismatch.shard, mismatch.offset, end);
   mismatch.message = mismatch.path;
   if (mismatch.chunk)
-    mismatch.message += fmt::format(", chunk {} (bytes {} .. {})", *mismatch.chunk, mismatch.offset, end);
+    mismatch.message += fmt::format(", chunk {} (bytes {} to {})", *mismatch.chunk, mismatch.offset, end);
   mismatch.message += fmt::format(": {}; ", what);
   if (mismatch.tensors.empty()) {
     mismatch.message += "no tensor's bytes are in it";

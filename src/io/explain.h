@@ -1,4 +1,4 @@
-// Which way the bytes of a path take, and why; what was refused, found by trying it.
+// Which I/O path a file uses, and why; what was refused, found by trying it.
 #pragma once
 
 #include <string>
