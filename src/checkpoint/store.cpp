@@ -108,6 +108,7 @@ struct Store::Lock {
 struct Store::Save {
   std::unique_ptr<Lock> lock;
   std::uint64_t step = 0;
+  std::optional<std::uint64_t> attempted = {};  // whose manifest may be there, though maybe not durably
   std::optional<std::uint64_t> committed = {};
 };
 
@@ -309,7 +310,10 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
       .step = manifest.step, .number = manifest.commit, .first_line = std::string(first_line(*text))};
   known_.saved.insert(commit);
   if (auto written = changes_.create_file_durably(path, *text); !written) {
-    if (written.error().code == EEXIST) known_.saved.erase(commit);  // another process has made it
+    if (written.error().code == EEXIST)  // another process has made it
+      known_.saved.erase(commit);
+    else
+      save_->attempted = manifest.commit;
     return std::unexpected(written.error());
   }
   save_->committed = manifest.commit;
@@ -383,6 +387,11 @@ Result<SweepResult> Store::abandon() {
   if (!save || save->committed) return SweepResult{};
   auto commits = commits_in(directory_, save->step);
   if (!commits) return std::unexpected(commits.error());
+  // Its name is there, and making that durable failed. That it can be synced now proves nothing, since an
+  // error is reported once: what it replaces may be all that a power failure leaves.
+  const bool attempted = std::ranges::any_of(
+      *commits, [&](const std::uint64_t commit) { return std::optional(commit) == save->attempted; });
+  if (attempted) return SweepResult{};
   Sweep sweep(directory_, descriptor_, changes_, Sweep::DryRun::no);
   sweep.clean({.step = save->step, .commits = std::move(*commits)});
   return sweep.take_result();

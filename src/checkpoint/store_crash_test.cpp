@@ -12,7 +12,6 @@
 namespace trunkline::checkpoint {
 namespace {
 
-using test::Change;
 using test::CrashPoint;
 using Kind = Changes::Kind;
 
@@ -251,6 +250,10 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsSavedAgain) {
       EXPECT_EQ(found.contains(2), there_before || !name_is_lost);
       if (!name_is_lost) {
         EXPECT_EQ(found.at(2), number);
+      }
+      if (there_before) {
+        EXPECT_TRUE(std::filesystem::exists(manifest_path(directory(), 2, 2)))
+            << "all that a power failure may leave";
       }
 
       const auto again = store.commit(write_shards(2, begin(store, 2), 500));
