@@ -29,9 +29,9 @@ constexpr std::string_view kNotLoaded =
     "another directory, or fresh=True, which moves the earlier run into a folder of its own and deletes "
     "nothing";
 
-bool knows_all(const std::string& directory, std::span<const StepEntry> entries, const Continuation& known) {
-  return std::ranges::all_of(entries, [&](const StepEntry& entry) {
-    if (entry.commits.empty()) return true;
+bool knows_any(const std::string& directory, std::span<const StepEntry> entries, const Continuation& known) {
+  return std::ranges::any_of(entries, [&](const StepEntry& entry) {
+    if (entry.commits.empty()) return false;
     const auto commit = newest_commit(directory, entry);
     return commit && known.knows(*commit);
   });
@@ -91,8 +91,8 @@ Status check_continues(const std::string& directory, const std::string& id, std:
                        std::span<const StepEntry> entries, const Continuation& known,
                        std::uint64_t first_commit) {
   // Where the descriptor was removed (a scratch disk that is purged of old files), its checkpoints say as
-  // much.
-  const bool is_same = known.loaded.id == id || (id.empty() && knows_all(directory, entries, known));
+  // much: another run would have moved them away.
+  const bool is_same = known.loaded.id == id || (id.empty() && knows_any(directory, entries, known));
   const bool started_over = !is_same && !known.is_empty();
   std::vector<std::uint64_t> steps;
   for (const StepEntry& entry : entries) {

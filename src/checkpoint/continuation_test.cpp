@@ -64,6 +64,14 @@ class ContinuationTest : public test::StoreTest {
     return found;
   }
 
+  // In how many directories a step has a checkpoint.
+  std::size_t count_of(std::uint64_t step) const {
+    auto places = asides();
+    places.push_back(directory());
+    return static_cast<std::size_t>(std::ranges::count_if(
+        places, [&](const std::string& place) { return !commits_in(place, step)->empty(); }));
+  }
+
   void expect_old_run() const {
     for (const std::uint64_t step : {7, 8, 9}) EXPECT_EQ(count_whole(step), 1U) << "step " << step;
   }
@@ -225,7 +233,7 @@ TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
 }
 
 // As of a scratch disk from which old files are purged.
-TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptorWhereItKnowsAllThatIsThere) {
+TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptor) {
   const auto store = open();
   for (const std::uint64_t step : {1, 2, 3}) save(*store, step, 2);
   fs::remove(directory() + "/trunkline-checkpoints.json");
@@ -238,7 +246,8 @@ TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptorWhereItKnowsAllThatIsTher
   EXPECT_TRUE(fs::exists(directory() + "/trunkline-checkpoints.json"));
   save(**other, 9);
   fs::remove(directory() + "/trunkline-checkpoints.json");
-  for (const std::uint64_t step : {5, 10}) EXPECT_EQ(refusal(*store, step).code, EEXIST) << "9 is of another";
+  EXPECT_EQ(refusal(*store, 5).code, EEXIST) << "9 is of another";
+  EXPECT_TRUE(store->check_continues(10)) << "as with the descriptor";
 }
 
 // The number of a deleted commit is used again.
@@ -328,6 +337,48 @@ TEST_F(ContinuationTest, AStepMovedBackFromAsideStays) {
   load(*store);
   save_and_retain(*store, 201);
   EXPECT_EQ(store->steps(), (Steps{4, 200, 201})) << "also where it is continued";
+}
+
+TEST_F(ContinuationTest, AStepMovedBackStaysWhereverSettingAsideStops) {
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    for (const std::uint64_t step : {100, 101}) load_and_save(*open(), step);
+    const auto store = open({.fresh = true});
+    for (const std::uint64_t step : {0, 1}) save(*store, step);
+    fs::rename(asides().front() + "/" + step_directory(100), directory() + "/" + step_directory(100));
+    test::CrashPoint crash{.allowed = allowed};
+    const bool begun = open({.fresh = true, .watch = crash.watch()})->begin(0, Steps{1}).has_value();
+    const auto next = open();
+    load(*next);
+    EXPECT_TRUE(next->commit(write_shards(102, begin(*next, 102))));
+    EXPECT_TRUE(next->retain(1));
+    next->release();
+    EXPECT_EQ(count_of(100), 1U) << "after " << allowed << " changes";
+    if (begun) break;
+    ASSERT_LT(allowed, 200U);
+  }
+}
+
+TEST_F(ContinuationTest, AStepMovedBackStaysWithoutTheDescriptor) {
+  for (const std::uint64_t step : {100, 101}) load_and_save(*open(), step);
+  const auto store = open({.fresh = true});
+  for (const std::uint64_t step : {0, 1}) save(*store, step);
+  fs::rename(asides().front() + "/" + step_directory(100), directory() + "/" + step_directory(100));
+  fs::remove(directory() + "/" + std::string(kDescriptorFile));
+  const auto next = open();
+  load(*next);
+  EXPECT_TRUE(next->commit(write_shards(2, begin(*next, 2))));
+  EXPECT_TRUE(next->retain(1));
+  EXPECT_EQ(next->steps(), (Steps{2, 100}));
+}
+
+TEST_F(ContinuationTest, ARunBesideStepsOfOthersGoesOnWithoutTheDescriptor) {
+  for (const std::uint64_t step : {1, 2}) save(*open(), step);
+  const auto store = open();
+  save(*store, 10);
+  fs::remove(directory() + "/" + std::string(kDescriptorFile));
+  save(*store, 11);
+  EXPECT_EQ(store->steps(), (Steps{1, 2, 10, 11}));
 }
 
 TEST_F(ContinuationTest, WhatWasSetAsideTwiceIsAllOlder) {

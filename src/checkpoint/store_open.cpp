@@ -148,7 +148,9 @@ StoreDescriptor Store::descriptor() {
 StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
   if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
   if (!recorded_ && !descriptor_.id.empty()) return descriptor_;
-  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
+  const StoreDescriptor none{.id = random_hex(kIdDigits),
+                             .volumes = {},
+                             .first_commit = next_commit(directory_, {}, descriptor_.first_commit)};
   return with_volumes(none, volumes_ ? *volumes_ : parents_of(descriptor_.volumes), directory_);
 }
 
@@ -231,7 +233,9 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step) {
   }
   if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be)
     return std::unexpected(can_be.error());
-  const StoreDescriptor none{.id = random_hex(kIdDigits), .volumes = {}};
+  // Which steps were moved back stays on record, also if this stops midway.
+  const StoreDescriptor none{
+      .id = random_hex(kIdDigits), .volumes = {}, .first_commit = first_commit_of(*recorded)};
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
   auto moved = set_aside(directory_, *recorded, after, changes_);
