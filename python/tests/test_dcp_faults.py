@@ -783,6 +783,28 @@ def test_saves_of_one_writer_that_overlap(tmp_path: Path) -> None:
     assert writer.checkpoint_id == str(tmp_path / "last")
 
 
+def test_saves_that_overlap_with_cached_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner gives the same metadata object to all of them."""
+
+    def save_to(name: str, value: float) -> None:
+        state, planner = {"a": torch.full((9,), value)}, DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, storage_writer=tl.dcp.StorageWriter(tmp_path / name), planner=planner, no_dist=True)
+
+    def while_another_commits(images: Any, **options: Any) -> Any:
+        writes.append(images)
+        if len(writes) == 2:  # that of the manifest
+            save_to("2", 2.0)
+        return write_images(images, **options)
+
+    write_images, writes = _writer.write_images, []
+    save_to("0", 0.0)
+    monkeypatch.setattr(_writer, "write_images", while_another_commits)
+    save_to("1", 1.0)
+    for number in range(3):
+        found = load({"a": torch.zeros(9)}, tmp_path / str(number))
+        assert_same(found, {"a": torch.full((9,), float(number))})
+
+
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:
     """Write what one rank of a save without collectives writes; what is returned commits it."""
     writer, planner = tl.dcp.StorageWriter(path), DefaultSavePlanner()

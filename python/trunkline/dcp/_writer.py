@@ -9,7 +9,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +202,14 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit: until the manifest has its name the old checkpoint is the one that is loaded, then this."""
-        metadata.version = "1.0.0"  # of torch's Metadata, as its own writers say it
-        metadata.storage_data = {
-            result.index: result.storage_data for of_rank in results for result in of_rank
-        }
-        metadata.storage_meta = self.storage_meta()
+        stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        # A planner that caches its plans gives the same object to all saves, also to those under way at once.
+        metadata = replace(
+            metadata,
+            version="1.0.0",  # of torch's Metadata, as its own writers say it
+            storage_data=stored,
+            storage_meta=self.storage_meta(),
+        )
         names = _names_of(result for of_rank in results for result in of_rank)
         manifest = self._manifest_path()
         with contextlib.ExitStack() as until_committed:
@@ -227,7 +230,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
             _known_directories.add(str(self._directory))
-            kept = {item.file.name for item in metadata.storage_data.values() if item.file is not None}
+            kept = {item.file.name for item in stored.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
