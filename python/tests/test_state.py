@@ -680,6 +680,14 @@ def test_into_is_filled_in_place() -> None:
     assert into["step"] == 0
 
 
+@pytest.mark.parametrize("dtype", ["<f4", "<M8[s]"])
+def test_arrays_with_strides_that_mean_nothing_are_shared(dtype: str) -> None:
+    array = np.zeros((1, 2), dtype)[::-1]
+    skeleton, tensors = _state.flatten({"a": array, "b": array})
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 1
+    _state.restore_into(skeleton, {"a": array, "b": array})
+
+
 @pytest.mark.parametrize("array", [np.arange(1.0)[::-1], np.zeros((0, 3), "<M8[s]")[::-1], np.array(1.0)])
 def test_into_may_have_negative_strides_that_mean_nothing(array: Any) -> None:
     skeleton, _ = _state.flatten({"a": array.copy()})

@@ -253,6 +253,8 @@ class _Flattener:
             raise Unsupported(None, f"{self.place()} {why}{_CONVERT_ARRAY}") from None
         node = {"ndarray": "", "dtype": dtype, "shape": list(array.shape)}
         as_bytes = type(dtype) is not str or dtype not in NUMPY_AS_TORCH
+        if array.flags.c_contiguous:  # of an extent of 1 the stride says nothing, and may be negative
+            array = array.reshape(-1).reshape(array.shape)
         strides = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
         if not (array.flags.writeable and array.flags.aligned and strides) or (
             as_bytes and not array.flags.c_contiguous
