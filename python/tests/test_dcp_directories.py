@@ -91,9 +91,9 @@ def test_load_says_which_folders_are_of_torch_distributed_checkpoint(
     tmp_path: Path, name: str, is_of_dcp: bool
 ) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(FileNotFoundError, match="directory without safetensors files") as caught:
+    with pytest.raises(FileNotFoundError, match="is a directory") as caught:
         tl.load(tmp_path)
-    assert ("one of torch.distributed.checkpoint" in str(caught.value)) == is_of_dcp
+    assert ("is a directory of torch.distributed.checkpoint" in str(caught.value)) == is_of_dcp
 
 
 def test_load_knows_what_writers_save(tmp_path: Path) -> None:
@@ -105,5 +105,5 @@ def test_load_knows_what_writers_save(tmp_path: Path) -> None:
             folder = tmp_path / f"{number}-{file.name}"
             folder.mkdir()
             file.rename(folder / file.name)
-            with pytest.raises(FileNotFoundError, match=r"one of torch\.distributed\.checkpoint"):
+            with pytest.raises(FileNotFoundError, match=r"directory of torch\.distributed\.checkpoint"):
                 tl.load(folder)

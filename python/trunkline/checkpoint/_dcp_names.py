@@ -45,6 +45,11 @@ def file_id_of(name: str) -> str:
     return found[1]
 
 
+def is_torch_name(name: str) -> bool:
+    """Whether torch's FileSystemWriter may have made a file of this name."""
+    return is_torch_metadata(name) or _TORCH_DATA_FILE.fullmatch(name) is not None
+
+
 def is_torch_metadata(name: str) -> bool:
     """Whether torch's FileSystemReader loads a checkpoint by a file of this name."""
     return _TORCH_METADATA.fullmatch(name) is not None
@@ -52,10 +57,4 @@ def is_torch_metadata(name: str) -> bool:
 
 def is_dcp_name(name: str) -> bool:
     """Whether a directory that holds this name is one of torch.distributed.checkpoint, complete or not."""
-    return (
-        name == MANIFEST
-        or is_rank_manifest_name(name)
-        or is_data_file_name(name)
-        or is_torch_metadata(name)
-        or _TORCH_DATA_FILE.fullmatch(name) is not None
-    )
+    return name == MANIFEST or is_rank_manifest_name(name) or is_data_file_name(name) or is_torch_name(name)

@@ -12,7 +12,7 @@ from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _transfer
-from trunkline.checkpoint._dcp_names import is_dcp_name, is_torch_metadata
+from trunkline.checkpoint._dcp_names import is_dcp_name, is_torch_name
 from trunkline.checkpoint._memory import CPU
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
 from trunkline.checkpoint._other_formats import step_reader
@@ -94,7 +94,7 @@ def _hint(path: str, names: list[str]) -> str:
     """What the directory is, by the names in it, and what reads that."""
     if DESCRIPTOR in names:
         return f"of checkpoints; load it with trunkline.Checkpointer({path!r}).load()"
-    if any(is_torch_metadata(name) for name in names):
+    if any(is_torch_name(name) for name in names):
         return (
             "of torch.distributed.checkpoint; load it with dcp.load and "
             "torch.distributed.checkpoint.FileSystemReader"
