@@ -128,6 +128,7 @@ def test_verify(store: CheckpointStore, checkpoint_writer: "CheckpointWriter", e
     assert (size["kind"], size["path"], size["chunk"]) == ("size", paths[1], None)
     assert chunk == {
         "kind": "checksum",
+        "errno": 0,
         "path": paths[1],
         "shard": 1,
         "chunk": 2,
