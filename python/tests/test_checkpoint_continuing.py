@@ -1,6 +1,7 @@
 """A run that starts over does not end an earlier one in the same directory."""
 
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,51 @@ def test_after_a_save_that_failed_the_next_one_looks_first_again(tmp_path: Path)
         with pytest.raises(FileExistsError, match="step 1, which this run"):
             one.save(1, state_of(1))  # this call itself, not its handle
     assert torch.equal(opened(tmp_path / "run").load()["x"], state_of(2)["x"])
+
+
+def save_held(one: tl.Checkpointer, faults: tl.Faults, step: int, fails: bool = False) -> tl.SaveHandle:
+    """Begin a save that goes on only in a moment."""
+    faults.hold("write", faults.commands("write"), 1000)
+    if fails:
+        faults.fail("write", faults.commands("write"), errno.EIO)
+    handle = one.save(step, state_of(step))
+    handle.wait_staged()
+    threading.Timer(0.1, faults.release).start()
+    return handle
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_new_one_waits_for_the_saves_of_earlier_ones(tmp_path: Path, is_gone: bool, fails: bool) -> None:
+    """As where the cells of a notebook are run again."""
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        one = opened(tmp_path / "run", engine=engine)
+        one.save(1, state_of(1), block=True)
+        handle = save_held(one, faults, 2, fails)
+        if is_gone:
+            del one
+        (tmp_path / "link").symlink_to("run")
+        new = opened(tmp_path / "link", engine=engine)
+        assert handle.done()
+        assert new.latest() == (1 if fails else 2)
+        if fails:
+            with pytest.raises(tl.Error, match="EIO"):
+                handle.wait()
+        new.load()
+        new.save(3, state_of(3), block=True)
+    assert_whole(tmp_path / "run", *((1, 3) if fails else (1, 2, 3)))
+
+
+def test_load_waits_for_the_saves_of_others(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        reader = opened(tmp_path / "run")
+        one = opened(tmp_path / "run", engine=engine)
+        one.save(1, state_of(1), block=True)
+        handle = save_held(one, faults, 2)
+        assert torch.equal(reader.load()["x"], state_of(2)["x"])
+        handle.wait()
 
 
 def test_fresh_sets_the_earlier_run_aside(run: Path) -> None:

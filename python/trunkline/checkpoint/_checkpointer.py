@@ -33,7 +33,7 @@ from trunkline.checkpoint._names import misnamed_steps
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
-from trunkline.checkpoint._save import SaveHandle, raise_unobserved, take_failures
+from trunkline.checkpoint._save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import (
     NOT_LOADED,
@@ -115,6 +115,9 @@ class Checkpointer:
     ) -> None:
         """Open the directory, which need not exist: only the first save creates anything.
 
+        Waits for saves into it that this process has begun with an earlier Checkpointer; their errors are not
+        raised here.
+
         Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
         in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
         where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
@@ -141,6 +144,7 @@ class Checkpointer:
         self._misnamed: set[str] = set()  # folders that were warned of
         self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
+        self._wait_for_others()
         store = self._open(self._absolute, names, chosen, keep)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
         self._place.rebase()
@@ -232,7 +236,7 @@ class Checkpointer:
         a step is collective on a process group, whose ranks agree on the checkpoint; RankError, which names
         the rank, where one fails, does not come, or, after several attempts, still finds another
         checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
-        Each reads for itself. Waits for a save that is under way.
+        Each reads for itself. Waits for saves into the directory that this process has under way.
         """
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
@@ -242,6 +246,7 @@ class Checkpointer:
         last = self._last_save()
         if last is not None:
             last._join()
+        self._wait_for_others()
         if step is None and self._ranks.rank == 0:
             self._warn_of_misnamed()
         together = step is None and self._ranks.size > 1
@@ -610,6 +615,17 @@ class Checkpointer:
         """Return the save that was started last, which may be over; None where there is none to wait for."""
         last = self._last  # read once: a signal handler or another thread may replace it
         return last if last is not None and last._started else None
+
+    def _wait_for_others(self) -> None:
+        """Wait for what other Checkpointers of this process are saving here.
+
+        As where a cell of a notebook that makes the Checkpointer is run again: to read before they end would
+        be to go on from an earlier step.
+        """
+        for handle, owner in saves_into(self._absolute):
+            # In a signal handler that interrupted one that has yet to begin, waiting would never end.
+            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_ours()):
+                handle._join()
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
         """Let rank 0 open the directory first: what it makes and records, the others find."""

@@ -370,6 +370,16 @@ _failed: list[SaveHandle] = []  # whose error nobody may have seen
 _NAMED = 10  # saves in an error, besides the first
 
 
+def saves_into(directory: str) -> list[tuple[SaveHandle, object]]:
+    """Return the saves of Checkpointers of `directory` that are under way, with those (None: it is gone)."""
+    into = os.path.realpath(directory)
+    return [
+        (handle, None if handle._owner is None else handle._owner())
+        for handle in list(_under_way)
+        if handle._directory and os.path.realpath(handle._directory) == into
+    ]
+
+
 def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle]:
     """Take the saves out of _failed whose errors nobody has seen; each is given to one caller."""
     taken = []

@@ -38,7 +38,7 @@ class Turn:
 
         With `during`: only if that call's text begins with it ("save" for "save(5)").
         """
-        if not self._call or not self._call.startswith(during) or not self._held_by_this_thread():
+        if not self._call or not self._call.startswith(during) or not self.is_ours():
             return
         raise Error(
             None,
@@ -53,6 +53,7 @@ class Turn:
         self.lock = threading.RLock()
         self._call = ""
 
-    def _held_by_this_thread(self) -> bool:
+    def is_ours(self) -> bool:
+        """Whether this thread holds it."""
         held: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
         return held
