@@ -6,6 +6,7 @@ import errno
 import importlib
 import inspect
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -536,6 +537,57 @@ def test_loggers_upload_every_checkpoint(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path, SlowestDisk(), steps=6, save_top_k=1, logger=uploads)
     trainer.fit(new_model(), batches())
     assert uploads.uploaded == [("step=3.ckpt", 3), ("step=6.ckpt", 6)]
+
+
+RANKS_LEAVE = """
+import os, sys, threading
+from pathlib import Path
+import lightning, lightning.pytorch.demos.boring_classes, torch
+import trunkline as tl
+
+faults = tl.Faults()
+plugin = tl.lightning.CheckpointIO(background=True, engine=tl.Engine("threads", faults=faults))
+saver = lightning.pytorch.callbacks.ModelCheckpoint(sys.argv[1], filename="last")
+model = lightning.pytorch.demos.boring_classes.BoringModel()
+
+def hold_for_a_while():
+    faults.hold("write", faults.commands("write"), 1000)
+    threading.Timer(1, faults.release).start()
+
+class HoldsTheLast(lightning.Callback):
+    def on_train_end(self, trainer, model):
+        hold_for_a_while()
+        trainer.save_checkpoint(Path(sys.argv[1], "ended.ckpt"))
+
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, limit_val_batches=0, logger=False,
+    plugins=[plugin], callbacks=[saver, HoldsTheLast()], enable_progress_bar=False,
+)
+trainer.fit(model)
+rank = trainer.global_rank
+assert torch.load(Path(sys.argv[1], "ended.ckpt"))["global_step"] == 2, rank
+hold_for_a_while()
+trainer.save_checkpoint(Path(sys.argv[1], "after.ckpt"))
+assert torch.load(Path(sys.argv[1], "after.ckpt"))["global_step"] == 2, rank
+faults.fail("write", faults.commands("write"), 5, 1)
+try:
+    trainer.save_checkpoint(Path(sys.argv[1], "failed.ckpt"))
+except tl.Error as error:
+    assert "EIO" in str(error), error
+else:
+    raise AssertionError(f"rank {rank} hears nothing of the failure")
+Path(sys.argv[1], f"whole-{rank}").touch()
+"""
+
+
+def test_all_ranks_find_what_fit_has_saved(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS_LEAVE)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
 
 
 @pytest.mark.parametrize("module", ["wandb", "mlflow"])

@@ -29,7 +29,7 @@ except ModuleNotFoundError as _error:
     from lightning_fabric.plugins import CheckpointIO as _Interface
 
 from trunkline._core import Engine, fsync_directory
-from trunkline._errors import Unsupported
+from trunkline._errors import Error, Unsupported
 from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
@@ -56,7 +56,10 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     it would choose without `background`. So do the loggers of Lightning that upload the file of each save,
     such as WandbLogger(log_model="all"), before they do. Before it links to a file (save_last="link") it
     waits as well, and raises the error of the save: then the link stays as it is. The checkpoint that
-    Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue.
+    Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue. Once
+    trainer.fit() has returned, on any rank, all that it saved is there; so is what trainer.save_checkpoint()
+    saves outside of it. What Fabric saves is there once fabric.strategy.checkpoint_io.teardown() has
+    returned on rank 0.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -77,6 +80,8 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._engine = engine
         self._saving: SaveHandle | None = None
         self._to_remove: list[str] = []
+        if background:  # on all ranks, of which the first alone saves
+            _watch_trainer()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: "str | os.PathLike[str]", storage_options: Any = None
@@ -234,6 +239,7 @@ _MODEL_CHECKPOINTS = (
     "lightning.pytorch.callbacks.model_checkpoint",
     "pytorch_lightning.callbacks.model_checkpoint",
 )
+_TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 _LOGGERS = ("lightning.pytorch.loggers.logger", "pytorch_lightning.loggers.logger")
 _WATCHED = "_trunkline_waits"
 
@@ -260,6 +266,18 @@ def _watch_model_checkpoint() -> bool:
                 if not _watch(known, method):
                     return False
     return True
+
+
+def _watch_trainer() -> None:
+    """Have a Trainer that fitted, or saved without fitting, wait on all ranks for what the first one saves.
+
+    Not in teardown(): after an error other ranks may not come there.
+    """
+    for name in _TRAINERS:
+        trainer = getattr(sys.modules.get(name), "Trainer", None)
+        for method in _OF_TRAINER:
+            if inspect.isclass(trainer) and method in vars(trainer):
+                _watch(trainer, method)
 
 
 def _watch_loggers() -> None:
@@ -377,6 +395,33 @@ def _waiting_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
+def _waiting_trainer(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def waiting(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(trainer, *args, **kwargs)
+        plugin = trainer.strategy.checkpoint_io
+        # A save in the midst of fit() is waited for by the next one, or at its end.
+        if isinstance(plugin, CheckpointIO) and plugin._background and trainer.state.status != "running":
+            _settle_together(plugin, trainer.strategy)
+        return result
+
+    return waiting
+
+
+def _settle_together(plugin: CheckpointIO, strategy: Any) -> None:
+    """Return on all ranks once what the first one saved is there; raise its error on all."""
+    error: Exception | None = None
+    try:
+        plugin._settle()
+    except Exception as failed:
+        error = failed
+    why = strategy.broadcast(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if why is not None:
+        raise Error(None, f"rank 0 failed: {why}")
+
+
 def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """Return an argument of a call; None where the function does not know it by this name."""
     try:
@@ -386,12 +431,14 @@ def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -
 
 
 _SCAN = "_scan_and_log_checkpoints"  # of loggers
+_OF_TRAINER = ("fit", "save_checkpoint")
 _WAITING = {
     "file_exists": _waiting_file_exists,
     "_link_checkpoint": _waiting_link_checkpoint,
     _SCAN: _waiting_scan,
+    **dict.fromkeys(_OF_TRAINER, _waiting_trainer),
 }
-_OF_MODEL_CHECKPOINT = _WAITING.keys() - {_SCAN}
+_OF_MODEL_CHECKPOINT = frozenset({"file_exists", "_link_checkpoint"})
 
 
 @functools.cache
