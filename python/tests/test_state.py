@@ -688,6 +688,29 @@ def test_arrays_with_strides_that_mean_nothing_are_shared(dtype: str) -> None:
     _state.restore_into(skeleton, {"a": array, "b": array})
 
 
+@pytest.mark.parametrize(
+    ("tensor", "alike"),
+    [
+        (torch.randn(1, 4, 2, 2).to(memory_format=torch.channels_last), lambda tensor: tensor[::2]),
+        (torch.randn(3, 1, 5).transpose(0, 2), lambda tensor: tensor[:, ::2]),
+        (torch.randn(6, 4)[::2, 1:2], lambda tensor: tensor[:, ::2]),
+    ],
+)
+def test_a_state_fits_itself_whatever_the_strides_of_extents_of_one(
+    tensor: torch.Tensor, alike: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    state = {"a": tensor, "b": alike(tensor)}
+    skeleton, tensors = _state.flatten(state)
+    assert len(tensors) == 1
+    saved, expected = {name: each.clone() for name, each in tensors.items()}, tensor.clone()
+    tensor.zero_()
+    _, targets, finish = _state.restore_into(skeleton, state)
+    for name, target in targets.items():
+        target.copy_(saved[name].reshape(-1).view(target.dtype).reshape(target.shape))
+    finish()
+    assert torch.equal(tensor, expected)
+
+
 @pytest.mark.parametrize("array", [np.arange(1.0)[::-1], np.zeros((0, 3), "<M8[s]")[::-1], np.array(1.0)])
 def test_into_may_have_negative_strides_that_mean_nothing(array: Any) -> None:
     skeleton, _ = _state.flatten({"a": array.copy()})

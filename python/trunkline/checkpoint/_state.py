@@ -57,7 +57,7 @@ from trunkline.checkpoint._tensors import (
     objection_in_any_file,
     plain,
 )
-from trunkline.checkpoint._views import Shared, find_shared, strided
+from trunkline.checkpoint._views import Shared, find_shared, significant_strides, strided
 
 __all__ = [
     "VIEWS",
@@ -267,13 +267,7 @@ class _Flattener:
 
     def _keep(self, tag: str, node: dict[str, Json], tensor: torch.Tensor) -> None:
         """Remember a tensor, which stays alive, so that no other can have its address."""
-        strides = None
-        if not tensor.is_contiguous():
-            # Of an extent of 1 the stride says nothing.
-            strides = tuple(
-                0 if extent == 1 else stride
-                for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
+        strides = None if tensor.is_contiguous() else significant_strides(tensor)
         shape = tensor.shape
         memory: tuple[Any, ...] = (tensor.data_ptr(), shape, strides, tensor.dtype, tag)
         if 0 in shape:

@@ -10,7 +10,17 @@ from trunkline.checkpoint._leaves import BadLeaf, shown_key
 from trunkline.checkpoint._memory import empty_bytes
 from trunkline.checkpoint._storages import View, copy_values, with_gaps
 from trunkline.checkpoint._tensors import as_stored, bytes_of, from_stored, to_stored
-from trunkline.checkpoint._views import Strided, TooManyRuns, groups, merged, sharing, spans, strided, view_of
+from trunkline.checkpoint._views import (
+    Strided,
+    TooManyRuns,
+    groups,
+    merged,
+    sharing,
+    significant_strides,
+    spans,
+    strided,
+    view_of,
+)
 
 METADATA: Any = object()  # in the path to the attribute of an OrderedDict
 
@@ -66,7 +76,7 @@ class Use(NamedTuple):
         """Return what tensors have in common that may share memory: equal bytes come to it from all."""
         if self.is_laid_out_as_saved():
             return (self.base(),)
-        return (self.tensor.data_ptr(), self.tensor.stride(), self.view)
+        return (self.tensor.data_ptr(), significant_strides(self.tensor), self.view)
 
 
 class Targets:

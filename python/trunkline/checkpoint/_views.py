@@ -68,6 +68,13 @@ def strided(tensor: torch.Tensor) -> Strided:
     return Strided(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr())
 
 
+def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return its strides, with 0 for those of extents of 1, which say nothing."""
+    return tuple(
+        0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
 def spans(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
     """Return where each tensor, of plain memory, begins and ends: addresses of bytes."""
     begins = [tensor.data_ptr() for tensor in tensors]
