@@ -105,6 +105,22 @@ std::unexpected<Error> not_the_home(const std::string& volume, const std::string
       directory));
 }
 
+// Steps were moved back from a folder that set a run aside; their shards stayed that folder's.
+std::unexpected<Error> has_steps_of(const std::string& volume, const std::string& directory,
+                                    const Home& aside) {
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format("{} holds steps that were moved out of {}, to which their shards in {} belong. They can be "
+                  "loaded, and stay as they are. To delete one, move it back into that folder",
+                  directory, aside.path, volume),
+      directory));
+}
+
+bool is_set_aside_in(const Home& here, const Home& home) {
+  const fs::path path = home.path;
+  return path.parent_path() == fs::path(here.path) && is_aside_directory(path.filename().string());
+}
+
 std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
@@ -155,7 +171,10 @@ Result<Home> agreed_home(const std::string& volume, const std::string& directory
   }
   const bool is_in_place = found && found->is_same_directory(*recorded);
   if (here->is_same_directory(*recorded) && !is_in_place) return here;  // it was renamed
-  if (found && refers_to(recorded->path, volume)) return is_a_copy(volume, directory, *recorded);
+  if (found && refers_to(recorded->path, volume)) {
+    if (is_set_aside_in(*here, *recorded)) return has_steps_of(volume, directory, *recorded);
+    return is_a_copy(volume, directory, *recorded);
+  }
   if (here->is_same_directory(*recorded)) return here;
   if (!found) {
     const bool mounted = device_under(recorded->path) == recorded->device;

@@ -102,6 +102,13 @@ TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideKeepsItsShards) {
   }
   fs::rename(aside + "/" + step_directory(1), step(1));
   EXPECT_TRUE(is_first_whole());
+  const Status removed = open()->remove(1);
+  ASSERT_FALSE(removed);
+  EXPECT_EQ(removed.error().kind, ErrorKind::unsupported);
+  const std::string advice =
+      fmt::format("{} holds steps that were moved out of {}, to which", directory(), aside);
+  EXPECT_TRUE(removed.error().message.starts_with(advice)) << removed.error().message;
+  EXPECT_TRUE(is_first_whole());
   const auto collected = (*Store::open(aside))->collect(Sweep::DryRun::no, Sweep::Orphans::remove);
   ASSERT_TRUE(collected) << collected.error().message;
   EXPECT_TRUE(is_first_whole());
