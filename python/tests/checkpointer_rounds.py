@@ -201,9 +201,10 @@ class Round:
             model.opened.pop("x", None)
 
     def _copy(self, op: Op) -> None:
-        target = f"d{sum('/' not in path for path in self.models[0].dirs)}"
+        names = [f"d{number}" for number in range(_MOST_DIRECTORIES)]
+        target = next((name for name in names if not (self._root / name).exists()), None)
         source = op["path"].split("/")[0]
-        if not (self._root / source).exists() or target >= f"d{_MOST_DIRECTORIES}":
+        if not (self._root / source).exists() or target is None:
             return
         copy_directory(self._root / source, self._root / target)
         for model in self.models:
