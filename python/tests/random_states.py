@@ -156,7 +156,7 @@ def _is_copied(leaf: Any) -> bool:
     as_bytes = as_bytes or leaf.dtype == np.complex128
     return (
         not (flags.writeable and flags.aligned)
-        or any(step < 0 or step % leaf.itemsize for step in leaf.strides)
+        or (not flags.c_contiguous and any(step < 0 or step % leaf.itemsize for step in leaf.strides))
         or (as_bytes and not flags.c_contiguous)
     )
 
