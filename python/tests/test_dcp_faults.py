@@ -752,6 +752,27 @@ def test_of_two_saves_at_once_the_later_finds_the_checkpoint_of_the_other(
     assert_same(load({"a": torch.zeros(9)}, path), {"a": numbers(9, seed=1)})
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_manifest_that_is_touched_during_a_save_is_still_the_same(tmp_path: Path, is_copied: bool) -> None:
+    """As a backup or a scan of the directory does it."""
+
+    def touch() -> None:
+        manifest, copy = tmp_path / "dcp.manifest", tmp_path / "copy"
+        if is_copied:
+            shutil.copy(manifest, copy)
+            copy.rename(manifest)
+        os.utime(manifest, (1e9, 1e9))
+
+    class Touching(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            touch()
+            return super().resolve_data(write_item)
+
+    save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9, seed=1)}, tmp_path, Touching())
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+
+
 class Waiting(DefaultSavePlanner):
     """Reports where it begins to write, and waits there."""
 

@@ -3,6 +3,7 @@
 The format is docs/formats/dcp.md. Reading is strict: what formatting does not write is refused.
 """
 
+import hashlib
 import os
 import re
 import stat
@@ -75,6 +76,22 @@ def read_manifest(path: Path) -> Metadata:
         # Before all of it is read: a sparse file can be larger than the memory.
         _check_frame(beginning, os.fstat(file.fileno()).st_size, str(path))
         return parse_manifest(beginning + file.read(), str(path))
+
+
+def manifest_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a manifest, which tells it from those of all other saves: it holds the save_id.
+
+    A copy, or a changed time of modification, makes no difference. Raises FileNotFoundError.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+        return b""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > _LINE_BYTES + _MAX_BYTES:  # no manifest
+            return b""
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.digest()
 
 
 def parse_manifest(data: bytes, path: str) -> Metadata:

@@ -31,7 +31,7 @@ from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint, Place, place_of
-from trunkline.dcp._manifest import format_manifest, read_manifest
+from trunkline.dcp._manifest import format_manifest, manifest_digest, read_manifest
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -72,7 +72,7 @@ class _Save(threading.local):
         self.has_made_directory = False
         # Of other saves, when this one began; None where it did not look for manifests.
         self.leftovers: list[str] = []
-        self.manifests: set[tuple[Any, ...]] | None = None
+        self.manifests: set[tuple[str, bytes]] | None = None
 
 
 class StorageWriter(Endpoint, TorchStorageWriter):
@@ -179,8 +179,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             self._undo([])
             raise
         self._warn_of_replacing(manifests)
-        self._save.manifests = _identities_of(manifests)
-        self._save.leftovers = leftovers if self._save.is_coordinator and self._save.use_collectives else []
+        commits = self._save.is_coordinator and self._save.use_collectives  # without, none is replaced
+        self._save.manifests = _identities_of(manifests) if commits else None
+        self._save.leftovers = leftovers if commits else []
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -360,7 +361,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Replace only what was there when this save began: another may be a part of the same training."""
         if self._overwrite or self._save.manifests is None or not manifests:
             return
-        newer = sorted(path for _, path, *_ in _identities_of(manifests) - self._save.manifests)
+        newer = sorted(path for path, _ in _identities_of(manifests) - self._save.manifests)
         if newer:
             raise exception_of(
                 "system",
@@ -542,13 +543,12 @@ def _files_of(manifest: Path, names: list[str]) -> set[str]:
     return {item.file.name for item in stored.values() if item.file is not None}
 
 
-def _identities_of(manifests: list[Path]) -> set[tuple[Any, ...]]:
-    """Return what differs from one checkpoint in a directory to the next, and their paths."""
+def _identities_of(manifests: list[Path]) -> set[tuple[str, bytes]]:
+    """Return paths, and what differs from one save to the next."""
     found = set()
     for manifest in manifests:
         with contextlib.suppress(FileNotFoundError):  # another save has replaced it meanwhile
-            status = manifest.stat()
-            found.add((status.st_ino, str(manifest), status.st_mtime_ns, status.st_size))
+            found.add((str(manifest), manifest_digest(manifest)))
     return found
 
 
