@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import pickle
 import random
 import shutil
 import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,17 +151,17 @@ def test_a_save_that_fails_leaves_no_directory_behind(tmp_path: Path) -> None:
     assert list(path.iterdir()) == []
 
 
-def test_of_two_saves_at_once_one_fails(tmp_path: Path) -> None:
+def test_of_two_saves_at_once_one_fails(tmp_path: Path, run_script: Callable[..., str]) -> None:
     writer, planner = tl.dcp.StorageWriter(tmp_path), DefaultSavePlanner()
     planner.set_up_planner({"a": numbers(9)}, None, True)
     writer.set_up_storage_writer(True, rank=0)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
-    save({"a": numbers(9, seed=1)}, tmp_path)
+    save_in_another_process(tmp_path, run_script)
     with pytest.raises(tl.Error, match="another save into the directory") as caught:
         writer.finish(metadata, [written])
     assert caught.value.filename == str(tmp_path / written[0].storage_data.file.name)
-    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": torch.ones(9)})
 
 
 def test_ranks_that_find_different_checkpoints(tmp_path: Path) -> None:
@@ -824,6 +827,63 @@ def test_saves_that_overlap_with_cached_plans(tmp_path: Path, monkeypatch: pytes
     for number in range(3):
         found = load({"a": torch.zeros(9)}, tmp_path / str(number))
         assert_same(found, {"a": torch.full((9,), float(number))})
+
+
+@pytest.mark.parametrize("overwrite", [None, True])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_saves_of_one_process_that_overlap_the_last_begun_stays(
+    tmp_path: Path, order: tuple[int, ...], overwrite: bool | None
+) -> None:
+    """In whatever order they come to their commits; those that come too late say so."""
+    path, volume = tmp_path / "run", tmp_path / "volume"
+    save({"a": torch.full((9,), -1.0)}, path, volumes=[volume])
+    planners, saves = [Waiting() for _ in range(3)], []
+    for number, planner in enumerate(planners):
+        writer = tl.dcp.StorageWriter(path, volumes=[volume], overwrite=overwrite)
+        state = {"a": torch.full((9,), float(number))}
+        saves.append(dcp.async_save(state, storage_writer=writer, planner=planner))
+        assert planner.has_begun.wait(60)
+    newest = -1
+    for number in order:
+        is_late = number < newest
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            planners[number].may_go_on.set()
+            saves[number].result(60)
+        said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+        assert len(said) == is_late
+        assert all("began later" in text and str(path) in text for text in said)
+        newest = max(number, newest)
+        assert_same(load({"a": torch.zeros(9)}, path), {"a": torch.full((9,), float(newest))})
+    assert newest == 2
+    (shard,) = shards(path)
+    assert list(volume.iterdir()) == [shard.resolve()]
+
+
+def test_a_save_that_waits_for_its_state_began_before_one_that_does_not(tmp_path: Path) -> None:
+    """As async_save() stages it in the background: what it saves is older."""
+    staged = Future[Any]()
+
+    class Stager:
+        should_synchronize_after_execute = False
+
+        def stage(self, state: Any) -> Any:
+            return staged
+
+        def synchronize_staging(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    writer = tl.dcp.StorageWriter(tmp_path)
+    response = dcp.async_save({}, storage_writer=writer, async_stager=Stager(), no_dist=True)
+    save({"a": torch.full((9,), 2.0)}, tmp_path)
+    staged.set_result({"a": torch.full((9,), 1.0)})
+    with pytest.warns(RuntimeWarning, match="began later"):
+        response.upload_completion.result(60)
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": torch.full((9,), 2.0)})
+    assert len(shards(tmp_path)) == 1
 
 
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:

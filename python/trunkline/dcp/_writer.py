@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import io
 import os
 import threading
@@ -28,7 +29,7 @@ from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._names import DESCRIPTOR, step_of
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._transfer import absolute_path, write_images
-from trunkline.dcp import _directory
+from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint, Place, place_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, read_manifest
@@ -70,8 +71,10 @@ class _Save(threading.local):
         self.is_coordinator = False
         self.use_collectives = True
         self.has_made_directory = False
+        self.number: int | None = None  # among the saves of this process, in the order in which they begin
+        self.begun: _saves.Save | None = None  # with collectives, from where it may make files
         # Of other saves, when this one began; None where it did not look for manifests.
-        self.leftovers: list[str] = []
+        self.leftovers: frozenset[str] = frozenset()
         self.manifests: set[tuple[str, bytes]] | None = None
 
 
@@ -99,11 +102,13 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
     JSON cannot hold. Errors of one rank reach all as CheckpointException.
 
-    Several saves of async_save may use one writer at once, each with a checkpoint_id of its own. Of two that
-    save into one directory at once, one fails unless `overwrite` is True; what is loaded is one of them. With
-    `engine` None it can be sent to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a
-    directory must hold no checkpoint yet, nor a part of one: without a common commit an old one could not be
-    kept until all of the new is there.
+    Several saves of async_save may use one writer at once, each with a checkpoint_id of its own. Where saves
+    of one process into one directory overlap, the one that began last stays: one that began earlier and
+    commits later is dropped, with a RuntimeWarning. Of two processes that save into one directory at once,
+    one fails unless `overwrite` is True; what is loaded is one of the two. With `engine` None it can be sent
+    to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no
+    checkpoint yet, nor a part of one: without a common commit an old one could not be kept until all of the
+    new is there.
     """
 
     def __init__(
@@ -144,7 +149,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             self._place = self._save.next_place = place_of(checkpoint_id, "checkpoint_id")
         self._save.save_id = str(uuid.uuid4())
         self._save.has_token = False
-        self._save.leftovers, self._save.manifests = [], None
+        self._save.number = _saves.next_number()
+        self._save.leftovers, self._save.manifests = frozenset(), None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn which rank this is, and whether one of them commits for all."""
@@ -153,6 +159,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._save.is_coordinator = is_coordinator
         self._save.rank = kwargs.get("rank") or 0
         self._save.use_collectives = kwargs.get("use_collectives", True)
+        self._save.number = self._save.number or _saves.next_number()
         if not self._save.use_collectives:
             # Now: a planner that fails keeps this rank from prepare_local_plan().
             count_save(str(self._directory))
@@ -172,16 +179,18 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             for volume in self._volumes:
                 _directory.make_directory(volume, durable=self._durable)
             self._refuse_other_format()
-            leftovers = _directory.list_leftovers(self._directory)
             if self._save.is_coordinator or not self._save.use_collectives:
                 check_replaceable(self._manifest_path())  # else all would be written before it fails
+            if self._save.use_collectives:
+                number = self._save.number or _saves.next_number()
+                self._save.begun = _saves.begin(self._directory, number, _directory.list_leftovers)
         except BaseException:
             self._undo([])
             raise
         self._warn_of_replacing(manifests)
         commits = self._save.is_coordinator and self._save.use_collectives  # without, none is replaced
         self._save.manifests = _identities_of(manifests) if commits else None
-        self._save.leftovers = leftovers if commits else []
+        self._save.leftovers = self._save.begun.removable if commits and self._save.begun else frozenset()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -218,12 +227,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._refuse_partly_saved(metadata)
                 contents = format_manifest(metadata)
                 until_committed.enter_context(_directory.locked(self._directory))
+                until_committed.enter_context(_saves.committing(self._directory))
+                if self._is_superseded():
+                    self._undo(names)
+                    return
                 self._check_files(results)
                 # Others may have saved since this save began.
                 self._refuse_other_format()
                 replaced = self._manifests_to_replace() or self._manifests_before_start(names)
                 self._refuse_to_replace(replaced)
                 self._refuse_newer(replaced)
+                leftovers = self._all_leftovers()
             except BaseException:
                 self._undo(names)
                 raise
@@ -231,12 +245,20 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
             _known_directories.add(str(self._directory))
+            self._note_committed(contents)
             kept = {item.file.name for item in stored.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
-            _directory.remove_leftovers(self._directory, sorted({*self._save.leftovers} - kept))
-        self._save.leftovers, self._save.manifests = [], None
+            _directory.remove_leftovers(self._directory, sorted(leftovers - kept))
+        self._end()
+
+    def _end(self) -> None:
+        """Let go of what is of one save."""
+        if self._save.begun is not None:
+            self._save.begun.is_over = True
+        self._save.begun, self._save.number = None, None
+        self._save.leftovers, self._save.manifests = frozenset(), None
 
     def _undo(self, names: list[str]) -> None:
         """Remove what a failed save has made: its files, and the directory unless it holds others."""
@@ -244,6 +266,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         if self._save.has_made_directory:
             with contextlib.suppress(OSError):  # other ranks have written
                 self._directory.rmdir()
+        self._end()
 
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
@@ -361,7 +384,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Replace only what was there when this save began: another may be a part of the same training."""
         if self._overwrite or self._save.manifests is None or not manifests:
             return
-        newer = sorted(path for path, _ in _identities_of(manifests) - self._save.manifests)
+        last = _saves.last_committed(self._directory)
+        known = self._save.manifests | ({(str(self._manifest_path()), last[1])} if last else set())
+        newer = sorted(path for path, _ in _identities_of(manifests) - known)
         if newer:
             raise exception_of(
                 "system",
@@ -370,6 +395,40 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 "of two saves at once each needs a directory of its own, or overwrite=True",
                 newer[0],
             )
+
+    def _is_superseded(self) -> bool:
+        """Whether a save of this process that began later has committed; if so, say it.
+
+        Then the directory holds what it would if they had committed in the order in which they began.
+        """
+        if not self._save.use_collectives or self._overwrite is False:  # where nothing is replaced
+            return False
+        last = _saves.last_committed(self._directory)
+        if last is None or self._save.number is None or last[0] < self._save.number:
+            return False
+        if not _directory.list_manifests(self._directory):  # somebody has removed it
+            return False
+        warnings.warn(
+            f"{self._directory}: a save that began later has committed first; the checkpoint of that one "
+            "stays, and this one is dropped, as if it had been saved and then replaced. To keep both, save "
+            "each into a directory of its own",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return True
+
+    def _all_leftovers(self) -> set[str]:
+        """Return what to remove after the commit, with what was saved since this save began."""
+        names = {*self._save.leftovers}
+        manifest = self._manifest_path()
+        if self._save.manifests is not None and not _identities_of([manifest]) <= self._save.manifests:
+            names |= _files_of(manifest, [])
+        return names
+
+    def _note_committed(self, contents: bytes) -> None:
+        if self._save.use_collectives and self._save.number is not None:
+            digest = hashlib.sha256(contents).digest()
+            _saves.note_committed(self._directory, self._save.number, digest)
 
     def _refuse_partly_saved(self, metadata: Metadata) -> None:
         """With collectives this is all that is kept; torch does not check it where one rank saves."""

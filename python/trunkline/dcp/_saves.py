@@ -1,0 +1,129 @@
+"""The saves of this process: in which order they began, which of them are under way, and what they leave.
+
+Torch does all of a save in one thread, so a save is over when its thread has ended or begun another one. On
+ranks that do not commit nothing else says so.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MOST_DIRECTORIES = 256  # that are remembered; those with saves under way always are
+
+
+@dataclass(eq=False)
+class Save:
+    """A save with collectives, on this rank."""
+
+    number: int
+    thread: threading.Thread
+    found: frozenset[str]  # files of saves in its directory, when it looked
+    # These without what other saves under way may have made, on any rank. They may end later than this one.
+    removable: frozenset[str]
+    is_over: bool = False
+
+    def is_under_way(self) -> bool:
+        """Whether it may still commit."""
+        return not self.is_over and self.thread.is_alive()
+
+
+@dataclass(eq=False)
+class _Directory:
+    committing: threading.Lock = field(default_factory=threading.Lock)
+    saves: list[Save] = field(default_factory=list)
+    last: tuple[int, bytes] | None = None  # number and manifest of the newest save that has committed
+
+    def is_in_use(self) -> bool:
+        return self.committing.locked() or any(save.is_under_way() for save in self.saves)
+
+
+class _OfThread(threading.local):
+    save: Save | None = None
+
+
+_numbers = itertools.count(1)
+_reserved: "weakref.WeakKeyDictionary[threading.Thread, int]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_directories: dict[str, _Directory] = {}  # those used last are at the end
+_of_thread = _OfThread()
+
+
+def next_number() -> int:
+    """Return the number of a save that begins in this thread: one that begins later has a larger one.
+
+    A save of async_save begins with its thread, which may have to wait until the state is staged.
+    """
+    here = threading.current_thread()
+    with _lock:
+        for thread in threading.enumerate():  # in the order in which they have started
+            if thread is here and _is_of_async_save(here):
+                break
+            if _is_of_async_save(thread) and thread not in _reserved:
+                _reserved[thread] = next(_numbers)
+        return _reserved.get(here) or next(_numbers)
+
+
+def _is_of_async_save(thread: threading.Thread) -> bool:
+    """Whether it is a thread that torch starts for one call of async_save."""
+    return thread.name.startswith("AsyncCheckpointExecutor")
+
+
+def begin(directory: Path, number: int, list_files: Callable[[Path], Iterable[str]]) -> Save:
+    """Add a save that looks what others have left; it has not made a file yet."""
+    with _lock:
+        if _of_thread.save is not None:
+            _of_thread.save.is_over = True
+        saves = _directory_of(directory).saves
+        saves[:] = [save for save in saves if save.is_under_way()]
+        found = frozenset(list_files(directory))
+        removable = found.intersection(*(save.found for save in saves))
+        _of_thread.save = Save(number, threading.current_thread(), found, removable)
+        saves.append(_of_thread.save)
+        return _of_thread.save
+
+
+@contextlib.contextmanager
+def committing(directory: Path) -> Iterator[None]:
+    """Hold back other commits of this process into a directory, which may have no locks for files."""
+    with _lock:
+        lock = _directory_of(directory).committing
+    with lock:
+        yield
+
+
+def last_committed(directory: Path) -> tuple[int, bytes] | None:
+    """Return number and manifest_digest() of the newest save that has committed, as far as remembered."""
+    with _lock:
+        return _directory_of(directory).last
+
+
+def note_committed(directory: Path, number: int, digest: bytes) -> None:
+    """Remember a commit."""
+    with _lock:
+        _directory_of(directory).last = (number, digest)
+
+
+def _directory_of(path: Path) -> _Directory:
+    key = os.path.realpath(path)
+    found = _directories.pop(key, None) or _Directory()
+    if len(_directories) >= _MOST_DIRECTORIES:
+        for other in [key for key, value in _directories.items() if not value.is_in_use()][:1]:
+            del _directories[other]
+    _directories[key] = found
+    return found
+
+
+def _begin_anew() -> None:
+    """After a fork: the saves are those of the parent."""
+    global _lock
+    _lock = threading.Lock()
+    _directories.clear()
+    _of_thread.save = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)
