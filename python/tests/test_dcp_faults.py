@@ -921,6 +921,38 @@ def test_processes_that_torchrun_starts_anew_choose_another_token(monkeypatch: p
     assert _save_token._choose(store) == second
 
 
+def on_machine(monkeypatch: pytest.MonkeyPatch, name: str, clock: float, age: float = 60.0) -> None:
+    """Go on as a process of another machine, which is `age` old."""
+    monkeypatch.setattr(_save_token, "_machine", lambda: name, raising=False)
+    monkeypatch.setattr(_save_token, "_now", lambda: clock, raising=False)
+    monkeypatch.setattr(_save_token.time, "time", lambda: clock)
+    monkeypatch.setattr(_save_token, "seconds_since_start", lambda: age)
+
+
+def test_machines_whose_clocks_differ_choose_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, chosen = torch.distributed.HashStore(), set()
+    for moment in (0.0, 1000.0):
+        for name, clock in (("b", 500.0), ("a", 90_000.0), ("c", 100.0)) * 2:
+            on_machine(monkeypatch, name, clock + moment, 60.0 + moment)
+            chosen.add(_save_token._choose(store))
+    assert len(chosen) == 1
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_processes_that_start_anew_on_two_machines_choose_another_token(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Whichever of them chose before, and whichever comes first now."""
+    store, clocks, chosen = torch.distributed.HashStore(), {"a": 90_000.0, "b": 500.0}, []
+    for start in range(3):
+        for name in sorted(clocks, reverse=(first == "b")) * 2:
+            on_machine(monkeypatch, name, clocks[name] + 100.0 * start)
+            chosen.append(_save_token._choose(store))
+        first = "b" if first == "a" else "a"
+    assert [len(set(chosen[at : at + 4])) for at in (0, 4, 8)] == [1, 1, 1]
+    assert len(set(chosen)) == 3
+
+
 def test_a_manifest_older_than_this_process_is_not_added_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 _TOKEN = re.compile(r"[0-9a-f]{32}-[1-9][0-9]*")
-_KEY = "trunkline/dcp/chosen"
+_KEY = "trunkline/dcp/choice"
+_UNKNOWN = secrets.token_hex(16)  # in place of what nobody tells: a machine of this process alone
 
 _saves: Counter[str] = Counter()  # begun by this process, by directory
 
@@ -51,7 +52,7 @@ def seconds_since_start() -> float:
     """Return how old this process is."""
     # The name of the program, in parentheses, may hold anything.
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return _now() - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _job() -> str | None:
@@ -77,13 +78,46 @@ def _choose(store: Any) -> str:
     """Return what the first of the processes that use the store proposes; waits for none.
 
     A store that outlives a restart by torchrun holds what the processes before had chosen: all processes of
-    a start are there before one of them can choose, so that an older choice is not theirs.
+    a start are there before one of them can choose, so that an older choice is not theirs. Clocks of two
+    machines may differ, so each machine goes by its own: when one of its processes proposed the choice, or
+    first saw it. A machine that took no part before the restart cannot know: until another one has chosen
+    anew it takes the old choice, and the save is refused where manifests of that one are.
+
+    TORCHELASTIC_RESTART_COUNT says less: restarts because of another machine do not count.
     """
-    proposed = f"{secrets.token_hex(16)} {time.time():.3f}"
+    machine = _machine()
+    proposed = f"{secrets.token_hex(16)} {machine} {_now():.3f}"
     chosen = store.compare_set(_KEY, "", proposed).decode("ascii")
-    if float(chosen.partition(" ")[2]) < time.time() - seconds_since_start():
+    if _since_when(store, chosen, machine) < _now() - seconds_since_start():
         chosen = store.compare_set(_KEY, chosen, proposed).decode("ascii")
+        _since_when(store, chosen, machine)
     return str(chosen)
+
+
+def _since_when(store: Any, chosen: str, machine: str) -> float:
+    """Return when this machine made a choice, or first saw it, by its own clock; notes it there."""
+    nonce, chooser, moment = chosen.split(" ")
+    if chooser == machine:
+        return float(moment)
+    key, seen = f"{_KEY}/{machine}", f"{nonce} {_now():.3f}"
+    found = store.compare_set(key, "", seen).decode("ascii")
+    if not found.startswith(f"{nonce} "):  # of an earlier choice
+        found = store.compare_set(key, found, seen).decode("ascii")
+    return float(found.partition(" ")[2])
+
+
+def _machine() -> str:
+    """Return what the processes have in common whose _now() is of one clock: a name without spaces."""
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        namespace = Path("/proc/self/ns/time")  # of a container it may have a clock of its own
+        return f"{name}/{os.readlink(namespace)}" if namespace.is_symlink() else name  # noqa: PTH115
+    except OSError:
+        return _UNKNOWN
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _group_of_save() -> tuple[bool, Any]:
