@@ -299,6 +299,7 @@ def failing(rank: int, path: Path, argument: str) -> None:
     for who, function in (
         (1, "prepare_local_plan"),
         (1, "write_data"),
+        (1, "write_data"),
         (0, "prepare_global_plan"),
         (0, "finish"),
     ):
@@ -317,6 +318,7 @@ def failing(rank: int, path: Path, argument: str) -> None:
         into = {"t": distribute_tensor(torch.zeros(50, 3), mesh, [Shard(1)])}
         load(into, path / "ckpt")
         assert torch.equal(into["t"].full_tensor(), old)
+    assert len(list((path / "ckpt").glob(f"rank{rank:05d}-*"))) == 2  # of old, and of the last that failed
     dist.barrier()
     save({"t": distribute_tensor(new, mesh, [Shard(0)])}, path / "ckpt")
     assert len(list((path / "ckpt").iterdir())) == 1 + dist.get_world_size()

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _coverage, _directory, _owner, _request, _save_token, _writer  # noqa: E402
+from trunkline.dcp import _coverage, _directory, _owner, _request, _save_token, _saves, _writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -884,6 +884,55 @@ def test_a_save_that_waits_for_its_state_began_before_one_that_does_not(tmp_path
         response.upload_completion.result(60)
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": torch.full((9,), 2.0)})
     assert len(shards(tmp_path)) == 1
+
+
+def write_as_rank(path: Path, rank: int, value: float, **options: Any) -> tuple[Any, list[Any]]:
+    """Write as a rank that does not commit: the metadata, and what it hands to the one that does."""
+    writer, planner = tl.dcp.StorageWriter(path, **options), DefaultSavePlanner()
+    planner.set_up_planner({"a": torch.full((9,), value)}, None, True)
+    writer.set_up_storage_writer(False, rank=rank)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    return metadata, writer.write_data(planner.finish_plan(plans[0]), planner).value()
+
+
+def test_a_rank_removes_what_its_saves_left_that_others_made_fail(tmp_path: Path) -> None:
+    """Nothing that a manifest refers to, or may refer to as it is damaged, and nothing of others."""
+    path, volume = tmp_path / "run", tmp_path / "volume"
+
+    def write(rank: int, value: float) -> tuple[Any, list[Any], Path]:
+        metadata, written = write_as_rank(path, rank, value, volumes=[volume])
+        return metadata, written, path / written[0].storage_data.file.name
+
+    _, _, of_another = write(2, 0.0)
+    _saves._begin_anew()  # as if another process had made it
+    for value in (1.0, 2.0):
+        metadata, written, held = write(1, value)
+        assert set(shards(path)) == {of_another, held}
+        assert set(volume.iterdir()) == {of_another.resolve(), held.resolve()}
+    writer = tl.dcp.StorageWriter(path, volumes=[volume])
+    writer.set_up_storage_writer(True, rank=0)
+    writer._save.begun = _saves.begin(path, _saves.next_number(), lambda _: [])
+    writer.finish(metadata, [written])
+    for _ in range(2):
+        _, _, last = write(1, 3.0)
+        assert set(shards(path)) == {of_another, held, last}
+    assert_same(load({"a": torch.zeros(9)}, path), {"a": torch.full((9,), 2.0)})
+    data = (path / "dcp.manifest").read_bytes()
+    (path / "dcp.manifest").write_bytes(data[:-1] + b"?")
+    _, _, newest = write(1, 4.0)
+    assert set(shards(path)) == {of_another, held, last, newest}
+
+
+def test_a_directory_that_takes_the_place_of_another_keeps_its_files(tmp_path: Path) -> None:
+    """They are links to files of that one; a copy may even lack the manifest."""
+    path, volume = tmp_path / "run", tmp_path / "volume"
+    _, written = write_as_rank(path, 1, 1.0, volumes=[volume])
+    name = written[0].storage_data.file.name
+    path.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", path, symlinks=True)
+    write_as_rank(path, 1, 2.0, volumes=[volume])
+    assert (tmp_path / "moved" / name).exists()
+    assert (path / name).exists()
 
 
 def begin_apart(path: Path, rank: int, value: int) -> Callable[[], None]:

@@ -69,13 +69,17 @@ def format_manifest(metadata: Metadata) -> bytes:
 
 def read_manifest(path: Path) -> Metadata:
     """Read a manifest. Raises FileNotFoundError, Corrupt, Format."""
+    return parse_manifest(_contents_of(path), str(path))
+
+
+def _contents_of(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
         raise Format(None, f"{path}: it is not a regular file", str(path))
     with path.open("rb") as file:
         beginning = file.read(_LINE_BYTES)
         # Before all of it is read: a sparse file can be larger than the memory.
         _check_frame(beginning, os.fstat(file.fileno()).st_size, str(path))
-        return parse_manifest(beginning + file.read(), str(path))
+        return beginning + file.read()
 
 
 def manifest_digest(path: Path) -> bytes:
@@ -96,16 +100,34 @@ def manifest_digest(path: Path) -> bytes:
 
 def parse_manifest(data: bytes, path: str) -> Metadata:
     """Undo format_manifest. Raises Corrupt for what is not as it was written, Format for no manifest."""
+    text = _checked_text(data, path)
+    try:
+        return _metadata_from_json(_json.loads(bytes(text)))
+    except Refusal as refusal:
+        raise Format(None, f"{path}: {refusal}", path) from None
+
+
+def names_in_manifest(path: Path, names: set[str]) -> set[str]:
+    """Return which of these files a manifest refers to: all if it is damaged, or of a newer version.
+
+    It is read, but not parsed. Raises FileNotFoundError.
+    """
+    try:
+        data = _contents_of(path)
+        _checked_text(data, str(path))
+    except (Corrupt, Format):
+        return set(names)
+    return {name for name in names if b'"%s"' % name.encode("ascii") in data}
+
+
+def _checked_text(data: bytes, path: str) -> memoryview:
     frame = _check_frame(data, len(data), path)
     text = memoryview(data)[frame.end() :]
     if crc32c(text) != int(frame[1], 16):
         raise Corrupt(
             None, f"{path} is corrupt: it does not have its checksum; restore it from elsewhere", path
         )
-    try:
-        return _metadata_from_json(_json.loads(bytes(text)))
-    except Refusal as refusal:
-        raise Format(None, f"{path}: {refusal}", path) from None
+    return text
 
 
 def _check_frame(data: bytes, nbytes: int, path: str) -> "re.Match[bytes]":

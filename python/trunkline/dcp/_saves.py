@@ -25,6 +25,8 @@ class Save:
     found: frozenset[str]  # files of saves in its directory, when it looked
     # These without what other saves under way may have made, on any rank. They may end later than this one.
     removable: frozenset[str]
+    directory_id: tuple[int, int]
+    names: list[str] = field(default_factory=list)  # of files that this rank has made for it
     is_over: bool = False
 
     def is_under_way(self) -> bool:
@@ -79,12 +81,30 @@ def begin(directory: Path, number: int, list_files: Callable[[Path], Iterable[st
         if _of_thread.save is not None:
             _of_thread.save.is_over = True
         saves = _directory_of(directory).saves
-        saves[:] = [save for save in saves if save.is_under_way()]
+        saves[:] = [save for save in saves if save.is_under_way() or save.names]
         found = frozenset(list_files(directory))
-        removable = found.intersection(*(save.found for save in saves))
-        _of_thread.save = Save(number, threading.current_thread(), found, removable)
+        removable = found.intersection(*(save.found for save in saves if save.is_under_way()))
+        _of_thread.save = Save(number, threading.current_thread(), found, removable, _id_of(directory))
         saves.append(_of_thread.save)
         return _of_thread.save
+
+
+def take_names_of_ended(directory: Path) -> set[str]:
+    """Return files that this process made for saves that have ended, committed or not; each only once.
+
+    Not those of another directory that had this path before.
+    """
+    with _lock:
+        saves = _directory_of(directory).saves
+        ended = [save for save in saves if not save.is_under_way()]
+        saves[:] = [save for save in saves if save not in ended]
+        here = _id_of(directory)
+        return {name for save in ended if save.directory_id == here for name in save.names}
+
+
+def _id_of(directory: Path) -> tuple[int, int]:
+    status = directory.stat()
+    return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from torch.futures import Future
 from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
-from trunkline.checkpoint._dcp_names import manifest_name, refused_name
+from trunkline.checkpoint._dcp_names import is_rank_manifest_name, manifest_name, refused_name
 from trunkline.checkpoint._memory import is_in_reach
 from trunkline.checkpoint._names import DESCRIPTOR, step_of
 from trunkline.checkpoint._tensors import bytes_of
@@ -32,7 +32,7 @@ from trunkline.checkpoint._transfer import absolute_path, write_images
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint, Place, place_of
-from trunkline.dcp._manifest import format_manifest, manifest_digest, read_manifest
+from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -201,6 +201,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Write the items of this rank; the future that is returned is done."""
         results: list[WriteResult] = []
         try:
+            self._remove_uncommitted()
             for group in _groups(plan.items, planner):
                 self._write_group(group, results)
         except BaseException:
@@ -246,12 +247,38 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             write_images([image], engine=self._engine, durable=self._durable)
             _known_directories.add(str(self._directory))
             self._note_committed(contents)
+            if self._save.begun is not None:
+                self._save.begun.names.clear()
             kept = {item.file.name for item in stored.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
             _directory.remove_torch_metadata(self._directory, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
             _directory.remove_leftovers(self._directory, sorted(leftovers - kept))
         self._end()
+
+    def _remove_uncommitted(self) -> None:
+        """Remove what saves of this process left here as another rank had an error: the disk may be full.
+
+        Not before the ranks have agreed on a plan: then the rank that commits has ended these saves as well.
+        """
+        if self._save.begun is None:
+            return
+        names = _saves.take_names_of_ended(self._directory)
+        if not self._uncommitted(names):
+            return
+        with contextlib.suppress(OSError), _directory.locked(self._directory):
+            _directory.remove_quietly(self._directory, self._uncommitted(names))
+
+    def _uncommitted(self, names: set[str]) -> list[str]:
+        """Return those of these files that are there, and that no manifest refers to."""
+        rest = {name for name in names if os.path.lexists(self._directory / name)}
+        if not rest:
+            return []
+        for name in os.listdir(self._directory):  # noqa: PTH208 - names, not paths
+            if name == manifest_name(None) or is_rank_manifest_name(name):
+                with contextlib.suppress(FileNotFoundError):  # another save has replaced it meanwhile
+                    rest -= names_in_manifest(self._directory / name, rest)
+        return sorted(rest)
 
     def _end(self) -> None:
         """Let go of what is of one save."""
@@ -468,6 +495,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 nbytes, offsets = _lay_out(share)
                 layouts.append(offsets)
                 names.append(new_data_file_name(self._save.rank, volume, self._directory))
+                if self._save.begun is not None:
+                    self._save.begun.names.append(names[-1])
                 path = self._directory / names[-1]
                 if self._volumes and nbytes > 0:
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
