@@ -886,6 +886,31 @@ def test_a_save_that_waits_for_its_state_began_before_one_that_does_not(tmp_path
     assert len(shards(tmp_path)) == 1
 
 
+def test_storage_that_hangs_holds_up_no_save_into_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_leftovers, hangs, goes_on = _directory.list_leftovers, threading.Event(), threading.Event()
+
+    def hanging(directory: Path) -> list[str]:
+        if directory.name == "hanging":
+            hangs.set()
+            assert goes_on.wait(60)
+        return list_leftovers(directory)
+
+    monkeypatch.setattr(_directory, "list_leftovers", hanging)
+    state = {"a": numbers(9)}
+    writers = [tl.dcp.StorageWriter(tmp_path / name) for name in ("hanging", "other")]
+    first = dcp.async_save(state, storage_writer=writers[0])
+    assert hangs.wait(60)
+    second = dcp.async_save(state, storage_writer=writers[1])
+    try:
+        second.result(30)
+    finally:
+        goes_on.set()
+    first.result(60)
+    assert_same(load(blank(state), tmp_path / "other"), state)
+
+
 def write_as_rank(path: Path, rank: int, value: float, **options: Any) -> tuple[Any, list[Any]]:
     """Write as a rank that does not commit: the metadata, and what it hands to the one that does."""
     writer, planner = tl.dcp.StorageWriter(path, **options), DefaultSavePlanner()
@@ -911,7 +936,7 @@ def test_a_rank_removes_what_its_saves_left_that_others_made_fail(tmp_path: Path
         assert set(volume.iterdir()) == {of_another.resolve(), held.resolve()}
     writer = tl.dcp.StorageWriter(path, volumes=[volume])
     writer.set_up_storage_writer(True, rank=0)
-    writer._save.begun = _saves.begin(path, _saves.next_number(), lambda _: [])
+    writer._save.begun = _saves.begin(path, _saves.next_number(), [])
     writer.finish(metadata, [written])
     for _ in range(2):
         _, _, last = write(1, 3.0)

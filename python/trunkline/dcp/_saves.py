@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Save:
 
     number: int
     thread: threading.Thread
-    found: frozenset[str]  # files of saves in its directory, when it looked
+    found: frozenset[str]  # files of saves in its directory, when it looked; none if it does not commit
     # These without what other saves under way may have made, on any rank. They may end later than this one.
     removable: frozenset[str]
     directory_id: tuple[int, int]
@@ -50,7 +50,7 @@ class _OfThread(threading.local):
 
 _numbers = itertools.count(1)
 _reserved: "weakref.WeakKeyDictionary[threading.Thread, int]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.Lock()  # not held during access to storage, which may hang
 _directories: dict[str, _Directory] = {}  # those used last are at the end
 _of_thread = _OfThread()
 
@@ -75,16 +75,16 @@ def _is_of_async_save(thread: threading.Thread) -> bool:
     return thread.name.startswith("AsyncCheckpointExecutor")
 
 
-def begin(directory: Path, number: int, list_files: Callable[[Path], Iterable[str]]) -> Save:
-    """Add a save that looks what others have left; it has not made a file yet."""
+def begin(directory: Path, number: int, names: Iterable[str]) -> Save:
+    """Add a save that has found files `names` of others in its directory, and has not made one yet."""
+    key, directory_id, found = os.path.realpath(directory), _id_of(directory), frozenset(names)
     with _lock:
         if _of_thread.save is not None:
             _of_thread.save.is_over = True
-        saves = _directory_of(directory).saves
+        saves = _directory_of(key).saves
         saves[:] = [save for save in saves if save.is_under_way() or save.names]
-        found = frozenset(list_files(directory))
         removable = found.intersection(*(save.found for save in saves if save.is_under_way()))
-        _of_thread.save = Save(number, threading.current_thread(), found, removable, _id_of(directory))
+        _of_thread.save = Save(number, threading.current_thread(), found, removable, directory_id)
         saves.append(_of_thread.save)
         return _of_thread.save
 
@@ -94,11 +94,11 @@ def take_names_of_ended(directory: Path) -> set[str]:
 
     Not those of another directory that had this path before.
     """
+    key, here = os.path.realpath(directory), _id_of(directory)
     with _lock:
-        saves = _directory_of(directory).saves
+        saves = _directory_of(key).saves
         ended = [save for save in saves if not save.is_under_way()]
         saves[:] = [save for save in saves if save not in ended]
-        here = _id_of(directory)
         return {name for save in ended if save.directory_id == here for name in save.names}
 
 
@@ -110,30 +110,33 @@ def _id_of(directory: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def committing(directory: Path) -> Iterator[None]:
     """Hold back other commits of this process into a directory, which may have no locks for files."""
+    key = os.path.realpath(directory)
     with _lock:
-        lock = _directory_of(directory).committing
+        lock = _directory_of(key).committing
     with lock:
         yield
 
 
 def last_committed(directory: Path) -> tuple[int, bytes] | None:
     """Return number and manifest_digest() of the newest save that has committed, as far as remembered."""
+    key = os.path.realpath(directory)
     with _lock:
-        return _directory_of(directory).last
+        return _directory_of(key).last
 
 
 def note_committed(directory: Path, number: int, digest: bytes) -> None:
     """Remember a commit."""
+    key = os.path.realpath(directory)
     with _lock:
-        _directory_of(directory).last = (number, digest)
+        _directory_of(key).last = (number, digest)
 
 
-def _directory_of(path: Path) -> _Directory:
-    key = os.path.realpath(path)
+def _directory_of(key: str) -> _Directory:
     found = _directories.pop(key, None) or _Directory()
     if len(_directories) >= _MOST_DIRECTORIES:
-        for other in [key for key, value in _directories.items() if not value.is_in_use()][:1]:
-            del _directories[other]
+        unused = next((other for other, value in _directories.items() if not value.is_in_use()), None)
+        if unused is not None:
+            del _directories[unused]
     _directories[key] = found
     return found
 

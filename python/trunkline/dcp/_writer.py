@@ -183,7 +183,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 check_replaceable(self._manifest_path())  # else all would be written before it fails
             if self._save.use_collectives:
                 number = self._save.number or _saves.next_number()
-                self._save.begun = _saves.begin(self._directory, number, _directory.list_leftovers)
+                found = _directory.list_leftovers(self._directory) if self._save.is_coordinator else []
+                self._save.begun = _saves.begin(self._directory, number, found)
         except BaseException:
             self._undo([])
             raise
