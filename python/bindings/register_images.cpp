@@ -26,6 +26,7 @@
 #include "interruptible.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
+#include "os/local_filesystem.h"
 #include "os/replaced_file.h"
 #include "trunkline/checksum.h"
 
@@ -327,6 +328,11 @@ void fsync_directory(nb::handle path_value) {
   unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
 }
 
+bool is_on_local_filesystem(nb::handle path_value) {
+  const std::string path = path_argument(path_value, "path");
+  return call_interruptibly([path] { return os::is_on_local_filesystem(path); });
+}
+
 void check_replaceable(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   unwrap(call_interruptibly([path]() -> Status {
@@ -497,6 +503,10 @@ void register_images(nb::module_& module) {
   module.def("fsync_directory", &fsync_directory, "path"_a.none(),
              nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
              "Makes names that were created, renamed or removed in a directory durable.");
+  module.def(
+      "is_on_local_filesystem", &is_on_local_filesystem, "path"_a.none(),
+      nb::sig("def is_on_local_filesystem(path: trunkline._types.Path) -> bool"),
+      "Whether this machine alone writes to the filesystem of the path; False where that is not known.");
   module.def("check_replaceable", &check_replaceable, "path"_a.none(),
              nb::sig("def check_replaceable(path: trunkline._types.Path) -> None"),
              "Raises the error that saving to the path would end with; changes nothing.");

@@ -948,6 +948,16 @@ def test_a_rank_removes_what_its_saves_left_that_others_made_fail(tmp_path: Path
     assert set(shards(path)) == {of_another, held, last, newest}
 
 
+def test_a_rank_removes_nothing_on_network_filesystems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest of another machine that refers to it may not be seen yet."""
+    monkeypatch.setattr(_writer, "is_on_local_filesystem", lambda _: False)
+    for count in (1, 2):
+        write_as_rank(tmp_path, 1, 1.0)
+        assert len(shards(tmp_path)) == count
+
+
 def test_a_directory_that_takes_the_place_of_another_keeps_its_files(tmp_path: Path) -> None:
     """They are links to files of that one; a copy may even lack the manifest."""
     path, volume = tmp_path / "run", tmp_path / "volume"

@@ -35,4 +35,10 @@ bool is_on_local_filesystem(int fd) {
   return ::fstatfs(fd, &status) == 0 && is_local_filesystem(static_cast<std::uint32_t>(status.f_type));
 }
 
+bool is_on_local_filesystem(const std::string& path) {
+  struct statfs status{};
+  return ::statfs(path.c_str(), &status) == 0 &&
+         is_local_filesystem(static_cast<std::uint32_t>(status.f_type));
+}
+
 }  // namespace trunkline::os

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace trunkline::os {
 
@@ -9,5 +10,6 @@ namespace trunkline::os {
 // is not known. `type`: f_type of statfs(2).
 bool is_local_filesystem(std::uint32_t type);
 bool is_on_local_filesystem(int fd);
+bool is_on_local_filesystem(const std::string& path);
 
 }  // namespace trunkline::os

@@ -22,6 +22,9 @@ TEST(LocalFilesystem, ThoseOfServersAndProgramsAreNotLocal) {
   ASSERT_TRUE(fd.valid());
   EXPECT_FALSE(is_on_local_filesystem(fd.get()));
   EXPECT_FALSE(is_on_local_filesystem(-1));
+  EXPECT_FALSE(is_on_local_filesystem("/proc/self/status"));
+  EXPECT_FALSE(is_on_local_filesystem("/nothing/there"));
+  EXPECT_TRUE(is_on_local_filesystem("/dev/shm"));
 }
 
 }  // namespace

@@ -21,7 +21,14 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from trunkline._core import Engine, FileImage, Volume, check_replaceable, fsync_directory
+from trunkline._core import (
+    Engine,
+    FileImage,
+    Volume,
+    check_replaceable,
+    fsync_directory,
+    is_on_local_filesystem,
+)
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._arguments import bool_argument, items_argument
 from trunkline.checkpoint._dcp_names import is_rank_manifest_name, manifest_name, refused_name
@@ -261,8 +268,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Remove what saves of this process left here as another rank had an error: the disk may be full.
 
         Not before the ranks have agreed on a plan: then the rank that commits has ended these saves as well.
+        Not on network filesystems, where this machine may not see yet what that rank has committed.
         """
-        if self._save.begun is None:
+        if self._save.begun is None or not is_on_local_filesystem(self._directory):
             return
         names = _saves.take_names_of_ended(self._directory)
         if not self._uncommitted(names):
