@@ -16,6 +16,7 @@
 #include "io/open_members.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
+#include "os/same_file.h"
 
 namespace trunkline::checkpoint {
 FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
@@ -88,14 +89,14 @@ Result<File> FileSet::create_file(const Image& image) {
 // the last bytes then.
 Status FileSet::claim(Place& place, const File& file) const {
   // Files of the memory backend have no names that others see.
-  if (!options_.replace || engine_.config().backend == BackendKind::memory) return {};
+  if (engine_.config().backend == BackendKind::memory) return {};
   const int fd = file.core()->members.front().pair.buffered.get();
   place.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!place.claimed.valid()) {
     return std::unexpected(system_error(
         errno, fmt::format("saving {}: creating a file in {}", place.path, place.directory), place.path));
   }
-  place.claim = std::make_unique<os::WriterClaim>(place.claimed.get());
+  if (options_.replace) place.claim = std::make_unique<os::WriterClaim>(place.claimed.get());
   return {};
 }
 
@@ -136,8 +137,11 @@ Status FileSet::write_files() {
   // 4 the names, each in one step
   if (auto named = name_files(); !named) return named;
   // 5 and the names on the device
-  if (options_.durable) return sync_directories();
-  return {};
+  if (options_.durable) {
+    if (auto synced = sync_directories(); !synced) return synced;
+  }
+  // 6 and those that nobody else gives away still lead to what was written
+  return check_names();
 }
 
 Result<bool> FileSet::Place::copy_attributes() {
@@ -170,15 +174,31 @@ Status FileSet::name_files() {
     Place& place = places_[i];
     if (auto closed = writer_->file(i).close(); !closed) return closed;
     if (auto checked = check_again(place); !checked) return checked;
+    // Who moves a directory to another disk, or copies it and swaps the two, has copied what is half written.
+    if (place.claimed.valid()) {
+      if (auto same = os::check_leads_to(place.written, place.claimed.get()); !same) return same;
+    }
     if (options_.replace && ::rename(place.written.c_str(), place.path.c_str()) != 0) {
       return std::unexpected(
           system_error(errno, fmt::format("renaming {} to {}", place.written, place.path), place.path));
     }
     if (options_.replace) place.written.clear();
+    place.claim.reset();
+    place.replaced.reset();
+  }
+  return {};
+}
+
+Status FileSet::check_names() {
+  for (Place& place : places_) {
+    if (options_.replace || !place.claimed.valid()) continue;  // another save may have replaced it since
+    if (auto same = os::check_leads_to(place.path, place.claimed.get()); !same) return same;
+  }
+  for (Place& place : places_) {
+    // Those that were created under their own names stay only now, when all is well.
+    place.written.clear();
     place.release();
   }
-  // Those that were created under their own names stay only now, when all is well.
-  for (Place& place : places_) place.written.clear();
   return {};
 }
 

@@ -60,7 +60,8 @@ class FileSet {
     std::string path;       // where the file is to be
     std::string directory;  // of it
     std::string written;    // where it is now; empty once it has its name
-    // The claim to a temporary name goes on after the file is closed, until it has its own.
+    // What was written, also after the file is closed. With `replace` the claim to a temporary name goes on
+    // until it has its own.
     os::UniqueFd claimed = {};
     std::unique_ptr<os::WriterClaim> claim = {};  // ends before the descriptor
     std::unique_ptr<os::ReplacedFile> replaced = {};
@@ -77,6 +78,7 @@ class FileSet {
   Status sync_files();
   Status check_again(Place& place) const;
   Status name_files();
+  Status check_names();
   Status sync_directories();
 
   const Engine engine_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "checkpoint/image_fixture.h"
 #include "io/engine_core.h"
@@ -130,6 +131,34 @@ TEST_F(FileSetTest, DisturbedCompletionsChangeNothing) {
     const Sample data = sample(9 * kMiB + seed, "f");
     ASSERT_TRUE(save(make_engine({.faults = faults}), {data.image}, {.write = {.stage_all = seed % 2 == 0}}));
     EXPECT_EQ(contents_of(data.image.path), data.file);
+  }
+}
+
+// As by who copies a directory during a save, and swaps the two.
+TEST_F(FileSetTest, WhatTookThePlaceOfAFileIsNotTakenForIt) {
+  namespace fs = std::filesystem;
+  for (const bool replace : {true, false}) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    fs::create_directory(root_.file("run"));
+    const Engine engine = make_engine();
+    const Sample before = sample(300'000, "run/f");
+    if (replace) {
+      ASSERT_TRUE(save(engine, {before.image}));
+    }
+    const Sample after = sample(300'000, "run/f");
+    auto set = FileSet::create(engine, {after.image}, {.replace = replace});
+    ASSERT_TRUE(set) << set.error().message;
+    fs::copy(root_.file("run"), root_.file("copy"), fs::copy_options::recursive);
+    fs::rename(root_.file("run"), root_.file("old"));
+    fs::rename(root_.file("copy"), root_.file("run"));
+    ASSERT_TRUE((*set)->stage());
+    const Status finished = (*set)->finish();
+    ASSERT_FALSE(finished);
+    EXPECT_EQ(finished.error().code, ESTALE);
+    EXPECT_EQ(finished.error().path, before.image.path);
+    if (replace) {
+      EXPECT_EQ(contents_of(before.image.path), before.file);
+    }
   }
 }
 

@@ -21,6 +21,8 @@
 #include "os/file_lock.h"
 #include "os/fork_private_fd.h"
 #include "os/local_filesystem.h"
+#include "os/same_file.h"
+#include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -50,7 +52,7 @@ std::unexpected<Error> busy(const std::string& directory) {
       .code = EBUSY,
       .message =
           fmt::format("{}: another process, or another store of this one, is saving into the directory: "
-                      "EBUSY; wait for it, or see who holds its file {} with lsof",
+                      "EBUSY; wait for it, or see with lsof who holds its file {}, which must not be removed",
                       directory, kLockFile),
       .path = directory});
 }
@@ -92,8 +94,8 @@ Error volume_is_missing(const std::string& volume) {
 }  // namespace
 
 struct Store::Lock {
-  Lock(const std::string& path, int flags)
-      : fd(path, flags, kMode), held(fd.get(), kKind, os::FileLock::Wait::never) {}
+  Lock(std::string name, int flags)
+      : path(std::move(name)), fd(path, flags, kMode), held(fd.get(), kKind, os::FileLock::Wait::never) {}
 
   // Not where the filesystem has no locks, and not where another machine may write, whose locks may end
   // there: its shards are debris until their manifest is there.
@@ -101,12 +103,42 @@ struct Store::Lock {
 
   static constexpr mode_t kMode = 0666;  // less the umask
   static constexpr auto kKind = os::FileLock::Kind::exclusive;
+  const std::string path;
   os::ForkPrivateFd fd;
   os::FileLock held;
 };
 
 struct Store::Save {
+  struct Directory {
+    std::string path;
+    os::UniqueFd fd;
+  };
+
+  // Whether the lock is still the one that others meet: without that, what is written may be debris to them,
+  // or the directory may be a copy of the one that was written to.
+  Status check_lock() const {
+    if (!lock->fd.valid()) return {};
+    return os::check_leads_to(lock->path, lock->fd.get());
+  }
+
+  // Whether all paths lead to where the shards were written.
+  Status check_places() const {
+    if (auto same = check_lock(); !same) return same;
+    for (const Directory& directory : directories) {
+      if (auto same = os::check_leads_to(directory.path, directory.fd.get()); !same) return same;
+    }
+    return {};
+  }
+
+  Status hold(const std::string& path) {
+    os::UniqueFd fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
+    directories.push_back({.path = path, .fd = std::move(fd)});
+    return {};
+  }
+
   std::unique_ptr<Lock> lock;
+  std::vector<Directory> directories = {};  // into which shards are written, and the manifest
   std::uint64_t step = 0;
   std::optional<std::uint64_t> attempted = {};  // whose manifest may be there, though maybe not durably
   std::optional<std::uint64_t> committed = {};
@@ -128,11 +160,17 @@ std::unique_lock<std::mutex> Store::enter() {
 
 Result<std::unique_ptr<Store::Lock>> Store::lock(bool may_create) const {
   const std::string path = fmt::format("{}/{}", directory_, kLockFile);
-  auto lock = std::make_unique<Lock>(path, O_RDWR | (may_create ? O_CREAT : 0));
-  if (!lock->fd.valid() && may_create)
-    return std::unexpected(system_error(lock->fd.open_error(), "opening the lock " + path, path));
-  if (lock->held.busy()) return busy(directory_);
-  return lock;  // advisory: where the filesystem has no locks, nobody is kept out
+  constexpr int kMostAttempts = 100;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    auto lock = std::make_unique<Lock>(path, O_RDWR | (may_create ? O_CREAT : 0));
+    if (!lock->fd.valid() && may_create)
+      return std::unexpected(system_error(lock->fd.open_error(), "opening the lock " + path, path));
+    if (lock->held.busy()) return busy(directory_);
+    // Advisory: where the filesystem has no locks, nobody is kept out. A file that was removed meanwhile
+    // keeps nobody out either.
+    if (!lock->fd.valid() || os::check_leads_to(path, lock->fd.get())) return lock;
+  }
+  return busy(directory_);
 }
 
 Result<std::vector<std::uint64_t>> Store::steps() const {
@@ -203,6 +241,17 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
   return {};
 }
 
+Status Store::hold_directories(Save& save, std::span<const std::uint64_t> shards) const {
+  if (auto held = save.hold(volume_step_directory(directory_, std::string(kOwnVolume), save.step)); !held)
+    return held;
+  for (std::size_t i = 0; i < descriptor_.volumes.size(); ++i) {
+    if (shards[i] == 0) continue;
+    if (auto held = save.hold(volume_step_directory(directory_, descriptor_.volumes[i], save.step)); !held)
+      return held;
+  }
+  return {};
+}
+
 Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t> shards) {
   const auto guard = enter();
   const std::size_t volumes = std::max<std::size_t>(1, descriptor_.volumes.size());
@@ -231,6 +280,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
+  if (auto held = hold_directories(*save, shards); !held) return std::unexpected(held.error());
   if (earlier->of_another_run) known_ = {};
   known_.loaded.id = descriptor_.id;
   save_ = std::move(save);
@@ -283,13 +333,16 @@ Status Store::check_shards(const Manifest& manifest) const {
 // 5. The manifest is written to a temporary name, and made durable (fsync). Its commit is larger than any
 //    that the directory holds, so that of two manifests of one step the newer one counts.
 // 6. It gets its name (rename, which replaces nothing).
-// 7. The name is made durable (fsync of the directory). Only then is the checkpoint reported as saved.
+// 7. The name is made durable (fsync of the directory). Only then, and if the lock and the directories are
+//    still those of begin(), is the checkpoint reported as saved. Else the manifest is removed again, unless
+//    the step had one before.
 // 8. Only now may older ones go: retain(), in the order of Sweep::sweep().
 Result<std::uint64_t> Store::commit(Manifest manifest) {
   const auto guard = enter();
   if (!save_ || save_->committed) return invalid("commit: no save was begun");
   if (manifest.step != save_->step)
     return invalid(fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, save_->step));
+  if (auto same = save_->check_places(); !same) return std::unexpected(same.error());
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   manifest.commit = next_commit(directory_, *entries, descriptor_.first_commit);
@@ -316,6 +369,19 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
       save_->attempted = manifest.commit;
     return std::unexpected(written.error());
   }
+  // What was moved, or unlocked, before the manifest had its name may not be whole.
+  if (auto same = save_->check_places(); !same) {
+    save_->attempted = manifest.commit;
+    const auto is_of_step = [&](const StepEntry& entry) {
+      return entry.step == manifest.step && !entry.commits.empty();
+    };
+    // Others that took the lock may have removed an earlier checkpoint of the step on account of this one.
+    if (std::ranges::none_of(*entries, is_of_step)) {
+      known_.saved.erase(commit);
+      std::ignore = changes_.remove_file(path);
+    }
+    return std::unexpected(same.error());
+  }
   save_->committed = manifest.commit;
   aside_.reset();
   return manifest.commit;
@@ -325,6 +391,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
   const auto guard = enter();
   if (!save_ || !save_->committed) return invalid("retain: nothing was committed; commit a save first");
+  if (auto same = save_->check_places(); !same) return std::unexpected(same.error());
   auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   std::erase_if(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
@@ -385,6 +452,7 @@ Result<SweepResult> Store::abandon() {
   const auto guard = enter();
   const std::unique_ptr<Save> save = std::move(save_);
   if (!save || save->committed) return SweepResult{};
+  if (!save->check_lock()) return SweepResult{};  // what is there may be another's
   auto commits = commits_in(directory_, save->step);
   if (!commits) return std::unexpected(commits.error());
   // Its name is there, and making that durable failed. That it can be synced now proves nothing, since an

@@ -164,6 +164,7 @@ class Store {
   Status record_descriptor(const EarlierSteps& earlier);
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
+  Status hold_directories(Save& save, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
   Result<std::set<std::string>> all_volumes() const;
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "os/replaced_file.h"
+#include "os/same_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
 
@@ -63,6 +64,7 @@ class TemporaryFile {
   int fd() const { return fd_.get(); }
 
   Status rename_to(const std::string& path, IfPresent if_present) {
+    if (auto same = check_leads_to(path_, fd_.get()); !same) return same;
     const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), flags) == 0) {
       path_.clear();
