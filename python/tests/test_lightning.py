@@ -264,6 +264,42 @@ def test_a_link_stays_until_what_replaces_it_is_saved(
     assert torch.load(best) == {"global_step": 4}
 
 
+def test_a_save_that_is_interrupted_before_the_copy_is_given_up(
+    tmp_path: Path, plugin: Any, faults: tl.Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next cell of a notebook does with the tensors must not get into the file."""
+    tensor = torch.ones(3)
+    plugin.save_checkpoint({"x": tensor}, tmp_path / "a.ckpt")
+    plugin.teardown()
+
+    def interrupted(saving: tl.SaveHandle) -> None:
+        monkeypatch.setattr(tl.SaveHandle, "staged", lambda _: False)  # as of a large state
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches:
+        faults.hold("write", faults.commands("write"), 1000)
+        patches.setattr(plugin, "_await_copy", interrupted)
+        threading.Timer(0.2, faults.release).start()
+        with pytest.raises(KeyboardInterrupt):
+            plugin.save_checkpoint({"x": tensor * 2}, tmp_path / "a.ckpt")
+    plugin.teardown()
+    assert torch.equal(torch.load(tmp_path / "a.ckpt")["x"], tensor)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
+    plugin.save_checkpoint({"x": tensor * 3}, tmp_path / "a.ckpt")
+    plugin.teardown()
+    assert torch.equal(torch.load(tmp_path / "a.ckpt")["x"], tensor * 3)
+
+
+def test_a_requeue_is_saved_though_the_save_before_failed(
+    tmp_path: Path, plugin: Any, faults: tl.Faults
+) -> None:
+    faults.fail("sync", faults.commands("sync"), 5)
+    plugin.save_checkpoint({"x": torch.ones(3)}, tmp_path / "a.ckpt")
+    with pytest.warns(RuntimeWarning, match=r"an earlier save failed.*EIO"):
+        plugin.save_checkpoint({"x": torch.zeros(3)}, tmp_path / "hpc_ckpt_1.ckpt")
+    assert torch.equal(torch.load(tmp_path / "hpc_ckpt_1.ckpt")["x"], torch.zeros(3))
+
+
 def save_next(plugin: Any, directory: Path) -> None:
     plugin.save_checkpoint({}, directory / "next.ckpt")
 
@@ -554,16 +590,31 @@ def hold_for_a_while():
     faults.hold("write", faults.commands("write"), 1000)
     threading.Timer(1, faults.release).start()
 
-class HoldsTheLast(lightning.Callback):
+class Saves(lightning.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 1:
+            trainer.save_checkpoint(Path(sys.argv[1], "during.ckpt"))
+        if trainer.global_step == 2:
+            hold_for_a_while()
+            trainer.save_checkpoint(Path(sys.argv[1], "during.ckpt"))
+            assert trainer.strategy.load_checkpoint(Path(sys.argv[1], "during.ckpt"))["global_step"] == 2
+
     def on_train_end(self, trainer, model):
         hold_for_a_while()
         trainer.save_checkpoint(Path(sys.argv[1], "ended.ckpt"))
 
+    def on_fit_end(self, trainer, model):
+        if trainer.global_rank == 0:
+            raise RuntimeError("of one rank alone")
+
 trainer = lightning.Trainer(
     accelerator="cpu", devices=2, strategy="ddp", max_steps=2, limit_val_batches=0, logger=False,
-    plugins=[plugin], callbacks=[saver, HoldsTheLast()], enable_progress_bar=False,
+    plugins=[plugin], callbacks=[saver, Saves()], enable_progress_bar=False,
 )
-trainer.fit(model)
+try:
+    trainer.fit(model)
+except RuntimeError:
+    pass
 rank = trainer.global_rank
 assert torch.load(Path(sys.argv[1], "ended.ckpt"))["global_step"] == 2, rank
 hold_for_a_while()
@@ -576,11 +627,12 @@ except tl.Error as error:
     assert "EIO" in str(error), error
 else:
     raise AssertionError(f"rank {rank} hears nothing of the failure")
+trainer.validate(model)
 Path(sys.argv[1], f"whole-{rank}").touch()
 """
 
 
-def test_all_ranks_find_what_fit_has_saved(tmp_path: Path) -> None:
+def test_all_ranks_find_what_the_first_one_saves(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANKS_LEAVE)
     done = subprocess.run(

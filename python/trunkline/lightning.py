@@ -29,7 +29,8 @@ except ModuleNotFoundError as _error:
     from lightning_fabric.plugins import CheckpointIO as _Interface
 
 from trunkline._core import Engine, fsync_directory
-from trunkline._errors import Error, Unsupported
+from trunkline._errors import Unsupported
+from trunkline._first_rank import await_first_rank, begin_common_save, post_save
 from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._load import load
 from trunkline.checkpoint._memory import is_in_reach
@@ -58,8 +59,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     waits as well, and raises the error of the save: then the link stays as it is. The checkpoint that
     Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue. Once
     trainer.fit() has returned, on any rank, all that it saved is there; so is what trainer.save_checkpoint()
-    saves outside of it. What Fabric saves is there once fabric.strategy.checkpoint_io.teardown() has
-    returned on rank 0.
+    saves outside of it. Loading a checkpoint waits on all ranks as well, and so does
+    trainer.strategy.checkpoint_io.teardown(). What Fabric saves is there once
+    fabric.strategy.checkpoint_io.teardown() has returned on rank 0.
+
+    Ctrl-C, or a signal handler that raises, while the state is copied gives that save up.
 
     durable: files survive a power failure once they are saved. To be used from one thread.
     """
@@ -83,6 +87,12 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         if background:  # on all ranks, of which the first alone saves
             _watch_trainer()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a process that a launcher starts."""
+        self.__dict__.update(state)
+        if self._background:
+            _watch_trainer()
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: "str | os.PathLike[str]", storage_options: Any = None
     ) -> None:
@@ -100,25 +110,55 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
                 f"storage_options: {type(self).__name__} has none; its options are arguments of the class"
             )
         name = _local(path)
-        self._settle()
+        try:
+            self._save(checkpoint, name)
+        except BaseException as error:
+            post_save(None, error)
+            raise
+
+    def _save(self, checkpoint: dict[str, Any], name: str) -> None:
+        if _is_of_requeue(name):
+            self._settle_or_warn()  # whatever became of the save before, there is no other time for this one
+        else:
+            self._settle()
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         state = savable(checkpoint)
         if Path(name).is_symlink():
             self._replace_link(state, absolute_path(name))
-            return
-        if not self._background or _is_of_requeue(name):
+            post_save(None)
+        elif not self._background or _is_of_requeue(name):
             save(state, name, durable=self._durable, engine=self._engine)
-            return
-        self._saving = save_async(
-            state, name, durable=self._durable, staging_bytes=self._staging_bytes, engine=self._engine
-        )
-        _watch_loggers()
-        if _watch_model_checkpoint():
-            _in_background.add(self)
-            self._saving.wait_staged()
+            post_save(None)
         else:
-            _warn_of_foreground()
-            self._settle()
+            self._save_in_background(state, name)
+
+    def _save_in_background(self, state: Any, name: str) -> None:
+        _watch_loggers()
+        saving = None
+        try:
+            self._saving = saving = save_async(
+                state, name, durable=self._durable, staging_bytes=self._staging_bytes, engine=self._engine
+            )
+            if _watch_model_checkpoint():
+                _in_background.add(self)
+                post_save(saving)
+                self._await_copy(saving)
+            else:
+                _warn_of_foreground()
+                self._settle()
+                post_save(None)
+        except BaseException:
+            # The tensors change as soon as this returns: what is not copied by then would be a mixture.
+            if saving is not None and not saving.staged():
+                saving.cancel()
+                saving._join()
+                self._saving = None
+                self._to_remove.clear()
+            raise
+
+    def _await_copy(self, saving: SaveHandle) -> None:
+        """Wait until the tensors may change; its error is left to the next call, which all ranks make."""
+        saving._staged.wait()
 
     def load_checkpoint(
         self,
@@ -132,10 +172,10 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         that run code, by torch.load, for a file that trunkline.load refuses for holding such.
 
         Raises Unsupported, which names them, for objects other than tensors and plain values.
-        Waits for a save in the background, and raises its error.
+        Waits for a save in the background, of the first rank as well, and raises its error.
         """
         name = _local(path)
-        self._settle()
+        self._settle_on_all_ranks()
         device = _device(map_location, name)
         try:
             state = load(name, device=device if is_in_reach(device) else "cpu", engine=self._engine)
@@ -164,8 +204,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         _remove(name)
 
     def teardown(self) -> None:
-        """Wait for the save in the background, and raise its error; called at the end of a run."""
-        self._settle()
+        """Wait for the save in the background, and raise its error; called at the end of a run.
+
+        On other ranks: for that of the first one.
+        """
+        self._settle_on_all_ranks()
 
     def _replace_link(self, state: Any, link: str) -> None:
         """Save to the name of a symbolic link, not to what it leads to, as trunkline.save would.
@@ -189,6 +232,17 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         self._end_save()
         while self._to_remove:
             _remove_or_warn(self._to_remove.pop(0))
+
+    def _settle_on_all_ranks(self) -> None:
+        self._settle()
+        if self._background:
+            await_first_rank()
+
+    def _settle_or_warn(self) -> None:
+        try:
+            self._settle()
+        except Exception as error:
+            warn_without_failing(f"an earlier save failed: {error}", caller())
 
     def _end_save(self) -> None:
         """Wait for the save that is under way, and raise its error; what is to be removed stays."""
@@ -269,15 +323,11 @@ def _watch_model_checkpoint() -> bool:
 
 
 def _watch_trainer() -> None:
-    """Have a Trainer that fitted, or saved without fitting, wait on all ranks for what the first one saves.
-
-    Not in teardown(): after an error other ranks may not come there.
-    """
+    """Have all ranks count what a Trainer saves, and wait for what it saves outside of fit()."""
     for name in _TRAINERS:
         trainer = getattr(sys.modules.get(name), "Trainer", None)
-        for method in _OF_TRAINER:
-            if inspect.isclass(trainer) and method in vars(trainer):
-                _watch(trainer, method)
+        if inspect.isclass(trainer) and _SAVE in vars(trainer):
+            _watch(trainer, _SAVE)
 
 
 def _watch_loggers() -> None:
@@ -395,31 +445,19 @@ def _waiting_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _waiting_trainer(original: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def waiting(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(trainer, *args, **kwargs)
         plugin = trainer.strategy.checkpoint_io
-        # A save in the midst of fit() is waited for by the next one, or at its end.
-        if isinstance(plugin, CheckpointIO) and plugin._background and trainer.state.status != "running":
-            _settle_together(plugin, trainer.strategy)
+        if not isinstance(plugin, CheckpointIO) or not plugin._background:
+            return original(trainer, *args, **kwargs)
+        begin_common_save()
+        result = original(trainer, *args, **kwargs)
+        if trainer.state.status != "running":  # in fit() the next save waits for this one, or teardown()
+            plugin._settle_on_all_ranks()
         return result
 
     return waiting
-
-
-def _settle_together(plugin: CheckpointIO, strategy: Any) -> None:
-    """Return on all ranks once what the first one saved is there; raise its error on all."""
-    error: Exception | None = None
-    try:
-        plugin._settle()
-    except Exception as failed:
-        error = failed
-    why = strategy.broadcast(None if error is None else str(error))
-    if error is not None:
-        raise error
-    if why is not None:
-        raise Error(None, f"rank 0 failed: {why}")
 
 
 def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
@@ -431,12 +469,12 @@ def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -
 
 
 _SCAN = "_scan_and_log_checkpoints"  # of loggers
-_OF_TRAINER = ("fit", "save_checkpoint")
+_SAVE = "save_checkpoint"  # of the Trainer
 _WAITING = {
     "file_exists": _waiting_file_exists,
     "_link_checkpoint": _waiting_link_checkpoint,
     _SCAN: _waiting_scan,
-    **dict.fromkeys(_OF_TRAINER, _waiting_trainer),
+    _SAVE: _waiting_save_checkpoint,
 }
 _OF_MODEL_CHECKPOINT = frozenset({"file_exists", "_link_checkpoint"})
 
