@@ -386,3 +386,15 @@ def test_console_passes_everything_else_to_the_program(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["command"] == "bench"
     assert console("bench", "/no/such/directory").returncode == 2
+
+
+def test_closed_standard_streams_change_nothing() -> None:
+    """As cron may start it; files that it opens must not get their numbers."""
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        result = subprocess.run(
+            ["sh", "-c", f'"$0" doctor --json {closed}', str(PROGRAM)],
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == 0, (closed, result.stderr)

@@ -138,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] in (["pack"], ["plan"]):
             return _with_transformers(arguments)
         program = str(_program())
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it is closed (cron, `>&-`)
+            sys.stdout.flush()
         os.execv(program, [program, *arguments])
     except _UsageError as error:
         print(f"trunkline bench: {error}", file=sys.stderr)

@@ -1,11 +1,14 @@
 // The command line: finds the command and turns what it returns into an exit status.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cli/bench/bench_command.h"
@@ -29,10 +32,19 @@ void name_unknown_subcommand(const CLI::App& app) {
             << '\n';
 }
 
+// Files that are opened later would get the numbers of standard streams that are closed (cron, `>&-`), and
+// what is printed.
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) std::ignore = ::open("/dev/null", O_RDWR);  // gets the lowest number: fd
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace trunkline::cli;
+  open_standard_streams();
   catch_interrupts();
   int status = kExitFailed;
   try {
