@@ -172,6 +172,21 @@ def test_a_new_one_waits_for_the_saves_of_earlier_ones(tmp_path: Path, is_gone: 
     assert_whole(tmp_path / "run", *((1, 3) if fails else (1, 2, 3)))
 
 
+def test_that_there_is_no_checkpoint_is_said_once_none_is_under_way(tmp_path: Path) -> None:
+    """Who hears so starts over, as in a cell of a notebook that is run again."""
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        one = opened(tmp_path / "run", engine=engine)
+        save_held(one, faults, 99)
+        assert one.latest() == 99
+        save_held(one, faults, 100)
+        assert one.latest() == 99  # at once
+        one.wait()
+        other = opened(tmp_path / "other", engine=engine)
+        save_held(other, faults, 99)
+        assert other.steps() == [99]
+
+
 def test_load_waits_for_the_saves_of_others(tmp_path: Path) -> None:
     faults = tl.Faults()
     with tl.Engine("threads", faults=faults) as engine:

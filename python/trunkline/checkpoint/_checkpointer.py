@@ -243,10 +243,7 @@ class Checkpointer:
         target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         store = self._place.store
-        last = self._last_save()
-        if last is not None:
-            last._join()
-        self._wait_for_others()
+        self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
             self._warn_of_misnamed()
         together = step is None and self._ranks.size > 1
@@ -453,12 +450,19 @@ class Checkpointer:
             return restore(json.loads(manifest.state), tensors) if into is None else state
 
     def latest(self) -> int | None:
-        """Return the step of the checkpoint that was committed last; None when there is none."""
-        return self._place.store.latest()
+        """Return the step of the checkpoint that was committed last; None when there is none.
+
+        Before it returns None it waits for saves into the directory that this process has under way.
+        """
+        latest = self._place.store.latest()
+        if latest is None:  # by which users decide to start over
+            self._wait_for_saves()
+            latest = self._place.store.latest()
+        return latest
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending."""
-        return self._place.store.steps()
+        """Return the steps of all checkpoints, ascending. Waits as latest() where there are none."""
+        return self._place.store.steps() or ([] if self.latest() is None else self._place.store.steps())
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
@@ -616,6 +620,13 @@ class Checkpointer:
         last = self._last  # read once: a signal handler or another thread may replace it
         return last if last is not None and last._started else None
 
+    def _wait_for_saves(self) -> None:
+        """Wait for what this process is saving here, but not for a call that a signal handler interrupts."""
+        last = self._last_save()
+        if last is not None and not self._turn.is_within_call():
+            last._join()
+        self._wait_for_others()
+
     def _wait_for_others(self) -> None:
         """Wait for what other Checkpointers of this process are saving here.
 
@@ -624,7 +635,7 @@ class Checkpointer:
         """
         for handle, owner in saves_into(self._absolute):
             # In a signal handler that interrupted one that has yet to begin, waiting would never end.
-            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_ours()):
+            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
                 handle._join()
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:

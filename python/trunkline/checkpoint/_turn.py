@@ -38,7 +38,7 @@ class Turn:
 
         With `during`: only if that call's text begins with it ("save" for "save(5)").
         """
-        if not self._call or not self._call.startswith(during) or not self.is_ours():
+        if not self.is_within_call() or not self._call.startswith(during):
             return
         raise Error(
             None,
@@ -53,7 +53,6 @@ class Turn:
         self.lock = threading.RLock()
         self._call = ""
 
-    def is_ours(self) -> bool:
-        """Whether this thread holds it."""
-        held: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
-        return held
+    def is_within_call(self) -> bool:
+        """Whether this thread is within a call that has begun something: in a signal handler."""
+        return bool(self._call) and self.lock._is_owned()  # type: ignore[attr-defined]  # as threading.Condition
