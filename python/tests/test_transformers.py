@@ -684,6 +684,36 @@ def test_a_preempted_training_leaves_a_durable_step_and_no_stock_folder(
     assert_same_weights(again, reference)
 
 
+@pytest.mark.parametrize("failing", ["the save before", "its own save"])
+def test_a_preempted_training_saves_although_a_save_fails(tmp_path: Path, failing: str) -> None:
+    """It is the last occasion: what could be raised later, or tried again, would come too late."""
+    faults = tl.Faults()
+    at = 4 if failing == "the save before" else 5
+
+    class Preempt(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == at:
+                checkpointer.wait()  # what it has synced so far is counted
+                faults.fail("sync", faults.commands("sync"), errno.ENOSPC)
+            manager.is_checkpoint_requested = state.global_step == 5
+
+    before = signal.getsignal(signal.SIGTERM)
+    checkpointer = tl.Checkpointer(tmp_path / "checkpoints", engine=tl.Engine(faults=faults))
+    options = {"enable_jit_checkpoint": True, "save_steps": 2, "checkpointer": checkpointer}
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, **options)
+    callbacks = trainer.callback_handler.callbacks
+    (manager,) = (each.jit_manager for each in callbacks if hasattr(each, "jit_manager"))
+    callbacks.insert(0, Preempt())
+    try:
+        with pytest.warns(RuntimeWarning, match="step 5 was saved at the second attempt; .*ENOSPC"):
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert checkpointer.steps() == ([2, 5] if at == 4 else [2, 4, 5])
+    checkpointer.verify(5)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool) -> None:
     """Without it, whoever looks for the last checkpoint would take the half one for whole."""
@@ -701,31 +731,43 @@ def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool)
 
 PREEMPT_ONE_RANK = """
 import os, sys
+import torch
 import transformers
 import trunkline as tl
 from test_transformers import new_trainer
 
 class Preempt(transformers.TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 3 and os.environ["RANK"] == "0":
-            manager._enable_checkpoint()  # as its timer does, some seconds after SIGTERM
+        if state.global_step == 3:
+            torch.distributed.barrier()  # the save before is staged on both
+            faults.release()
+            if os.environ["RANK"] == "0":
+                manager._enable_checkpoint()  # as its timer does, some seconds after SIGTERM
 
-options = {"enable_jit_checkpoint": True, "save_strategy": "no", "ddp_timeout": 60}
+torch.distributed.init_process_group("gloo")
+faults = tl.Faults()
+fails = sys.argv[2] == "the save before"
+if fails and os.environ["RANK"] == "0":  # which writes all
+    faults.hold("write", 0)
+    faults.fail("sync", 0, 28)
+checkpointer = tl.Checkpointer(os.path.join(sys.argv[1], "checkpoints"), engine=tl.Engine(faults=faults))
+options = {"enable_jit_checkpoint": True, "save_steps": 3, "ddp_timeout": 60, "checkpointer": checkpointer}
 trainer = new_trainer(tl.transformers.Trainer, sys.argv[1], callbacks=[Preempt()], **options)
 (manager,) = (each.jit_manager for each in trainer.callback_handler.callbacks if hasattr(each, "jit_manager"))
 trainer.train()
-assert trainer.checkpointer.steps() == [4], trainer.checkpointer.steps()
+assert trainer.checkpointer.steps() == ([4] if fails else [3, 4]), trainer.checkpointer.steps()
 """
 
 
-def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path) -> None:
-    """SIGTERM may reach one rank only, or each at another step."""
+@pytest.mark.parametrize("failing", ["nothing", "the save before"])
+def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path, failing: str) -> None:
+    """SIGTERM may reach one rank only, or each at another step; and the save before may have failed."""
     script = tmp_path / "preempt.py"
     script.write_text(PREEMPT_ONE_RANK)
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-m", *launch, script, tmp_path / "run"],
+        [sys.executable, "-m", *launch, script, tmp_path / "run", failing],
         capture_output=True,
         text=True,
         timeout=240,

@@ -28,11 +28,18 @@ class AgreedPreemption(transformers.TrainerCallback):  # type: ignore[misc] # wi
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hand the request on to the manager, on all ranks at the same step."""
-        requested = torch.tensor(int(self._is_requested), device=args.device)
-        dist.all_reduce(requested, op=dist.ReduceOp.MAX)
-        if requested.item():
+        if on_any_rank(self._is_requested, args):
             self._is_requested = False
             self._manager.is_checkpoint_requested = True
+
+
+def on_any_rank(happened: bool, args: Any) -> bool:
+    """Return whether it happened on any rank: a collective operation, if there are several."""
+    if args.world_size == 1 or not dist.is_initialized():
+        return happened
+    flag = torch.tensor(int(happened), device=args.device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 def agree_on_preemption(trainer: Any) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 
-from trunkline._errors import Format, Unsupported, exception_of
+from trunkline._errors import Error, Format, Unsupported, exception_of
+from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
-from trunkline.transformers._preemption import agree_on_preemption
+from trunkline.checkpoint._step_save import warn_without_failing
+from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
@@ -172,16 +174,39 @@ class BackgroundCheckpoints:
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
         # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's own is none of ours.
         preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
+        save = self._save_before_the_end if preempted else self._save_and_stage
         try:
-            self._save_and_stage(trainer.state.global_step, savable(state))
-            if preempted:
-                self.checkpointer.wait()  # the process may be killed soon
+            save(trainer.state.global_step, savable(state))
         finally:
             if preempted:
                 with suppress(OSError):  # another rank did it
                     if [path.name for path in stock.iterdir()] == [INCOMPLETE]:
                         (stock / INCOMPLETE).unlink(missing_ok=True)
                         stock.rmdir()
+
+    def _save_before_the_end(self, step: int, state: Any) -> None:
+        """Save durably: the process may be killed soon, and no later save comes.
+
+        So where it fails, maybe with the error of the save before, which nobody has seen yet, all ranks try
+        it once more.
+        """
+        trainer: Any = self
+        failure = self._failure_of_save(step, state)
+        # That they have begun a collective operation since tells them that the failure is over.
+        if not on_any_rank(failure is not None, trainer.args):
+            return
+        self._save_and_stage(step, state)
+        self.checkpointer.wait()
+        why = "" if failure is None else f"; the first: {failure}"
+        warn_without_failing(f"step {step} was saved at the second attempt{why}", caller())
+
+    def _failure_of_save(self, step: int, state: Any) -> Error | None:
+        try:
+            self._save_and_stage(step, state)
+            self.checkpointer.wait()
+        except Error as error:
+            return error
+        return None
 
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
