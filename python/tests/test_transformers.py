@@ -259,6 +259,45 @@ def test_training_twice_does_not_start_over_by_itself(output: Path) -> None:
         trainer.train()
 
 
+class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
+    """Ctrl-C while the checkpoint of a step is written in the background."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("again", ["the same trainer", "another one"])
+def test_a_save_that_is_still_under_way_counts_when_the_training_starts_again(
+    tmp_path: Path, again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell of a notebook, after Ctrl-C while the first checkpoint was written."""
+    faults = tl.Faults()
+    faults.hold("write", 0)
+    checkpointer = tl.Checkpointer(tmp_path / "checkpoints", engine=tl.Engine(faults=faults))
+    trainer = new_trainer(
+        tl.transformers.Trainer, tmp_path, save_steps=2, callbacks=[Interrupt(2)], checkpointer=checkpointer
+    )
+    other = new_trainer(tl.transformers.Trainer, tmp_path, save_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    join = tl.SaveHandle._join
+
+    def written_while_joined(handle: Any) -> None:
+        faults.release()
+        join(handle)
+
+    monkeypatch.setattr(tl.SaveHandle, "_join", written_while_joined)
+    trainer = trainer if again == "the same trainer" else other
+    steps = started_steps(trainer)
+    with pytest.raises(FileExistsError, match=r"cannot start training at step 0: .* step 2, "):
+        trainer.train(resume_from_checkpoint=False)  # there was no checkpoint when this was decided
+    assert steps == []
+
+
 def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> None:
     checkpointer = tl.Checkpointer(output / "checkpoints", keep=2, fresh=True)
     trainer = new_trainer(tl.transformers.Trainer, output, save_steps=4, checkpointer=checkpointer)

@@ -86,6 +86,7 @@ class BackgroundCheckpoints:
         a newer folder of a stock Trainer in output_dir.
         """
         trainer: Any = self
+        self._await_earlier_saves()
         plan = self.checkpointer._agree(
             lambda: plan_resume(
                 resume_from_checkpoint, self.checkpointer, self._get_output_dir(None), _saves(trainer.args)
@@ -104,6 +105,13 @@ class BackgroundCheckpoints:
             raise
         self.checkpointer.wait()
         return result
+
+    def _await_earlier_saves(self) -> None:
+        """Wait for what this process still saves into the directory: those checkpoints count as well."""
+        last = self.checkpointer._last_save()
+        if last is not None:
+            last._join()
+        self.checkpointer._wait_for_others()
 
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
