@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -296,6 +297,28 @@ def test_a_save_that_is_still_under_way_counts_when_the_training_starts_again(
     with pytest.raises(FileExistsError, match=r"cannot start training at step 0: .* step 2, "):
         trainer.train(resume_from_checkpoint=False)  # there was no checkpoint when this was decided
     assert steps == []
+
+
+@pytest.mark.parametrize("again", ["the same trainer", "a new one"])
+def test_a_failed_save_of_an_interrupted_training_does_not_end_the_next(tmp_path: Path, again: str) -> None:
+    faults = tl.Faults()
+    faults.fail("sync", 0, errno.ENOSPC)
+    checkpointer = tl.Checkpointer(tmp_path / "checkpoints", engine=tl.Engine(faults=faults))
+    trainer = new_trainer(
+        tl.transformers.Trainer, tmp_path, save_steps=2, callbacks=[Interrupt(2)], checkpointer=checkpointer
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Interrupt)
+    if again == "a new one":
+        del trainer, checkpointer
+        gc.collect()
+        trainer = new_trainer(tl.transformers.Trainer, tmp_path, save_steps=2)
+    with pytest.warns(RuntimeWarning, match="saving step 2 .*ENOSPC.*this training starts without") as warned:
+        trainer.train()
+    (warning,) = (each for each in warned if "starts without" in str(each.message))
+    assert warning.filename == __file__
+    assert trainer.checkpointer.latest() == 8
 
 
 def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> None:

@@ -17,6 +17,7 @@ from trunkline._errors import Error, Format, Unsupported, exception_of
 from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._checkpointer import Checkpointer
 from trunkline.checkpoint._placed import savable
+from trunkline.checkpoint._save import take_failures
 from trunkline.checkpoint._step_save import warn_without_failing
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
@@ -40,7 +41,8 @@ class BackgroundCheckpoints:
     or mix the steps of two runs. Checkpointer(..., fresh=True) sets them aside, with each train() that does
     not resume from them. When train() returns, the last one is durable.
 
-    A save that fails in the background raises its error at the next one, or from train() at the end.
+    A save that fails in the background raises its error at the next one, or from train() at the end. If
+    train() ends before that by another exception, the next train() warns of it (RuntimeWarning).
     """
 
     def __init__(self, *args: Any, checkpointer: Checkpointer | None = None, **kwargs: Any) -> None:
@@ -101,17 +103,24 @@ class BackgroundCheckpoints:
         except Exception:
             last = self.checkpointer._last_save()
             if last is not None:
-                last._join()  # if that fails too, the next save raises it, or the process at its exit
+                last._join()  # if that fails too, the next train() warns of it, or the process at its exit
             raise
         self.checkpointer.wait()
         return result
 
     def _await_earlier_saves(self) -> None:
-        """Wait for what this process still saves into the directory: those checkpoints count as well."""
+        """Wait for what this process still saves into the directory: those checkpoints count as well.
+
+        Warns of saves that failed. The training that made them is over, and this one must not end at its
+        first save because of them: who calls train() cannot call save() again.
+        """
         last = self.checkpointer._last_save()
         if last is not None:
             last._join()
         self.checkpointer._wait_for_others()
+        text, _ = take_failures(self.checkpointer, self.checkpointer._absolute)
+        if text:
+            warn_without_failing(f"{text}; this training starts without that checkpoint", caller())
 
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
