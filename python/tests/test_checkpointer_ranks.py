@@ -362,6 +362,8 @@ def test_a_load_that_failed_on_one_rank(
     if before:
         assert crew.all("latest_loaded") == [1] * 3
     for again in ("load()", "load(1)"):
+        for _ in range(3):
+            crew.all("collective")  # all loads that succeed count anew from here
         for rank in range(3):
             crew.tell(rank, *((how,) if rank == odd else ("latest_loaded",)))
         assert [crew.reply(rank) for rank in range(3)] == [True if rank == odd else 1 for rank in range(3)]
@@ -379,14 +381,61 @@ def test_a_load_that_failed_on_one_rank(
     assert_only(directory, {1: 1, 2: 2})
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_that_fails_hears_of_others_after_its_load_failed(
+    crew: RankProcesses, directory: Path, odd: int
+) -> None:
+    """Ranks that count from different loads take no new failure for an old one."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    crew.all("collective")
+    for rank in range(3):
+        crew.tell(rank, "interrupted_load" if rank == odd else "latest_loaded")
+    assert [crew.reply(rank) for rank in range(3)] == [True if rank == odd else 1 for rank in range(3)]
+    crew.tell(0, "save_object", 2)
+    for rank in (1, 2):
+        crew.tell(rank, "save", 2, {"seed": 2}, block=True)
+    failed = crew.collect(range(3))
+    assert len(failed) == 3
+    assert all("object" in error.message for error in failed.values())
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_load_that_failed_on_one_rank_and_then_on_all(
+    crew: RankProcesses, directory: Path, odd: int, before: bool
+) -> None:
+    """They have different tensors: those of the first load, or of before, when they may have been trained."""
+    save_alone(directory, 1, 1)
+    crew.all("open", str(directory), timeout=LONG)
+    if before:
+        assert crew.all("latest_loaded") == [1] * 3
+    for rank in range(3):
+        crew.tell(rank, "fails_to_read" if rank == odd else "latest_loaded")
+    assert [crew.reply(rank) for rank in range(3)] == [True if rank == odd else 1 for rank in range(3)]
+    assert all(crew.all("fails_to_read"))
+    failed = crew.failures("save", 2, {"seed": 2}, block=True)
+    assert len(failed) == 3
+    assert all("Call load() on all ranks" in error.message for error in failed.values())
+    for rank in range(3):
+        assert crew.one(rank, "loads", {"seed": 1}, 1)
+    crew.all("save", 2, {"seed": 2}, block=True)
+    assert_only(directory, {1: 1, 2: 2})
+
+
 @pytest.mark.parametrize("step", [None, 1])
 def test_a_load_that_failed_on_all_ranks(crew: RankProcesses, directory: Path, step: int | None) -> None:
     """They go on alike: with what they had before."""
     save_alone(directory, 1, 1)
     crew.all("open", str(directory), timeout=LONG, keep=None)
+    crew.all("collective")
     assert all(crew.all("fails_to_read", step))
     crew.all("save", 2, {"seed": 2}, block=True)
-    assert_only(directory, {1: 1, 2: 2})
+    crew.all("collective")
+    assert crew.all("latest_loaded") == [2] * 3
+    assert all(crew.all("fails_to_read", step))
+    crew.all("save", 3, {"seed": 3}, block=True)
+    assert_only(directory, {1: 1, 2: 2, 3: 3})
 
 
 def test_a_step_that_failed_to_load_on_one_rank(crew: RankProcesses, directory: Path) -> None:

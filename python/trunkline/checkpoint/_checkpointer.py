@@ -36,7 +36,6 @@ from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint._save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint._state import restore, restore_into
 from trunkline.checkpoint._step_save import (
-    NOT_LOADED,
     Place,
     StepSave,
     patiently,
@@ -147,7 +146,7 @@ class Checkpointer:
         self._wait_for_others()
         store = self._open(self._absolute, names, chosen, keep)
         self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
-        self._place.rebase()
+        self._place.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
@@ -251,6 +250,7 @@ class Checkpointer:
         if together:
             # What another process saves from now on is not loaded.
             chosen, position, manifest = self._open_same()
+        begun = False
         while True:
             if not together:
                 # One look at the directory for both: what another job saves later is not this run's.
@@ -261,14 +261,15 @@ class Checkpointer:
             try:
                 if not together:
                     manifest = self._open_manifest(chosen)
-                if self._ranks.size > 1:
-                    self._place.loaded = NOT_LOADED, chosen  # another rank may succeed
+                if self._ranks.size > 1 and not begun:
+                    self._place.begin_load(chosen)  # another rank may succeed
+                    begun = True
                 with self._naming_other_steps(chosen):
                     state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
                 self._must_check_early = False
                 if self._ranks.size > 1:
-                    self._place.loaded = _shards.identity(manifest), chosen
+                    self._place.complete_load(chosen, _shards.identity(manifest))
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
@@ -336,6 +337,7 @@ class Checkpointer:
 
     def _open_same(self) -> tuple[int | None, Any, Any]:
         """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
+        begun = self._ranks.collectives()
         for attempt in range(_MOST_AGREEMENTS):
             opened: list[Any] = []
             if attempt > 0 and self._ranks.rank == 0:
@@ -373,10 +375,10 @@ class Checkpointer:
                 differs = self._agree(decide, check=check)
             except BaseException:
                 if opened and opened[0] is not None:  # other ranks may have heard that all agree, and load it
-                    self._place.loaded = NOT_LOADED, opened[0]
+                    self._place.begin_load(opened[0], begun)
                 raise
             if differs is None:
-                self._place.rebase()
+                self._place.rebase(begun)
                 step, position, manifest = opened
                 return step, position, manifest
         raise rank_error(differs["rank"], differs["why"])
@@ -613,7 +615,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._place.store.start_over(self._wants_fresh)
         self._must_check_early = True
-        self._place.loaded = None
+        self._place.forget_loads()
 
     def _last_save(self) -> SaveHandle | None:
         """Return the save that was started last, which may be over; None where there is none to wait for."""

@@ -34,8 +34,10 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 
-# In the place of a checkpoint's identity: load() of it began on this rank, and has not succeeded.
-NOT_LOADED = "not loaded"
+# Begins what stands in the place of a checkpoint's identity: load() of it began on this rank, and has not
+# succeeded. How many loads failed, and what the rank had loaded before and has still, follow: only ranks that
+# have these in common go on alike.
+_NOT_LOADED = "not loaded"
 
 # So many fit the head of one shard, whatever their names and shapes.
 _FEW_TENSORS = 20_000
@@ -51,18 +53,64 @@ class Place:
     keep: int | None
     staging_bytes: "int | str | None"
     engine: Engine | None
-    # Identity (or NOT_LOADED) and step of what this rank has loaded last since a save in which all took part.
+    # Identity (or _NOT_LOADED ...) and step of what this rank has loaded last since a save in which all took
+    # part.
     loaded: tuple[str, int] | None = None
     collectives_before: int = 0
+    # The same for a load() that failed here when other ranks might complete it, and count from it.
+    collectives_before_load: int | None = None
+    _failed_loads: int = 0  # since it has loaded that or, if it has not, saved
+    _has: str = ""  # identity of what it had loaded before these
 
-    def rebase(self) -> None:
-        """Count collective operations from here, where all ranks are in the same call."""
-        self.collectives_before = self.ranks.collectives() or 0
+    def rebase(self, begun: int | None) -> None:
+        """Count collective operations from here: each rank had begun these when all were in the same call."""
+        self.collectives_before = begun or 0
+        self.collectives_before_load = None
+
+    def begin_load(self, step: int, begun: int | None = None) -> None:
+        """Note that this rank begins to load a step: unless complete_load() follows, it failed.
+
+        begun: collective operations at the load() of all ranks, if that failed here before the reading.
+        """
+        if self._failed_loads == 0:
+            self._has = "" if self.loaded is None else self.loaded[0]
+        self._failed_loads += 1
+        self.loaded = f"{_NOT_LOADED} ({self._failed_loads}), but {self._has}", step
+        if begun is not None:
+            self.collectives_before_load = begun
+
+    def complete_load(self, step: int, identity: str) -> None:
+        """Note that this rank has loaded a step: now it is where others are that did so in load()."""
+        self.loaded = identity, step
+        self._failed_loads = 0
+        if self.collectives_before_load is not None:
+            self.rebase(self.collectives_before_load)
+
+    def forget_loads(self) -> None:
+        """Note that all ranks have the same now."""
+        self.loaded = None
+        self._failed_loads = 0
+        self.collectives_before_load = None
 
     def collectives(self) -> int | None:
-        """Return how many this rank has begun since; None where nobody counts."""
+        """Return how many this rank has begun since; None where nobody counts.
+
+        To compare calls: from the last load() that all ranks have come to, also where it failed here.
+        """
+        before = self.collectives_before_load
+        return self._begun_since(self.collectives_before if before is None else before)
+
+    def collectives_of_state(self) -> int | None:
+        """Return how many this rank has begun since it was opened, or completed a load() with the others."""
+        return self._begun_since(self.collectives_before)
+
+    def _begun_since(self, before: int) -> int | None:
         begun = self.ranks.collectives()
-        return None if begun is None else begun - self.collectives_before
+        return None if begun is None else begun - before
+
+
+def _is_not_loaded(identity: str) -> bool:
+    return identity.startswith(_NOT_LOADED)
 
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
@@ -142,7 +190,7 @@ class StepSave:
         self._parts: list[list[Piece]] = []  # of each shard
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
-        self._collectives = None if exchange is None else place.collectives()
+        self._collectives = None if exchange is None else place.collectives_of_state()
         self._loaded = place.loaded
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
@@ -216,7 +264,7 @@ class StepSave:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
         if self._place.loaded is self._loaded:  # what comes next goes on from this save
-            self._place.loaded = None
+            self._place.forget_loads()
         if self._place.ranks.rank == 0:
             self._clean_up()
 
@@ -365,6 +413,10 @@ class StepSave:
 
     def _compare(self, rank: int) -> None:
         """What must be the same on all ranks: nobody writes, and rank 0 hears of it, unless it is."""
+        # First: ranks of which one failed to load count collective operations differently, too.
+        loaded = self._placement["loaded"]
+        if loaded and self._loaded and loaded[0] != self._loaded[0]:
+            raise rank_error(rank, self._loaded_differently(rank, loaded))
         # A rank that skips a save, and later saves the same step, would meet the one that it skipped.
         theirs, ours = self._placement["collectives"], self._collectives
         if theirs is not None and ours is not None and theirs != ours:
@@ -377,9 +429,6 @@ class StepSave:
                 "(dist.monitored_barrier, send, recv) have to go, and load() or a new Checkpointer on all "
                 "ranks counts anew",
             )
-        loaded = self._placement["loaded"]
-        if loaded and self._loaded and loaded[0] != self._loaded[0]:
-            raise rank_error(rank, self._loaded_differently(rank, loaded))
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
         if not other:
@@ -396,9 +445,14 @@ class StepSave:
         """Say what this rank and rank 0, which has `loaded` that, have loaded last, and what to do."""
         assert self._loaded is not None
         ours, theirs = self._loaded[1], loaded[1]
-        if NOT_LOADED in (self._loaded[0], loaded[0]):
-            here = self._loaded[0] == NOT_LOADED
-            failed, step, other, has = (rank, ours, 0, theirs) if here else (0, theirs, rank, ours)
+        failed_here, failed_there = _is_not_loaded(self._loaded[0]), _is_not_loaded(loaded[0])
+        if failed_here and failed_there:
+            return (
+                f"load() failed on rank {rank} and on rank 0, which had not loaded the same before: what "
+                "they save could be a mixture. Call load() on all ranks, then save"
+            )
+        if failed_here or failed_there:
+            failed, step, other, has = (rank, ours, 0, theirs) if failed_here else (0, theirs, rank, ours)
             return (
                 f"load() of step {step} failed on rank {failed}, and rank {other} has loaded step {has}: "
                 "what they save could be a mixture. Call load() on all ranks, or "
