@@ -150,6 +150,9 @@ def test_groups_of_other_ranks_number_them_anew(crew: RankProcesses, directory: 
     assert crew.collect(group) == {}
     assert crew.failures("wait", ranks=group) == {}
     assert_only(directory, {3: 1})
+    crew.tell(1, "save", 4, {"seed": 4}, block=True)
+    crew.tell(2, "save_object", 4)
+    assert "rank 1 failed: state['object']" in crew.collect(group)[1].message  # 1 of the group
     (failed,) = crew.failures("open", str(directory), group=group, ranks=[0]).values()
     assert failed.kind == "ValueError"
 

@@ -66,7 +66,11 @@ class EndOfFile(Error):
 
 
 class RankError(Error):
-    """Another rank failed, made another call, or shows no sign of life; `rank` says which."""
+    """Another rank failed, made another call, or shows no sign of life; `rank` says which.
+
+    It is counted within the process group of the Checkpointer: torch.distributed.get_global_rank(group, rank)
+    is the rank of all processes.
+    """
 
     rank: int | None = None
     is_cancellation = False  # of a save that was cancelled there

@@ -94,6 +94,7 @@ class Checkpointer:
     values that are not tensors are compared, those of tensors are not. writers: "rank" (all), "node" (the
     first rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
     seconds makes the save fail on all others, with an error that names it; earlier checkpoints stay intact.
+    Ranks are counted within the process group, here and in errors.
 
     staging_bytes: memory for what is saved in the background (int or str; None: half of the engine's pinned
     budget); larger states are streamed through it. Thread-safe, but for the order of collective calls.
