@@ -302,6 +302,7 @@ def test_a_save_that_is_still_under_way_counts_when_the_training_starts_again(
 @pytest.mark.parametrize("again", ["the same trainer", "a new one"])
 def test_a_failed_save_of_an_interrupted_training_does_not_end_the_next(tmp_path: Path, again: str) -> None:
     faults = tl.Faults()
+    faults.hold("sync", 0, 1)
     faults.fail("sync", 0, errno.ENOSPC)
     checkpointer = tl.Checkpointer(tmp_path / "checkpoints", engine=tl.Engine(faults=faults))
     trainer = new_trainer(
@@ -309,6 +310,7 @@ def test_a_failed_save_of_an_interrupted_training_does_not_end_the_next(tmp_path
     )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
+    faults.release()
     trainer.remove_callback(Interrupt)
     if again == "a new one":
         del trainer, checkpointer
@@ -757,6 +759,10 @@ def test_a_preempted_training_saves_although_a_save_fails(tmp_path: Path, failin
             if state.global_step == at:
                 checkpointer.wait()  # what it has synced so far is counted
                 faults.fail("sync", faults.commands("sync"), errno.ENOSPC)
+                if at == 4:  # in the background, after the copy
+                    faults.hold("sync", faults.commands("sync"), 1)
+            if state.global_step == 5:
+                faults.release()
             manager.is_checkpoint_requested = state.global_step == 5
 
     before = signal.getsignal(signal.SIGTERM)
