@@ -465,7 +465,11 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending. Waits as latest() where there are none."""
-        return self._place.store.steps() or ([] if self.latest() is None else self._place.store.steps())
+        steps = self._place.store.steps()
+        if not steps:
+            self._wait_for_saves()
+            steps = self._place.store.steps()
+        return steps
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.

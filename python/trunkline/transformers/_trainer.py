@@ -114,10 +114,7 @@ class BackgroundCheckpoints:
         Warns of saves that failed. The training that made them is over, and this one must not end at its
         first save because of them: who calls train() cannot call save() again.
         """
-        last = self.checkpointer._last_save()
-        if last is not None:
-            last._join()
-        self.checkpointer._wait_for_others()
+        self.checkpointer._wait_for_saves()
         text, _ = take_failures(self.checkpointer, self.checkpointer._absolute)
         if text:
             warn_without_failing(f"{text}; this training starts without that checkpoint", caller())
