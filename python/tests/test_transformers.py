@@ -295,7 +295,7 @@ def test_a_save_that_is_still_under_way_counts_when_the_training_starts_again(
     trainer = trainer if again == "the same trainer" else other
     steps = started_steps(trainer)
     with pytest.raises(FileExistsError, match=r"cannot start training at step 0: .* step 2, "):
-        trainer.train(resume_from_checkpoint=False)  # there was no checkpoint when this was decided
+        trainer.train(resume_from_checkpoint=False)  # decided before the first checkpoint existed
     assert steps == []
 
 

@@ -69,8 +69,8 @@ def _outcome_of(error: BaseException | None) -> str:
 def await_first_rank() -> None:
     """Wait, on other ranks, until the save that was counted last is over.
 
-    Raises RankError if it failed, if the store is lost, and after half an hour. Returns at once where there
-    is no process group, and on the first rank.
+    Raises RankError if it failed, if the store is lost, and after half an hour. Returns at once on the first
+    rank, and without a process group.
     """
     number = _saves.begun
     store = _store(on_first_rank=False)
@@ -107,7 +107,7 @@ def _store(*, on_first_rank: bool) -> RankStore | None:
         store = default
         if hasattr(store, "clone"):
             with suppress(NotImplementedError, RuntimeError):
-                store = store.clone()  # a connection of its own: waits of others do not hold it up
+                store = store.clone()  # a separate connection, not blocked by other waits
         # Who holds the store of a process group keeps its port.
         _saves.store = (
             weakref.ref(default),

@@ -118,7 +118,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
 
     def _save(self, checkpoint: dict[str, Any], name: str) -> None:
         if _is_of_requeue(name):
-            self._settle_or_warn()  # whatever became of the save before, there is no other time for this one
+            self._settle_or_warn()  # even if the save before failed: the job ends after this one
         else:
             self._settle()
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedGoesOn) {
   EXPECT_EQ(open()->steps(), Steps{2});
 }
 
-// "A stale lock": whoever comes then takes what is being written for debris.
+// Removed as "stale": the next process then treats what is being written as debris.
 TEST_F(ReplacedDirectoryTest, ASaveWhoseLockWasRemovedFails) {
   for (const bool made_anew : {false, true}) {
     const auto store = open();

@@ -60,7 +60,7 @@ class Place:
     # The same for a load() that failed here when other ranks might complete it, and count from it.
     collectives_before_load: int | None = None
     _failed_loads: int = 0  # since it has loaded that or, if it has not, saved
-    _has: str = ""  # identity of what it had loaded before these
+    _has: str = ""  # identity of what it had loaded before those loads
 
     def rebase(self, begun: int | None) -> None:
         """Count collective operations from here: each rank had begun these when all were in the same call."""

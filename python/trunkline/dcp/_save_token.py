@@ -78,10 +78,10 @@ def _choose(store: Any) -> str:
     """Return what the first of the processes that use the store proposes; waits for none.
 
     A store that outlives a restart by torchrun holds what the processes before had chosen: all processes of
-    a start are there before one of them can choose, so that an older choice is not theirs. Clocks of two
-    machines may differ, so each machine goes by its own: when one of its processes proposed the choice, or
-    first saw it. A machine that took no part before the restart cannot know: until another one has chosen
-    anew it takes the old choice, and the save is refused where manifests of that one are.
+    a start are there before one of them can choose, so that an older choice is not theirs. The clocks of two
+    machines may differ, so each machine records by its own clock when one of its processes proposed the
+    choice, or first saw it. A machine that joins after the restart cannot know: it uses the old choice until
+    another machine chooses anew, and the save is refused if manifests of the old choice are there.
 
     TORCHELASTIC_RESTART_COUNT says less: restarts because of another machine do not count.
     """
@@ -110,7 +110,7 @@ def _machine() -> str:
     """Return what the processes have in common whose _now() is of one clock: a name without spaces."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        namespace = Path("/proc/self/ns/time")  # of a container it may have a clock of its own
+        namespace = Path("/proc/self/ns/time")  # a container may have a separate clock
         return f"{name}/{os.readlink(namespace)}" if namespace.is_symlink() else name  # noqa: PTH115
     except OSError:
         return _UNKNOWN

@@ -109,7 +109,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
     JSON cannot hold. Errors of one rank reach all as CheckpointException.
 
-    Several saves of async_save may use one writer at once, each with a checkpoint_id of its own. Where saves
+    Several saves of async_save may use one writer at once, each with its own checkpoint_id. Where saves
     of one process into one directory overlap, the one that began last stays: one that began earlier and
     commits later is dropped, with a RuntimeWarning. Of two processes that save into one directory at once,
     one fails unless `overwrite` is True; what is loaded is one of the two. With `engine` None it can be sent
