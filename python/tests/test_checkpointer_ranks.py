@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -240,8 +241,12 @@ def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, direct
         assert crew.all("latest_loaded") == [seed] * 3
     crew.one(odd, "replaced_before_opening", str(directory), 0, 1000)
     failed = crew.failures("latest_loaded")
-    assert_named(failed, odd, 3)
-    assert all("another process saves into the directory" in error.message for error in failed.values())
+    # Where the other job replaces the step for rank 2, rank 1 may open it before or after that, and be named.
+    assert len(failed) == 3
+    for error in failed.values():
+        assert error.is_ours, error
+        assert re.search(f"rank (1|{odd}) finds another checkpoint of step 0", error.message), error
+        assert "another process saves into the directory" in error.message, error
 
 
 @pytest.mark.parametrize("there", ["nothing", "an older copy"])
