@@ -177,4 +177,6 @@ def test_a_store_of_an_older_version_gets_its_record(tmp_path: Path, original: t
         home.unlink()
     assert_whole(original, 1, 2)
     opened(tmp_path / "ck")
+    assert sorted(tmp_path.glob("v*/*/home")) == [], "only a save says whose they are: it may be a copy"
+    original.save(3, state_of(3), block=True)
     assert sorted(tmp_path.glob("v*/*/home")) == homes

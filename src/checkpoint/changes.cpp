@@ -21,6 +21,13 @@ bool is_directory(const std::string& path) {
 
 }  // namespace
 
+Changes Changes::checked_by(std::function<Status()> check) const {
+  return Changes([check = std::move(check), watch = watch_](Kind kind, const std::string& path) -> Status {
+    if (auto checked = check(); !checked) return checked;
+    return watch ? watch(kind, path) : Status{};
+  });
+}
+
 Status Changes::make_directory(const std::string& path) const {
   if (is_directory(path)) return {};
   if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;

@@ -28,6 +28,9 @@ class Changes {
 
   explicit Changes(Watch watch = {}) : watch_(std::move(watch)) {}
 
+  // The same, which fail once `check` fails: it is called before each.
+  Changes checked_by(std::function<Status()> check) const;
+
   Status make_directory(const std::string& path) const;            // one that exists is fine
   Status make_directories_durably(const std::string& path) const;  // and all above it that are missing
   Status sync_directory(const std::string& path) const;

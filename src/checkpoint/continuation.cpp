@@ -1,6 +1,7 @@
 #include "checkpoint/continuation.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -46,6 +47,18 @@ Result<Commit> newest_commit(const std::string& directory, const StepEntry& entr
   return Commit{.step = entry.step, .number = number, .first_line = std::move(*line)};
 }
 
+DirectoryId directory_id_of(const std::string& directory) {
+  struct stat status{};
+  if (::stat(directory.c_str(), &status) != 0) return {};
+  return {status.st_dev, status.st_ino};
+}
+
+bool is_elsewhere(const std::string& directory, std::span<const StepEntry> entries,
+                  const Continuation& known) {
+  return !known.is_empty() && directory_id_of(directory) != known.directory &&
+         !knows_any(directory, entries, known);
+}
+
 Result<Position> position_of(const std::string& directory) {
   const auto descriptor = read_store_descriptor(directory);
   if (!descriptor) return std::unexpected(descriptor.error());
@@ -85,6 +98,14 @@ Status check_not_a_link(const std::string& directory, std::uint64_t step) {
                       "there; remove the link (what it leads to stays), or save another step",
                       step, directory, step_directory(step), fs::read_symlink(path, error).string()),
       .path = path});
+}
+
+std::uint64_t Continuation::newest_number() const {
+  std::uint64_t newest = 0;
+  for (const auto* commits : {&loaded.commits, &saved}) {
+    for (const Commit& commit : *commits) newest = std::max(newest, commit.number);
+  }
+  return newest;
 }
 
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,

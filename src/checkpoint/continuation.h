@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "checkpoint/listing.h"
 #include "trunkline/error.h"
@@ -33,17 +34,27 @@ struct Position {
   std::set<Commit> commits = {};
 };
 
+using DirectoryId = std::pair<std::uint64_t, std::uint64_t>;  // device and inode; zeros: it is not there
+
 // Commits, not times: clocks jump. Their numbers may repeat, and a directory with another descriptor is
 // another run's, so that they go with its id.
 struct Continuation {
   Position loaded = {};
   std::set<Commit> saved = {};  // by this store
+  DirectoryId directory = {};   // as it was at the last load or save
 
   bool knows(const Commit& commit) const { return loaded.commits.contains(commit) || saved.contains(commit); }
+  std::uint64_t newest_number() const;
   bool is_empty() const { return loaded.commits.empty() && saved.empty(); }
 };
 
 Result<Position> position_of(const std::string& directory);
+DirectoryId directory_id_of(const std::string& directory);
+
+// Whether the directory is another one than at the last load or save, and has none of the checkpoints that
+// `known` is about: its path leads elsewhere now, or it was removed.
+bool is_elsewhere(const std::string& directory, std::span<const StepEntry> entries,
+                  const Continuation& known);
 
 // The newest commit of a step. Fails when its manifest cannot be read, with system (ENOENT) when it has gone
 // or is a link that leads nowhere.

@@ -187,7 +187,7 @@ TEST_F(ContinuationTest, ANumberThatIsUsedAgainIsAnotherCheckpoint) {
   const auto other = open();
   load(*other);
   ASSERT_TRUE(other->remove(1));
-  EXPECT_EQ(save(*other, 1), 1U) << "the number of the one that was deleted";
+  EXPECT_EQ(save(*open(), 1), 1U) << "the number of the one that was deleted";
   EXPECT_EQ(refusal(*one, 1).code, EEXIST);
   ASSERT_TRUE(one->commit(write_shards(2, begin(*one, 2))));
   ASSERT_TRUE(one->retain(1));

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/home_record.h"
@@ -200,6 +201,21 @@ Status check_home(const std::string& volume, const std::string& directory) {
   return {};
 }
 
+Status check_recorded_home(const std::string& volume, const std::string& directory) {
+  const auto recorded = read_home(volume);
+  if (!recorded) return std::unexpected(recorded.error());
+  if (*recorded) return check_home(volume, directory);
+  std::error_code error;
+  if (!fs::is_directory(volume, error)) return {};
+  return std::unexpected(make_error(
+      ErrorKind::unsupported,
+      fmt::format(
+          "{} has lost its file {}, which says to which directory its shards belong; nothing in it is "
+          "removed until that directory saves again. If {} is a copy, do not save into it",
+          volume, kHomeFile, directory),
+      volume));
+}
+
 Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
   for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (const std::string& volume : *volumes) {
@@ -214,7 +230,10 @@ Status take_home(const std::string& volume, const std::string& directory, const 
   if (!recorded) return std::unexpected(recorded.error());
   const auto agreed = agreed_home(volume, directory, *recorded);
   if (!agreed) return std::unexpected(agreed.error());
-  if (*recorded == *agreed) return {};
+  if (*recorded == *agreed) {
+    std::ignore = ::utimensat(AT_FDCWD, record_path(volume).c_str(), nullptr, 0);
+    return {};
+  }
   return changes.replace_file_durably(record_path(volume), format_home(*agreed));
 }
 

@@ -22,7 +22,12 @@ Status check_home(const std::string& volume, const std::string& directory);
 // The same of all volumes of a descriptor.
 Status check_homes(const StoreDescriptor& descriptor, const std::string& directory);
 
-// As check_home(), and records `directory` as the home, durably, if that is not what the record says.
+// The same, for who does not save: fails also where the volume has no record (a purge of old files took it).
+// Then any copy of the home would look like it.
+Status check_recorded_home(const std::string& volume, const std::string& directory);
+
+// As check_home(), and records `directory` as the home, durably, if that is not what the record says. A
+// record that stays gets a new time of modification, so that no purge of old files takes it from a live run.
 Status take_home(const std::string& volume, const std::string& directory, const Changes& changes);
 
 // Records `directory` as the home, whichever is recorded there, because the user or the recorded home itself

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <string>
 
@@ -55,22 +56,87 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedGoesOn) {
   EXPECT_EQ(open()->steps(), Steps{2});
 }
 
-// Removed as "stale": the next process then treats what is being written as debris.
-TEST_F(ReplacedDirectoryTest, ASaveWhoseLockWasRemovedFails) {
-  for (const bool made_anew : {false, true}) {
-    const auto store = open();
-    if (!store->latest()->has_value()) save(*store, 1);
-    const Manifest manifest = write_shards(2, begin(*store, 2));
-    fs::remove(lock_path());
-    if (made_anew) {
-      EXPECT_TRUE(open()->collect());
+// "A stale lock": whoever comes then takes what is being written for debris.
+TEST_F(ReplacedDirectoryTest, ASaveWhoseLockAnotherHasMadeAnewFails) {
+  const auto store = open();
+  save(*store, 1);
+  const Manifest manifest = write_shards(2, begin(*store, 2));
+  fs::remove(lock_path());
+  EXPECT_TRUE(open()->collect());
+  const auto committed = store->commit(manifest);
+  ASSERT_FALSE(committed);
+  EXPECT_EQ(committed.error().code, ESTALE) << committed.error().message;
+  EXPECT_TRUE(store->abandon());
+  EXPECT_EQ(open()->steps(), Steps{1});
+}
+
+// By a purge of old files.
+TEST_F(ReplacedDirectoryTest, ALockThatIsGoneIsMadeAnew) {
+  const auto store = open();
+  const Manifest manifest = write_shards(2, begin(*store, 2));
+  fs::remove(lock_path());
+  EXPECT_TRUE(store->commit(manifest));
+  EXPECT_TRUE(open()->collect()->busy) << "it is locked again";
+  store->release();
+  EXPECT_FALSE(open()->collect()->busy);
+}
+
+TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
+  save(*open({.volumes = volumes()}), 1);
+  const std::string record = fmt::format("{}/{}", open()->descriptor().volumes[0], kHomeFile);
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1000);
+  for (const std::string& path : {lock_path(), record}) fs::last_write_time(path, old);
+  load_and_save(*open(), 2);
+  for (const std::string& path : {lock_path(), record}) EXPECT_GT(fs::last_write_time(path), old) << path;
+}
+
+// A purge took the record of whose the volume is: a copy that is opened must not take it over.
+TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecord) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const std::string copy = root_.file("copy");
+  fs::copy(directory(), copy, fs::copy_options::recursive);
+  save(*store, 1);
+  for (const std::string& volume : store->descriptor().volumes)
+    fs::remove(volume + "/" + std::string(kHomeFile));
+  const auto other = Store::open(copy);
+  ASSERT_TRUE(other);
+  EXPECT_TRUE((*other)->collect_if_used());
+  EXPECT_FALSE((*other)->collect()->problems.empty());
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+  save(*store, 2);
+  EXPECT_TRUE(open()->collect()->problems.empty()) << "recorded again";
+}
+
+TEST_F(ReplacedDirectoryTest, RetentionStopsWhereTheDirectoryIsReplaced) {
+  for (std::uint64_t step = 1; step <= 5; ++step) load_and_save(*open(), step);
+  fs::copy(directory(), root_.file("backup"), fs::copy_options::recursive);
+  fs::rename(directory(), root_.file("a"));
+  fs::create_directory_symlink(root_.file("a"), directory());
+  int removals = 0;
+  const auto store = open({.watch = [&](Kind kind, const std::string&) -> Status {
+    if (kind == Kind::remove_directory && ++removals == 1) {
+      fs::remove(directory());
+      fs::create_directory_symlink(root_.file("backup"), directory());
     }
-    const auto committed = store->commit(manifest);
-    ASSERT_FALSE(committed);
-    EXPECT_EQ(committed.error().code, made_anew ? ESTALE : ENOENT) << committed.error().message;
-    EXPECT_TRUE(store->abandon());
-    EXPECT_EQ(open()->steps(), Steps{1});
-  }
+    return {};
+  }});
+  load(*store);
+  ASSERT_TRUE(store->commit(write_shards(6, begin(*store, 6))));
+  const auto swept = store->retain(1);
+  ASSERT_TRUE(swept);
+  EXPECT_FALSE(swept->problems.empty());
+  EXPECT_EQ(open()->steps(), (Steps{1, 2, 3, 4, 5})) << "those of the backup";
+}
+
+TEST_F(ReplacedDirectoryTest, AStepThatIsMovedBackIsOlderThanWhatWasSavedMeanwhile) {
+  const auto store = open();
+  for (const std::uint64_t step : {100, 110}) save(*store, step);
+  const std::string moved = fmt::format("{}/{}", directory(), step_directory(110));
+  fs::rename(moved, root_.file("archive"));
+  save(*store, 120);
+  fs::rename(root_.file("archive"), moved);
+  EXPECT_EQ(store->latest(), 120U);
 }
 
 // At each change that the save makes: what it reports as saved is whole, whatever is collected meanwhile.

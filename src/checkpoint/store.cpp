@@ -3,14 +3,17 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <ranges>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/home.h"
@@ -95,17 +98,37 @@ Error volume_is_missing(const std::string& volume) {
 
 struct Store::Lock {
   Lock(std::string name, int flags)
-      : path(std::move(name)), fd(path, flags, kMode), held(fd.get(), kKind, os::FileLock::Wait::never) {}
+      : path(std::move(name)),
+        fd(std::make_unique<os::ForkPrivateFd>(path, flags, kMode)),
+        held(std::make_unique<os::FileLock>(fd->get(), kKind, os::FileLock::Wait::never)) {}
 
   // Not where the filesystem has no locks, and not where another machine may write, whose locks may end
   // there: its shards are debris until their manifest is there.
-  bool excludes_every_writer() const { return held.held() && os::is_on_local_filesystem(fd.get()); }
+  bool excludes_every_writer() const { return held->held() && os::is_on_local_filesystem(fd->get()); }
+
+  // Whether it is still the lock that others meet. A purge of old files may take it: as long as no other is
+  // in its place nobody has locked, and it is made anew.
+  Status check_or_renew() {
+    if (!fd->valid()) return {};
+    auto same = os::check_leads_to(path, fd->get());
+    if (same || same.error().code != ENOENT) return same;
+    auto renewed = std::make_unique<os::ForkPrivateFd>(path, O_RDWR | O_CREAT | O_EXCL, kMode);
+    if (!renewed->valid()) return same;
+    auto taken = std::make_unique<os::FileLock>(renewed->get(), kKind, os::FileLock::Wait::never);
+    if (taken->busy()) return same;
+    held = std::move(taken);  // the lock ends before its descriptor
+    fd = std::move(renewed);
+    return {};
+  }
+
+  // So that a purge of old files does not take it from a run that goes on.
+  void touch() const { std::ignore = ::futimens(fd->get(), nullptr); }
 
   static constexpr mode_t kMode = 0666;  // less the umask
   static constexpr auto kKind = os::FileLock::Kind::exclusive;
   const std::string path;
-  os::ForkPrivateFd fd;
-  os::FileLock held;
+  std::unique_ptr<os::ForkPrivateFd> fd;
+  std::unique_ptr<os::FileLock> held;
 };
 
 struct Store::Save {
@@ -116,18 +139,24 @@ struct Store::Save {
 
   // Whether the lock is still the one that others meet: without that, what is written may be debris to them,
   // or the directory may be a copy of the one that was written to.
-  Status check_lock() const {
-    if (!lock->fd.valid()) return {};
-    return os::check_leads_to(lock->path, lock->fd.get());
-  }
+  Status check_lock() { return lock->check_or_renew(); }
 
   // Whether all paths lead to where the shards were written.
-  Status check_places() const {
+  Status check_places() {
     if (auto same = check_lock(); !same) return same;
     for (const Directory& directory : directories) {
       if (auto same = os::check_leads_to(directory.path, directory.fd.get()); !same) return same;
     }
     return {};
+  }
+
+  // In the directory that was written to, whatever its path leads to.
+  void remove_manifest(const std::string& path) const {
+    const int step_directory = directories.front().fd.get();
+    const std::string name = std::filesystem::path(path).filename().string();
+    if (::unlinkat(step_directory, name.c_str(), 0) != 0) return;
+    const os::UniqueFd opened(::openat(step_directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (opened.valid()) std::ignore = ::fsync(opened.get());
   }
 
   Status hold(const std::string& path) {
@@ -163,12 +192,12 @@ Result<std::unique_ptr<Store::Lock>> Store::lock(bool may_create) const {
   constexpr int kMostAttempts = 100;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     auto lock = std::make_unique<Lock>(path, O_RDWR | (may_create ? O_CREAT : 0));
-    if (!lock->fd.valid() && may_create)
-      return std::unexpected(system_error(lock->fd.open_error(), "opening the lock " + path, path));
-    if (lock->held.busy()) return busy(directory_);
+    if (!lock->fd->valid() && may_create)
+      return std::unexpected(system_error(lock->fd->open_error(), "opening the lock " + path, path));
+    if (lock->held->busy()) return busy(directory_);
     // Advisory: where the filesystem has no locks, nobody is kept out. A file that was removed meanwhile
     // keeps nobody out either.
-    if (!lock->fd.valid() || os::check_leads_to(path, lock->fd.get())) return lock;
+    if (!lock->fd->valid() || os::check_leads_to(path, lock->fd->get())) return lock;
   }
   return busy(directory_);
 }
@@ -194,11 +223,13 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
 }
 
 // That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
-Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const {
+Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
+                            Unrecorded unrecorded) const {
   if (auto ours = check_homes(descriptor, directory_); !ours) return ours;
   for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (std::size_t i = 0; i < volumes->size(); ++i) {
       if (!is_directory((*volumes)[i])) continue;
+      if (unrecorded == Unrecorded::leave && !check_recorded_home((*volumes)[i], directory_)) continue;
       auto taken = take_home((*volumes)[i], directory_, changes_);
       const bool written_to = volumes == &descriptor.volumes && shards[i] > 0;
       if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
@@ -266,6 +297,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   auto locked = lock(true);
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
+  save->lock->touch();
   save->step = step;
   // The order matters: whatever can be refused is refused before an earlier run is set aside; links to steps
   // go aside with it, so that they are looked at after that; only then is the descriptor the one that the
@@ -278,15 +310,18 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (auto recorded = record_descriptor(*earlier); !recorded) return std::unexpected(recorded.error());
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
-  if (auto claimed = claim_volumes(descriptor_, shards); !claimed) return std::unexpected(claimed.error());
+  if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim); !claimed)
+    return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   if (auto held = hold_directories(*save, shards); !held) return std::unexpected(held.error());
   if (earlier->of_another_run) known_ = {};
   known_.loaded.id = descriptor_.id;
+  known_.directory = directory_id_of(directory_);
   save_ = std::move(save);
   fresh_ = false;
 
-  Placement placement{.volumes = descriptor_.volumes, .shards = {}, .paths = {}};
+  Placement placement{
+      .volumes = descriptor_.volumes, .shards = {}, .paths = {}, .is_elsewhere = earlier->is_elsewhere};
   if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
   const std::string nonce = random_hex(16);
   const std::uint64_t total = std::accumulate(shards.begin(), shards.end(), std::uint64_t{0});
@@ -345,7 +380,9 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   if (auto same = save_->check_places(); !same) return std::unexpected(same.error());
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
-  manifest.commit = next_commit(directory_, *entries, descriptor_.first_commit);
+  // Above those of steps that somebody has moved out meanwhile, and may move back.
+  manifest.commit =
+      next_commit(directory_, *entries, std::max(descriptor_.first_commit, known_.newest_number() + 1));
   manifest.time = now();
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
@@ -376,9 +413,9 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
       return entry.step == manifest.step && !entry.commits.empty();
     };
     // Others that took the lock may have removed an earlier checkpoint of the step on account of this one.
-    if (std::ranges::none_of(*entries, is_of_step)) {
+    if (save_->check_lock() || std::ranges::none_of(*entries, is_of_step)) {
       known_.saved.erase(commit);
-      std::ignore = changes_.remove_file(path);
+      save_->remove_manifest(path);
     }
     return std::unexpected(same.error());
   }
@@ -398,7 +435,8 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
   // would make every save slower than the one before.
   if (!keep) std::erase_if(*entries, [this](const StepEntry& entry) { return entry.step != save_->step; });
-  Sweep sweep(directory_, descriptor_, changes_, Sweep::DryRun::no);
+  const Changes changes = changes_.checked_by([this] { return save_->check_places(); });
+  Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
   std::vector<Error> problems;
   struct Candidate {
     const StepEntry* entry;
@@ -460,7 +498,8 @@ Result<SweepResult> Store::abandon() {
   const bool attempted = std::ranges::any_of(
       *commits, [&](const std::uint64_t commit) { return std::optional(commit) == save->attempted; });
   if (attempted) return SweepResult{};
-  Sweep sweep(directory_, descriptor_, changes_, Sweep::DryRun::no);
+  const Changes changes = changes_.checked_by([&save] { return save->check_lock(); });
+  Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
   sweep.clean({.step = save->step, .commits = std::move(*commits)});
   return sweep.take_result();
 }
@@ -480,7 +519,8 @@ Status Store::remove(std::uint64_t step) {
   commits = commits_in(directory_, step);
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory_, step);
-  Sweep sweep(directory_, descriptor, changes_, Sweep::DryRun::no);
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_or_renew(); });
+  Sweep sweep(directory_, descriptor, changes, Sweep::DryRun::no);
   sweep.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
   SweepResult result = sweep.take_result();
   if (!result.problems.empty()) return std::unexpected(std::move(result.problems.front()));
@@ -515,9 +555,12 @@ Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) 
   const StoreDescriptor descriptor = recorded->value_or(StoreDescriptor{.id = descriptor_.id, .volumes = {}});
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
-  auto ours = dry_run ? check_homes(descriptor, directory_) : claim_volumes(descriptor, no_shards);
+  auto ours =
+      dry_run ? check_homes(descriptor, directory_) : claim_volumes(descriptor, no_shards, Unrecorded::leave);
   if (!ours) return std::unexpected(ours.error());
-  Sweep sweep(directory_, descriptor, changes_, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_or_renew(); });
+  Sweep sweep(directory_, descriptor, changes, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
+  sweep.leave_unrecorded_volumes();
   sweep.clean_all();
   SweepResult result = sweep.take_result();
   if (occasion != Occasion::opening) {

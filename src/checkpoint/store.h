@@ -40,6 +40,7 @@ struct Placement {
   std::vector<std::string> volumes;  // Manifest::volumes
   std::vector<Shard> shards;         // volume and file
   std::vector<std::string> paths;    // of each shard
+  bool is_elsewhere = false;         // than what was loaded and saved before: is_elsewhere()
 };
 
 // Every member function is thread-safe. A save goes begin(), commit(), retain(), release(); from begin() on
@@ -159,10 +160,14 @@ class Store {
     // save has begun: a begin() that fails before leaves a run whose directory another one has taken as it
     // was, to be refused again.
     bool of_another_run = false;
+    bool is_elsewhere = false;  // is_elsewhere()
   };
   Result<EarlierSteps> settle_earlier_steps(std::uint64_t step);
   Status record_descriptor(const EarlierSteps& earlier);
-  Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards) const;
+  // Only a save records whose a volume without a record is.
+  enum class Unrecorded { leave, claim };
+  Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
+                       Unrecorded unrecorded) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
   Status hold_directories(Save& save, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;

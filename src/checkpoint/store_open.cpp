@@ -225,7 +225,9 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step) {
     const std::uint64_t first = first_commit_of(*recorded);
     if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_, first); !goes_on)
       return std::unexpected(goes_on.error());
-    return EarlierSteps{.none = none_there, .of_another_run = !id.empty() && known_.loaded.id != id};
+    return EarlierSteps{.none = none_there,
+                        .of_another_run = !id.empty() && known_.loaded.id != id,
+                        .is_elsewhere = checkpoint::is_elsewhere(directory_, *entries, known_)};
   }
   if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {
@@ -261,6 +263,7 @@ void Store::continue_from(Position position) {
   // What was saved while it was loaded stays known.
   if (known_.loaded.id != position.id) known_.saved = {};
   known_.loaded = std::move(position);
+  known_.directory = directory_id_of(directory_);
   fresh_ = false;
 }
 

@@ -170,7 +170,10 @@ Status Sweep::check_homes(const std::vector<Place>& places) {
     if (place.volume.empty()) continue;
     auto known = homes_.find(place.volume);
     if (known == homes_.end())
-      known = homes_.emplace(place.volume, check_home(place.volume, directory_)).first;
+      known = homes_
+                  .emplace(place.volume, needs_record_ ? check_recorded_home(place.volume, directory_)
+                                                       : check_home(place.volume, directory_))
+                  .first;
     if (!known->second) return known->second;
   }
   return {};

@@ -44,6 +44,9 @@ class Sweep {
   Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run,
         Orphans orphans = Orphans::leave);
 
+  // For who does not save: volumes without a record of whose they are, are left alone, and are problems.
+  void leave_unrecorded_volumes() { needs_record_ = true; }
+
   // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
   void remove(const StepEntry& entry);
 
@@ -95,6 +98,7 @@ class Sweep {
   std::string directory_;
   StoreDescriptor descriptor_;
   const Changes& changes_;
+  bool needs_record_ = false;
   DryRun dry_run_;
   Orphans orphans_;
   std::map<std::string, Status> homes_;  // of volumes: whether anything there may be removed
