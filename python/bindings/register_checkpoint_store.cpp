@@ -163,6 +163,7 @@ nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards
   nb::dict dict;
   dict["volumes"] = paths_of(placement.volumes);
   dict["shards"] = entries;
+  dict["is_elsewhere"] = placement.is_elsewhere;
   return dict;
 }
 

@@ -1,7 +1,9 @@
 """A run that starts over does not end an earlier one in the same directory."""
 
 import errno
+import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -245,3 +247,36 @@ def test_ranks_set_aside_together(crew: RankProcesses, run: Path) -> None:
     assert all(crew.all("loads", {"seed": 2}))
     (aside,) = run.glob("aside-*")
     assert_whole(aside, 100, 101)
+
+
+def test_a_directory_whose_path_leads_elsewhere_is_warned_of(tmp_path: Path) -> None:
+    """As with `cur -> exp1`, which is pointed to exp2 for the next job while this one goes on."""
+    for name in ("exp1", "exp2"):
+        (tmp_path / name).mkdir()
+    current = tmp_path / "cur"
+    current.symlink_to("exp1")
+    checkpoints = opened(current / "run")
+    checkpoints.save(1, state_of(1), block=True)
+    current.unlink()
+    current.symlink_to("exp2")
+    with pytest.warns(
+        RuntimeWarning, match=r"cur/run holds none of the checkpoints .* Step 2 is saved there"
+    ):
+        checkpoints.save(2, state_of(2), block=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoints.save(3, state_of(3), block=True)
+    assert opened(tmp_path / "exp2" / "run").steps() == [2, 3]
+    assert opened(tmp_path / "exp1" / "run").steps() == [1]
+
+
+def test_a_directory_that_was_moved_and_linked_is_not_warned_of(tmp_path: Path) -> None:
+    checkpoints = opened(tmp_path / "run")
+    checkpoints.save(1, state_of(1), block=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "larger")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").symlink_to("larger")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoints.save(2, state_of(2), block=True)
+    assert checkpoints.steps() == [1, 2]

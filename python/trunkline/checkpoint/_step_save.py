@@ -372,6 +372,13 @@ class StepSave:
         if self._exchange is not None:
             self._exchange.meet()
         placement = self._lock()
+        if placement["is_elsewhere"]:
+            warn_without_failing(
+                f"{self._place.store.directory} holds none of the checkpoints that this Checkpointer has "
+                "loaded or saved there: it was removed, or the path leads to another directory now (a link "
+                f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the same",
+                self._caller,
+            )
         # Ours are in the order of the writers, and of the volumes of each.
         by_volume: dict[int, list[int]] = {}
         for index, shard in enumerate(placement["shards"]):
