@@ -28,6 +28,7 @@
 #include "os/fork_generation.h"
 #include "os/local_filesystem.h"
 #include "os/replaced_file.h"
+#include "os/same_file.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::python {
@@ -333,6 +334,11 @@ bool is_on_local_filesystem(nb::handle path_value) {
   return call_interruptibly([path] { return os::is_on_local_filesystem(path); });
 }
 
+void check_leads_to(nb::handle path_value, int descriptor) {
+  const std::string path = path_argument(path_value, "path");
+  unwrap(call_interruptibly([path, descriptor] { return os::check_leads_to(path, descriptor); }));
+}
+
 void check_replaceable(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   unwrap(call_interruptibly([path]() -> Status {
@@ -507,6 +513,10 @@ void register_images(nb::module_& module) {
       "is_on_local_filesystem", &is_on_local_filesystem, "path"_a.none(),
       nb::sig("def is_on_local_filesystem(path: trunkline._types.Path) -> bool"),
       "Whether this machine alone writes to the filesystem of the path; False where that is not known.");
+  module.def(
+      "check_leads_to", &check_leads_to, "path"_a.none(), "descriptor"_a,
+      nb::sig("def check_leads_to(path: trunkline._types.Path, descriptor: int) -> None"),
+      "Raises OSError (ESTALE) where the path leads to something else than what is open as `descriptor`.");
   module.def("check_replaceable", &check_replaceable, "path"_a.none(),
              nb::sig("def check_replaceable(path: trunkline._types.Path) -> None"),
              "Raises the error that saving to the path would end with; changes nothing.");

@@ -6,10 +6,11 @@ import fcntl
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trunkline._core import fsync_directory
+from trunkline._core import check_leads_to, fsync_directory
 from trunkline._errors import exception_of
 from trunkline.checkpoint._dcp_names import (
     file_id_of,
@@ -18,7 +19,7 @@ from trunkline.checkpoint._dcp_names import (
     manifest_name,
 )
 from trunkline.dcp._owner import owns
-from trunkline.dcp._stored import leftovers, list_torch_metadata
+from trunkline.dcp._stored import leftovers
 
 # How long a commit waits for the lock of the directory: longer than the commit of another process
 # takes, which writes a manifest and removes the files of an older checkpoint.
@@ -26,6 +27,35 @@ LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.01
 
 _MOST_NAMED = 100  # files in a warning
+
+
+class OpenDirectories:
+    """Directories that a save keeps open, to notice when their paths lead elsewhere.
+
+    One that is moved to another disk, or replaced by a copy, while it is written to would hold a part of the
+    save, and the one behind its path the rest.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Open them, without leave to read them."""
+        self._opened: list[tuple[Path, int]] = []
+        self._close = weakref.finalize(self, _close_all, self._opened)
+        for path in paths:
+            self._opened.append((path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+
+    def check(self) -> None:
+        """Raise OSError (ESTALE) where one was moved or replaced."""
+        for path, descriptor in self._opened:
+            check_leads_to(path, descriptor)
+
+    def close(self) -> None:
+        """Close them; also done when this object goes."""
+        self._close()
+
+
+def _close_all(opened: list[tuple[Path, int]]) -> None:
+    while opened:
+        os.close(opened.pop()[1])
 
 
 def make_directory(path: Path, *, durable: bool) -> bool:
@@ -87,13 +117,19 @@ def remove_quietly(directory: Path, names: Iterable[str]) -> None:
         _remove_or_warn(directory, name)
 
 
-def remove_leftovers(directory: Path, names: Iterable[str]) -> None:
+def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], None]) -> None:
     """Remove files of earlier saves, as remove_quietly(); where another directory made them only the links.
 
-    Of a copy (`cp -a`), the original has links to the same files.
+    Of a copy (`cp -a`), the original has links to the same files. `check` is called before each removal, and
+    ends them where it raises OSError.
     """
     kept = []
     for name in names:
+        try:
+            check()
+        except OSError as error:
+            warnings.warn(f"files of earlier checkpoints stay: {error}", RuntimeWarning, 3)
+            return
         target = _target_in_volume(directory, name)
         if target is None or owns(directory, file_id_of(name)):
             _remove_or_warn(directory, name)
@@ -126,9 +162,8 @@ def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> b
     return True
 
 
-def remove_torch_metadata(directory: Path, *, durable: bool) -> None:
+def remove_torch_metadata(directory: Path, names: Sequence[str], *, durable: bool) -> None:
     """Remove what torch's readers would load an older checkpoint by."""
-    names = list_torch_metadata(directory)
     for name in names:
         (directory / name).unlink(missing_ok=True)
     if names and durable:

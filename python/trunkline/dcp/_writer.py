@@ -80,6 +80,7 @@ class _Save(threading.local):
         self.has_made_directory = False
         self.number: int | None = None  # among the saves of this process, in the order in which they begin
         self.begun: _saves.Save | None = None  # with collectives, from where it may make files
+        self.directories: _directory.OpenDirectories | None = None  # of it, and on volumes
         # Of other saves, when this one began; None where it did not look for manifests.
         self.leftovers: frozenset[str] = frozenset()
         self.manifests: set[tuple[str, bytes]] | None = None
@@ -185,6 +186,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         try:
             for volume in self._volumes:
                 _directory.make_directory(volume, durable=self._durable)
+            self._save.directories = _directory.OpenDirectories([self._directory, *self._volumes])
             self._refuse_other_format()
             if self._save.is_coordinator or not self._save.use_collectives:
                 check_replaceable(self._manifest_path())  # else all would be written before it fails
@@ -211,7 +213,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         try:
             self._remove_uncommitted()
             for group in _groups(plan.items, planner):
+                self._check_directories()
                 self._write_group(group, results)
+            self._check_directories()
         except BaseException:
             self._undo(_names_of(results))
             raise
@@ -247,22 +251,34 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._refuse_to_replace(replaced)
                 self._refuse_newer(replaced)
                 leftovers = self._all_leftovers()
+                torch_metadata = self._torch_metadata_to_remove()
+                self._check_directories()
             except BaseException:
                 self._undo(names)
                 raise
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
+            self._check_directories()  # else nothing may be removed: what is there now may be a copy
             _known_directories.add(str(self._directory))
             self._note_committed(contents)
             if self._save.begun is not None:
                 self._save.begun.names.clear()
             kept = {item.file.name for item in stored.values() if item.file is not None}
             # Only now: a crash before this leaves both, which readers report, and not neither.
-            _directory.remove_torch_metadata(self._directory, durable=self._durable)
+            _directory.remove_torch_metadata(self._directory, torch_metadata, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
-            _directory.remove_leftovers(self._directory, sorted(leftovers - kept))
+            _directory.remove_leftovers(self._directory, sorted(leftovers - kept), self._check_directories)
         self._end()
+
+    def _check_directories(self) -> None:
+        """Raise OSError (ESTALE) where the paths lead elsewhere than when this save began."""
+        if self._save.directories is not None:
+            self._save.directories.check()
+
+    def _torch_metadata_to_remove(self) -> list[str]:
+        """Return it only if it is to be replaced: torch may save here meanwhile."""
+        return list_torch_metadata(self._directory) if self._overwrite else []
 
     def _remove_uncommitted(self) -> None:
         """Remove what saves of this process left here as another rank had an error: the disk may be full.
@@ -293,7 +309,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Let go of what is of one save."""
         if self._save.begun is not None:
             self._save.begun.is_over = True
-        self._save.begun, self._save.number = None, None
+        if self._save.directories is not None:
+            self._save.directories.close()
+        self._save.begun, self._save.number, self._save.directories = None, None, None
         self._save.leftovers, self._save.manifests = frozenset(), None
 
     def _undo(self, names: list[str]) -> None:
