@@ -621,3 +621,49 @@ over.set()
 assert os.waitstatus_to_exitcode(status) == 7, status
 """
     )
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("end", ["returns", "exits with 0", "exits with 3", "raises"])
+def test_a_failed_save_of_a_process_of_multiprocessing(
+    run_script: RunScript, tmp_path: Path, method: str, end: str
+) -> None:
+    """Forked ones end by os._exit, without exit handlers."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, shutil, sys
+            import torch
+            import trunkline as tl
+
+            def child(directory, end):
+                checkpoints = tl.Checkpointer(directory, process_group=False)
+                checkpoints.save(1, {"x": torch.ones(3)}, block=True)
+                shutil.rmtree(directory)
+                open(directory, "w").close()  # where nothing can be saved
+                checkpoints.save(2, {"x": torch.ones(3)})
+                if end == "raises":
+                    raise KeyError("of the program")
+                if end != "returns":
+                    sys.exit(int(end[-1]))
+
+            if __name__ == "__main__":
+                method, directory, end = sys.argv[1:]
+                process = multiprocessing.get_context(method).Process(target=child, args=(directory, end))
+                process.start()
+                process.join()
+                print("exit code", process.exitcode)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), method, str(tmp_path / "run"), end],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == f"exit code {3 if end.endswith('3') and method != 'spawn' else 1}\n", done.stderr
+    assert done.stderr.count("trunkline: saving step 2") == 1, done.stderr
+    assert ("KeyError: 'of the program'" in done.stderr) == (end == "raises")

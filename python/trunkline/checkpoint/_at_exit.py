@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -57,12 +58,13 @@ class ExitWatch:
         """`unfinished`: set when the work is over that is no save."""
         self._unfinished = unfinished
         self._under_way: Callable[[], list[SaveHandle]] = list
-        self._report: Callable[[], None] = lambda: None
+        self._report: Callable[[], bool] = lambda: False
+        self._watched = 0  # the process of multiprocessing in which exit handlers are not relied on
         self._exiting = False
         self._interrupted = False
 
-    def watch_saves(self, under_way: Callable[[], "list[SaveHandle]"], report: Callable[[], None]) -> None:
-        """`under_way`: returns the saves that are; `report`: called when none is any more."""
+    def watch_saves(self, under_way: Callable[[], "list[SaveHandle]"], report: Callable[[], bool]) -> None:
+        """`under_way`: returns the saves that are; `report`: called when none is, says whether one failed."""
         self._under_way = under_way
         self._report = report
 
@@ -75,6 +77,25 @@ class ExitWatch:
         if early is not None:
             with suppress(RuntimeError):  # the exit has begun
                 early(self._begin)
+
+    def watch_child(self) -> None:
+        """Where this is a process of multiprocessing: report there, too. Called when a save begins.
+
+        Forked ones end by os._exit, without exit handlers.
+        """
+        process = sys.modules.get("multiprocessing.process")
+        if process is None or process.parent_process() is None or self._watched == os.getpid():
+            return
+        self._watched = os.getpid()
+        from multiprocessing import util
+
+        # The last of all: what raises ends the others.
+        util.Finalize(None, self._end_child, exitpriority=-1_000_000)
+
+    def _end_child(self) -> None:
+        error = sys.exc_info()[1]  # by which the process ends
+        if self._wait() and (error is None or (isinstance(error, SystemExit) and not error.code)):
+            raise SystemExit(1)
 
     def _begin(self) -> None:
         self._exiting = True
@@ -92,7 +113,7 @@ class ExitWatch:
                     target=self._wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
                 ).start()
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
         saves = self._under_way()
         if saves or self._unfinished:
             with self._noting_interrupts():
@@ -100,7 +121,7 @@ class ExitWatch:
                     self._wait_through_exits(saves)
                 except BaseException:  # of a signal handler
                     _abandon(saves)
-        self._report()
+        return self._report()
 
     def _wait_through_exits(self, saves: "Sequence[SaveHandle]") -> None:
         """Wait on where a signal handler ends the process (SystemExit): that is what it does already.

@@ -213,6 +213,7 @@ class SaveHandle:
             self._started = True
             self._job = job
             _under_way[self] = None
+            exit_watch.watch_child()
             has_run_here = start_thread(self._run, Flag())
             if has_run_here and self._error is not None:
                 end_by_failure()
@@ -434,12 +435,13 @@ def raise_unobserved(owner: object = None, directory: str = "") -> None:
         raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
 
 
-def _report_at_exit() -> None:
+def _report_at_exit() -> bool:
     failed = _take_unobserved(lambda _: True)
     for handle in failed:
         say(f"{handle._what} failed: {handle._why()}")
     if failed:  # who started the process must not take it for a success
         end_by_failure()
+    return bool(failed)
 
 
 def _forget_parent() -> None:
