@@ -889,6 +889,14 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
 
 
+@pytest.mark.parametrize("begins", ["when it is made", "later"])
+def test_checkpoints_are_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str) -> None:
+    monkeypatch.setattr(transformers.Trainer, "init_hf_repo", lambda *_, **__: None)  # asks the Hub
+    options = {} if begins == "later" else {"push_to_hub": True, "hub_strategy": "end"}
+    with pytest.raises(tl.Unsupported, match=r"would upload the checkpoints .*out-checkpoints"):
+        new_trainer(tl.transformers.Trainer, tmp_path / "out", **options).push_to_hub()
+
+
 def test_resuming_from_the_newest_of_none_names_the_way_out(tmp_path: Path) -> None:
     trainer = new_trainer(tl.transformers.Trainer, tmp_path, max_steps=1)
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet") as caught:

@@ -70,6 +70,8 @@ class BackgroundCheckpoints:
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
+        if trainer.args.push_to_hub:
+            self._refuse_to_upload()
         agree_on_preemption(trainer)
         self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
         self._resumed: dict[str, Any] | None = None  # the state that the training starts from
@@ -107,6 +109,26 @@ class BackgroundCheckpoints:
             raise
         self.checkpointer.wait()
         return result
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload output_dir as the Trainer does.
+
+        Raises Unsupported where the checkpoints lie in it: they would go along, with the optimizer's state.
+        """
+        self._refuse_to_upload()
+        return super().push_to_hub(*args, **kwargs)  # type: ignore[misc]
+
+    def _refuse_to_upload(self) -> None:
+        trainer: Any = self
+        output = os.path.realpath(os.path.join(self._working_directory, trainer.args.output_dir))  # noqa: PTH118
+        checkpoints = os.path.realpath(self.checkpointer._absolute)
+        if os.path.commonpath([output, checkpoints]) == output:
+            raise Unsupported(
+                None,
+                "push_to_hub would upload the checkpoints as well, with the optimizer's state: "
+                f"{checkpoints} lies in output_dir ({output}); pass a checkpointer of another directory, for "
+                f'example checkpointer=Checkpointer("{output}-checkpoints")',
+            )
 
     def _await_earlier_saves(self) -> None:
         """Wait for what this process still saves into the directory: those checkpoints count as well.
