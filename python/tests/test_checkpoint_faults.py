@@ -229,3 +229,28 @@ def test_a_message_that_cannot_be_made_leaves_no_lock(
         monkeypatch.undo()
         tl.Checkpointer(tmp_path / "steps", process_group=False).save(2, tensors_of(2), block=True)
         checkpoints.load(2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:128] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ],
+)
+def test_memory_that_is_full_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
+    checkpoints.save(1, {"w": torch.ones(10)}, block=True)
+
+    def empty(*_: object, **__: object) -> object:
+        raise error
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(tl.Error, match=r"the tensor 'w' \(40 bytes on cpu\).*allocate") as caught:
+        checkpoints.load()
+    assert type(caught.value) is tl.Error
+    assert caught.value.errno == errno.ENOMEM
+    monkeypatch.undo()
+    assert torch.equal(checkpoints.load()["w"], torch.ones(10))

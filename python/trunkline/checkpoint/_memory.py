@@ -1,11 +1,12 @@
 """Memory that is saved from and loaded into."""
 
+import errno
 from typing import TypeAlias
 
 import torch
 
 from trunkline import _core
-from trunkline._errors import Unsupported
+from trunkline._errors import Error, Unsupported
 
 Device: TypeAlias = "str | int | torch.device"
 
@@ -47,6 +48,16 @@ def empty_bytes(nbytes: int, device: torch.device = CPU) -> torch.Tensor:
     if device.type == "cpu" and is_fresh(nbytes):
         return torch.frombuffer(_core.aligned_empty(nbytes), dtype=torch.uint8)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def out_of_memory(error: BaseException, what: str, path: str | None = None) -> Error | None:
+    """Return the error of memory for `what` that could not be had; None where `error` is of another kind."""
+    # Of the CPU torch raises a RuntimeError.
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        return None
+    return Error(
+        errno.ENOMEM, f"{what}: {str(error).splitlines()[0]}; free memory, or load less at once", path
+    )
 
 
 def is_fresh(nbytes: int) -> bool:

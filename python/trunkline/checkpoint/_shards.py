@@ -13,7 +13,7 @@ from trunkline._core import CheckpointManifest, FileImage
 from trunkline._errors import Corrupt, Format
 from trunkline._modes import makes_ordinary_tensors
 from trunkline._types import WritableBuffer
-from trunkline.checkpoint._memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh
+from trunkline.checkpoint._memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh, out_of_memory
 from trunkline.checkpoint._shares import Piece
 from trunkline.checkpoint._tensors import bytes_of, contiguous, dtype_name, dtype_named, in_safetensors
 
@@ -133,8 +133,9 @@ def empty_tensors(
                 made[name] = empty_bytes(nbytes, device).view(dtype).reshape(shape)
             else:
                 made[name] = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            raise Format(None, f"{path}: the tensor {name!r}: {error}", path) from None
+        except (RuntimeError, MemoryError) as error:
+            full = out_of_memory(error, f"{path}: the tensor {name!r} ({nbytes} bytes on {device})", path)
+            raise full or Format(None, f"{path}: the tensor {name!r}: {error}", path) from None
     return made
 
 

@@ -7,7 +7,7 @@ import numpy
 import torch
 
 from trunkline.checkpoint._leaves import BadLeaf, Json
-from trunkline.checkpoint._memory import empty_bytes
+from trunkline.checkpoint._memory import empty_bytes, out_of_memory
 from trunkline.checkpoint._tensors import bytes_of
 from trunkline.checkpoint._views import Strided, TooManyRuns, merged, scatter, view_of
 
@@ -82,7 +82,8 @@ def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Str
         else:
             memory = torch.zeros(storage, dtype=torch.uint8, device=stored.device)
     except (RuntimeError, MemoryError, ValueError) as error:
-        raise BadLeaf(f"the memory of {name!r}: {error}") from None
+        full = out_of_memory(error, f"the memory of {name!r} ({storage} bytes on {stored.device})")
+        raise full or BadLeaf(f"the memory of {name!r}: {error}") from None
     scatter(stored, runs, memory)
     return memory
 
