@@ -376,7 +376,8 @@ class StepSave:
             warn_without_failing(
                 f"{self._place.store.directory} holds none of the checkpoints that this Checkpointer has "
                 "loaded or saved there: it was removed, or the path leads to another directory now (a link "
-                f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the same",
+                f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the "
+                "same",
                 self._caller,
             )
         # Ours are in the order of the writers, and of the volumes of each.
