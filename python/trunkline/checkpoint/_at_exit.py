@@ -70,8 +70,8 @@ class ExitWatch:
 
     def register(self) -> None:
         """Have it called at the exit."""
-        atexit.register(self._wait)
-        _exit_hook.call_at_exit(self._wait)
+        atexit.register(self._wait_and_report)
+        _exit_hook.call_at_exit(self._wait_and_report)
         # No public function is called before threads are joined; concurrent.futures uses this one, too.
         early = getattr(threading, "_register_atexit", None)
         if early is not None:
@@ -94,7 +94,10 @@ class ExitWatch:
 
     def _end_child(self) -> None:
         error = sys.exc_info()[1]  # by which the process ends
-        if self._wait() and (error is None or (isinstance(error, SystemExit) and not error.code)):
+        has_finished = self._wait()
+        has_failed = self._report()
+        is_success = error is None or (isinstance(error, SystemExit) and not error.code)
+        if is_success and (has_failed or not has_finished):
             raise SystemExit(1)
 
     def _begin(self) -> None:
@@ -113,7 +116,12 @@ class ExitWatch:
                     target=self._wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
                 ).start()
 
+    def _wait_and_report(self) -> None:
+        self._wait()
+        self._report()
+
     def _wait(self) -> bool:
+        """Return whether the saves were let finish."""
         saves = self._under_way()
         if saves or self._unfinished:
             with self._noting_interrupts():
@@ -121,7 +129,8 @@ class ExitWatch:
                     self._wait_through_exits(saves)
                 except BaseException:  # of a signal handler
                     _abandon(saves)
-        return self._report()
+                    return False
+        return True
 
     def _wait_through_exits(self, saves: "Sequence[SaveHandle]") -> None:
         """Wait on where a signal handler ends the process (SystemExit): that is what it does already.
