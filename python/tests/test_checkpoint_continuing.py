@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -280,3 +281,16 @@ def test_a_directory_that_was_moved_and_linked_is_not_warned_of(tmp_path: Path) 
         warnings.simplefilter("error")
         checkpoints.save(2, state_of(2), block=True)
     assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2750])
+def test_new_directories_on_volumes_are_as_private_as_those_before(
+    run: Path, tmp_path: Path, mode: int
+) -> None:
+    before = sorted(tmp_path.glob("v*/*"))
+    for directory in before:
+        directory.chmod(mode)
+    opened(run, fresh=True, volumes=[tmp_path / "v0", tmp_path / "v1"]).save(1, state_of(1), block=True)
+    made = sorted({*tmp_path.glob("v*/*")} - {*before})
+    assert [stat.S_IMODE(directory.stat().st_mode) for directory in made] == [mode, mode]
+    assert_whole(run, 1)

@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "os/access.h"
 #include "os/durable.h"
+#include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -28,21 +30,28 @@ Changes Changes::checked_by(std::function<Status()> check) const {
   });
 }
 
-Status Changes::make_directory(const std::string& path) const {
+Status Changes::make_directory(const std::string& path) const { return make_directory(path, 0777); }
+
+Status Changes::make_directory(const std::string& path, mode_t mode) const {
   if (is_directory(path)) return {};
   if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;
-  constexpr mode_t kMode = 0777;  // less the umask
-  if (::mkdir(path.c_str(), kMode) == 0 || (errno == EEXIST && is_directory(path))) return {};
+  if (::mkdir(path.c_str(), mode) == 0 || (errno == EEXIST && is_directory(path))) return {};
   return std::unexpected(system_error(errno, "making the directory " + path, path));
 }
 
-Status Changes::make_directories_durably(const std::string& path) const {
+Status Changes::make_directories_durably(const std::string& path, const std::string& like) const {
   if (is_directory(path)) return {};
   const std::string parent = std::filesystem::path(path).parent_path().string();
   if (!parent.empty() && parent != path) {
     if (auto made = make_directories_durably(parent); !made) return made;
   }
-  if (auto made = make_directory(path); !made) return made;
+  const os::UniqueFd model(like.empty() ? -1 : ::open(like.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // No others may use it before it is known who may.
+  if (auto made = make_directory(path, model.valid() ? 0700 : 0777); !made) return made;
+  if (model.valid()) {
+    const os::UniqueFd made(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (made.valid()) os::copy_directory_access(model.get(), made.get());
+  }
   return sync_directory(parent.empty() ? "." : parent);
 }
 

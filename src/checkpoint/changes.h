@@ -2,6 +2,8 @@
 // order of the changes, and stop before any of them as a crash would.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 #include <string_view>
@@ -31,8 +33,10 @@ class Changes {
   // The same, which fail once `check` fails: it is called before each.
   Changes checked_by(std::function<Status()> check) const;
 
-  Status make_directory(const std::string& path) const;            // one that exists is fine
-  Status make_directories_durably(const std::string& path) const;  // and all above it that are missing
+  Status make_directory(const std::string& path) const;  // one that exists is fine
+  // And all above it that are missing. Who may use one that is made is as for the directory `like`, unless
+  // that is empty or missing.
+  Status make_directories_durably(const std::string& path, const std::string& like = {}) const;
   Status sync_directory(const std::string& path) const;
   // Through a temporary name (src/os/durable.h); EEXIST when `path` is there already.
   Status create_file_durably(const std::string& path, std::string_view contents) const;
@@ -42,6 +46,7 @@ class Changes {
   Status remove_directory(const std::string& path) const;  // one that is gone or not empty is fine
 
  private:
+  Status make_directory(const std::string& path, mode_t mode) const;
   Status about_to(Kind kind, const std::string& path) const { return watch_ ? watch_(kind, path) : Status{}; }
 
   Watch watch_;

@@ -33,6 +33,13 @@ std::string readable_name(const std::string& directory) {
 
 std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
 
+// That one of `volumes` which has the same parent; empty: none has.
+std::string beside(const std::string& volume, const std::vector<std::string>& volumes) {
+  const auto has_same_parent = [&](const std::string& each) { return parent_of(each) == parent_of(volume); };
+  const auto found = std::ranges::find_if(volumes, has_same_parent);
+  return found == volumes.end() ? std::string{} : *found;
+}
+
 }  // namespace
 
 Result<std::optional<StoreDescriptor>> read_store_descriptor(const std::string& directory) {
@@ -79,7 +86,9 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
       return std::ranges::find(known, volume) != known.end();
     };
     if (before && (is_known(before->volumes) || is_known(before->former_volumes))) continue;
-    if (auto made = changes.make_directories_durably(volume); !made) return made;
+    // Where it takes the place of another one, those who could not read that one cannot read it either.
+    const std::string like = before ? beside(volume, before->volumes) : std::string{};
+    if (auto made = changes.make_directories_durably(volume, like); !made) return made;
   }
   const std::string path = descriptor_path(directory);
   return before ? changes.replace_file_durably(path, *text) : changes.create_file_durably(path, *text);

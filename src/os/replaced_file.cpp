@@ -9,20 +9,15 @@
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "os/access.h"
 #include "os/replaceable.h"
 
 namespace trunkline::os {
 namespace {
-
-constexpr const char* kAcl = "system.posix_acl_access";
-constexpr mode_t kOwnerBits = 0700;
-constexpr mode_t kKeptBits = 01777;  // a write drops setuid and setgid
-constexpr mode_t kOthersBits = 07;
 
 // Symbolic links resolved one by one, since the last one may lead to a file that does not exist yet.
 Result<std::string> resolve_links(const std::string& path, const std::string& action) {
@@ -81,24 +76,10 @@ std::vector<std::string> attribute_names(int fd) {
   return found;
 }
 
-std::optional<std::string> attribute(int fd, const char* name) {
-  std::string value;
-  ssize_t bytes = 0;
-  do {
-    bytes = ::fgetxattr(fd, name, nullptr, 0);
-    if (bytes < 0) return std::nullopt;
-    value.resize(static_cast<std::size_t>(bytes));
-    bytes = ::fgetxattr(fd, name, value.data(), value.size());
-  } while (bytes < 0 && errno == ERANGE);
-  if (bytes < 0) return std::nullopt;
-  value.resize(static_cast<std::size_t>(bytes));
-  return value;
-}
-
 // Those that say something of the contents are wrong for new ones; those of overlayfs, of the inode.
 bool is_copied(std::string_view name) {
-  return name != kAcl && name != "security.capability" && name != "security.ima" && name != "security.evm" &&
-         !name.starts_with("trusted.overlay.");
+  return name != kAccessAcl && name != "security.capability" && name != "security.ima" &&
+         name != "security.evm" && !name.starts_with("trusted.overlay.");
 }
 
 // 0, or the errno of an attribute for which there is no room.
@@ -111,35 +92,6 @@ int copy_extended_attributes(int from, int to) {
     if (errno == ENOSPC || errno == EDQUOT) return errno;
   }
   return 0;
-}
-
-// What of `mode` the successor has for group and others if it is of another group: members of the new group
-// were others, and members of the old one are others now.
-mode_t without_group(mode_t mode) {
-  const mode_t both = (mode >> 3) & mode & kOthersBits;
-  return (mode & kOwnerBits) | both << 3 | both;
-}
-
-// Owner, group, ACL and mode, in the order in which access never widens: `to` has had no bits for group and
-// others so far, or those of a new file.
-void copy_permissions(int from, const struct stat& old, int to) {
-  mode_t mode = old.st_mode & kKeptBits;
-  struct stat now{};
-  if (::fstat(to, &now) != 0) return;
-  bool same_group = true;
-  if ((now.st_uid != old.st_uid || now.st_gid != old.st_gid) && ::fchown(to, old.st_uid, old.st_gid) != 0 &&
-      now.st_gid != old.st_gid)
-    same_group = ::fchown(to, static_cast<uid_t>(-1), old.st_gid) == 0;
-  const auto acl = attribute(from, kAcl);
-  // With an ACL the group bits are its mask, and it may deny a user what others may.
-  const bool has_acl = acl && same_group && ::fsetxattr(to, kAcl, acl->data(), acl->size(), 0) == 0;
-  if (!has_acl) ::fremovexattr(to, kAcl);  // of the directory's default ACL
-  if (acl && !has_acl) {
-    mode &= kOwnerBits;
-  } else if (!same_group) {
-    mode = without_group(mode);
-  }
-  if (::fstat(to, &now) != 0 || (now.st_mode & 07777) != mode) ::fchmod(to, mode);
 }
 
 }  // namespace
@@ -195,7 +147,7 @@ Result<bool> ReplacedFile::copy_attributes_to(int fd) {
   if (::fstat(old_.get(), &old) != 0) return failed(errno);
   if (copied_ && have_same_attributes(old, seen_)) return false;
   if (const int code = copy_extended_attributes(old_.get(), fd); code != 0) return failed(code);
-  copy_permissions(old_.get(), old, fd);
+  copy_file_access(old_.get(), old, fd);
   seen_ = old;
   copied_ = true;
   return true;

@@ -1,0 +1,79 @@
+#include "os/access.h"
+
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+
+namespace trunkline::os {
+namespace {
+
+constexpr const char* kDefaultAcl = "system.posix_acl_default";  // of a directory: what it gives to new files
+constexpr mode_t kOwnerBits = 0700;
+constexpr mode_t kOthersBits = 07;
+
+// What of `mode` the successor has for group and others if it is of another group: members of the new group
+// were others, and members of the old one are others now.
+mode_t without_group(mode_t mode) {
+  const mode_t both = (mode >> 3) & mode & kOthersBits;
+  return (mode & kOwnerBits) | both << 3 | both;
+}
+
+// Owner, group, ACL and mode, in the order in which access never widens: `to` has had no bits for group and
+// others so far, or those of a new file.
+void copy_access_of(int from, const struct stat& old, int to, mode_t kept) {
+  mode_t mode = old.st_mode & kept;
+  struct stat now{};
+  if (::fstat(to, &now) != 0) return;
+  bool same_group = true;
+  if ((now.st_uid != old.st_uid || now.st_gid != old.st_gid) && ::fchown(to, old.st_uid, old.st_gid) != 0 &&
+      now.st_gid != old.st_gid)
+    same_group = ::fchown(to, static_cast<uid_t>(-1), old.st_gid) == 0;
+  const auto acl = attribute(from, kAccessAcl);
+  // With an ACL the group bits are its mask, and it may deny a user what others may.
+  const bool has_acl = acl && same_group && ::fsetxattr(to, kAccessAcl, acl->data(), acl->size(), 0) == 0;
+  if (!has_acl) ::fremovexattr(to, kAccessAcl);  // of the directory's default ACL
+  if (acl && !has_acl) {
+    mode &= kOwnerBits;
+  } else if (!same_group) {
+    mode = without_group(mode);
+  }
+  if (::fstat(to, &now) != 0 || (now.st_mode & 07777) != mode) ::fchmod(to, mode);
+}
+
+}  // namespace
+
+std::optional<std::string> attribute(int fd, const char* name) {
+  std::string value;
+  ssize_t bytes = 0;
+  do {
+    bytes = ::fgetxattr(fd, name, nullptr, 0);
+    if (bytes < 0) return std::nullopt;
+    value.resize(static_cast<std::size_t>(bytes));
+    bytes = ::fgetxattr(fd, name, value.data(), value.size());
+  } while (bytes < 0 && errno == ERANGE);
+  if (bytes < 0) return std::nullopt;
+  value.resize(static_cast<std::size_t>(bytes));
+  return value;
+}
+
+void copy_file_access(int from, const struct stat& old, int to) {
+  constexpr mode_t kKeptBits = 01777;  // a write drops setuid and setgid
+  copy_access_of(from, old, to, kKeptBits);
+}
+
+void copy_directory_access(int from, int to) {
+  struct stat old{};
+  if (::fstat(from, &old) != 0) return;
+  constexpr mode_t kKeptBits = 03777;  // setgid gives the group to what is made in it
+  const auto acl = attribute(from, kDefaultAcl);
+  if (acl)
+    ::fsetxattr(to, kDefaultAcl, acl->data(), acl->size(), 0);
+  else
+    ::fremovexattr(to, kDefaultAcl);
+  copy_access_of(from, old, to, kKeptBits);
+}
+
+}  // namespace trunkline::os
