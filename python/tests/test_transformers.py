@@ -889,6 +889,18 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
 
 
+def test_a_logger_that_uploads_checkpoints_is_refused(tmp_path: Path) -> None:
+    integration = transformers.integrations.integration_utils
+    callback = object.__new__(integration.WandbCallback)  # as made where wandb is installed
+    callback._log_model = integration.WandbLogModel.CHECKPOINT
+    with pytest.raises(
+        tl.Unsupported, match=r"WANDB_LOG_MODEL=checkpoint \(WandbCallback\) needs the checkpoints"
+    ):
+        new_trainer(tl.transformers.Trainer, tmp_path, callbacks=[callback])
+    callback._log_model = integration.WandbLogModel.END
+    new_trainer(tl.transformers.Trainer, tmp_path, callbacks=[callback])
+
+
 @pytest.mark.parametrize("begins", ["when it is made", "later"])
 def test_checkpoints_are_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str) -> None:
     monkeypatch.setattr(transformers.Trainer, "init_hf_repo", lambda *_, **__: None)  # asks the Hub

@@ -21,6 +21,7 @@ from trunkline.checkpoint._save import take_failures
 from trunkline.checkpoint._step_save import warn_without_failing
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
+from trunkline.transformers._uploads import find_upload
 
 __all__ = ["BackgroundCheckpoints", "Trainer"]
 
@@ -405,6 +406,9 @@ def _refuse_what_cannot_be(trainer: Any) -> None:
         "DeepSpeed": trainer.is_deepspeed_enabled,
         "save_only_model": args.save_only_model,
     }
+    upload = find_upload(trainer.callback_handler.callbacks)
+    if upload is not None:
+        refused[upload] = _saves(args)
     for name, used in refused.items():
         if used:
             raise Unsupported(
