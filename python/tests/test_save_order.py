@@ -116,6 +116,23 @@ def test_one_file_by_several_paths(tmp_path: Path, faults: tl.Faults, engine: tl
     assert (tmp_path / "link.pt").is_symlink()
 
 
+def test_a_link_that_is_changed_during_a_save(tmp_path: Path, faults: tl.Faults, engine: tl.Engine) -> None:
+    """The file comes where the path led to when it was given."""
+    for name in ("exp1", "exp2"):
+        (tmp_path / name).mkdir()
+    current = tmp_path / "cur"
+    current.symlink_to("exp1")
+    faults.hold("write", 0, 1)
+    handle = tl.save_async(state(1), current / "file.pt", engine=engine)
+    handle.wait_staged(60)
+    current.unlink()
+    current.symlink_to("exp2")
+    faults.release()
+    handle.wait(60)
+    assert version_of(tmp_path / "exp1" / "file.pt") == 1
+    assert [*(tmp_path / "exp1").iterdir(), *(tmp_path / "exp2").iterdir()] == [tmp_path / "exp1" / "file.pt"]
+
+
 def test_other_files_wait_for_nothing(tmp_path: Path, faults: tl.Faults, engine: tl.Engine) -> None:
     (tmp_path / "other").mkdir()
     faults.hold("write", 0, 1)

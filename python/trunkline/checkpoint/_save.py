@@ -113,8 +113,12 @@ def save_async(
 
 
 def lay_out(obj: Any, path: Path, checksum: bool) -> SourceImage:
-    """Describe the file that `path` asks for by its suffix."""
-    name = absolute_path(path)
+    """Describe the file that `path` asks for by its suffix.
+
+    In the directory that the path leads to now: a link may be pointed elsewhere before the file is written.
+    """
+    directory, file = os.path.split(absolute_path(path))
+    name = os.path.join(os.path.realpath(directory), file)  # noqa: PTH118 - a Path would drop a trailing slash
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."
     if suffix in PT_SUFFIXES:
         from trunkline.checkpoint import _pt
