@@ -1,7 +1,10 @@
 """trunkline.Checkpointer in one process: steps, what is kept, what is found on load."""
 
+import copy
 import errno
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +345,24 @@ def test_a_step_is_deleted(checkpointer: tl.Checkpointer) -> None:
     checkpointer.delete(2)
     assert checkpointer.latest() is None
     assert not list(checkpointer.directory.glob("step-*"))
+
+
+def test_a_file_that_comes_between_is_said_at_once(tmp_path: Path) -> None:
+    """Not by the handle of a save that ran in the background."""
+    checkpoints = tl.Checkpointer(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "args.json").write_text("{}")
+    with pytest.raises(tl.Error, match=r"holds args\.json") as caught:
+        checkpoints.save(1, make_state(1))
+    assert caught.value.errno == errno.ENOTEMPTY
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["args.json"]
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_checkpointer_is_not_copied(
+    checkpointer: tl.Checkpointer, copied: Callable[[object], object]
+) -> None:
+    with pytest.raises(
+        TypeError, match=r"cannot be pickled or copied; open the directory where it is needed"
+    ):
+        copied(checkpointer)

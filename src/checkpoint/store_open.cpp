@@ -275,6 +275,7 @@ void Store::start_over(bool fresh) {
 
 Status Store::check_continues(std::uint64_t step) {
   const auto guard = enter();
+  if (auto ours = check_not_foreign(directory_); !ours) return ours;
   if (auto own = check_not_of_dcp(directory_, step); !own) return own;
   if (fresh_) return {};
   if (auto own = check_not_a_link(directory_, step); !own) return own;

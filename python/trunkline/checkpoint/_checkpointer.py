@@ -194,6 +194,13 @@ class Checkpointer:
             handle._wait_or_cancel()
         return handle
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: it knows of saves under way, and what this process has loaded."""
+        raise TypeError(
+            f"a Checkpointer cannot be pickled or copied; open the directory where it is needed: "
+            f"Checkpointer({str(self.directory)!r})"
+        )
+
     def wait(self) -> None:
         """Wait for the save that is under way, if there is one, and raise its error.
 
