@@ -85,9 +85,61 @@ TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
   save(*open({.volumes = volumes()}), 1);
   const std::string record = fmt::format("{}/{}", open()->descriptor().volumes[0], kHomeFile);
   const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1000);
-  for (const std::string& path : {lock_path(), record}) fs::last_write_time(path, old);
+  const std::vector<std::string> kept = {lock_path(), record,
+                                         fmt::format("{}/{}", directory(), kDescriptorFile)};
+  for (const std::string& path : kept) fs::last_write_time(path, old);
   load_and_save(*open(), 2);
-  for (const std::string& path : {lock_path(), record}) EXPECT_GT(fs::last_write_time(path), old) << path;
+  for (const std::string& path : kept) EXPECT_GT(fs::last_write_time(path), old) << path;
+}
+
+// Copies of steps have no lock, those by hard links have the same one: neither tells which directory it is.
+TEST_F(ReplacedDirectoryTest, ADirectoryWithoutALockIsNotTakenForTheOneThatIsLocked) {
+  const auto replace_at = [&](Kind moment) {
+    return [this, moment, done = false](Kind kind, const std::string&) mutable -> Status {
+      if (kind != moment || done) return {};
+      done = true;
+      fs::remove(directory());
+      fs::create_directory_symlink(root_.file("backup"), directory());
+      return {};
+    };
+  };
+  for (const Kind moment : {Kind::make_directory, Kind::sync_directory, Kind::write_file}) {
+    for (const std::string& each : {directory(), root_.file("a"), root_.file("backup")}) fs::remove_all(each);
+    for (const std::uint64_t step : {1, 2}) load_and_save(*open(), step);
+    fs::copy(directory(), root_.file("backup"), fs::copy_options::recursive);
+    fs::remove(fmt::format("{}/{}", root_.file("backup"), kLockFile));
+    fs::rename(directory(), root_.file("a"));
+    fs::create_directory_symlink(root_.file("a"), directory());
+    const auto store = open({.watch = replace_at(moment)});
+    load(*store);
+    const auto begun = store->begin(3, std::vector<std::uint64_t>{2});
+    if (begun) {
+      EXPECT_FALSE(store->commit(write_shards(3, *begun)));
+    }
+    EXPECT_TRUE(store->abandon());
+    EXPECT_EQ(open()->steps(), (Steps{1, 2}));
+    for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
+  }
+}
+
+TEST_F(ReplacedDirectoryTest, ADeletionStopsWhereTheDirectoryIsReplacedByOneWithoutALock) {
+  for (const std::uint64_t step : {1, 2}) load_and_save(*open(), step);
+  fs::copy(directory(), root_.file("backup"), fs::copy_options::recursive);
+  fs::remove(fmt::format("{}/{}", root_.file("backup"), kLockFile));
+  fs::rename(directory(), root_.file("a"));
+  fs::create_directory_symlink(root_.file("a"), directory());
+  bool done = false;
+  const auto store = open({.watch = [&](Kind kind, const std::string&) -> Status {
+    if (kind != Kind::sync_directory || done) return {};
+    done = true;
+    fs::remove(directory());
+    fs::create_directory_symlink(root_.file("backup"), directory());
+    return {};
+  }});
+  EXPECT_FALSE(store->remove(2));
+  EXPECT_TRUE(done);
+  EXPECT_EQ(open()->steps(), (Steps{1, 2})) << "those of the backup";
+  for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
 }
 
 // A purge took the record of whose the volume is: a copy that is opened must not take it over.

@@ -97,8 +97,10 @@ Error volume_is_missing(const std::string& volume) {
 }  // namespace
 
 struct Store::Lock {
-  Lock(std::string name, int flags)
-      : path(std::move(name)),
+  Lock(const std::string& in, int flags)
+      : directory_path(in),
+        directory(::open(in.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+        path(fmt::format("{}/{}", in, kLockFile)),
         fd(std::make_unique<os::ForkPrivateFd>(path, flags, kMode)),
         held(std::make_unique<os::FileLock>(fd->get(), kKind, os::FileLock::Wait::never)) {}
 
@@ -106,12 +108,19 @@ struct Store::Lock {
   // there: its shards are debris until their manifest is there.
   bool excludes_every_writer() const { return held->held() && os::is_on_local_filesystem(fd->get()); }
 
+  // The directory as well: a copy may have no file of the lock, or the same one (`cp -al`).
+  Status check() const {
+    if (directory.valid()) {
+      if (auto same = os::check_leads_to(directory_path, directory.get()); !same) return same;
+    }
+    return fd->valid() ? os::check_leads_to(path, fd->get()) : Status{};
+  }
+
   // Whether it is still the lock that others meet. A purge of old files may take it: as long as no other is
   // in its place nobody has locked, and it is made anew.
   Status check_or_renew() {
-    if (!fd->valid()) return {};
-    auto same = os::check_leads_to(path, fd->get());
-    if (same || same.error().code != ENOENT) return same;
+    auto same = check();
+    if (same || same.error().code != ENOENT || same.error().path != path) return same;
     auto renewed = std::make_unique<os::ForkPrivateFd>(path, O_RDWR | O_CREAT | O_EXCL, kMode);
     if (!renewed->valid()) return same;
     auto taken = std::make_unique<os::FileLock>(renewed->get(), kKind, os::FileLock::Wait::never);
@@ -126,6 +135,8 @@ struct Store::Lock {
 
   static constexpr mode_t kMode = 0666;  // less the umask
   static constexpr auto kKind = os::FileLock::Kind::exclusive;
+  const std::string directory_path;
+  const os::UniqueFd directory;
   const std::string path;
   std::unique_ptr<os::ForkPrivateFd> fd;
   std::unique_ptr<os::FileLock> held;
@@ -188,16 +199,17 @@ std::unique_lock<std::mutex> Store::enter() {
 }
 
 Result<std::unique_ptr<Store::Lock>> Store::lock(bool may_create) const {
-  const std::string path = fmt::format("{}/{}", directory_, kLockFile);
   constexpr int kMostAttempts = 100;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    auto lock = std::make_unique<Lock>(path, O_RDWR | (may_create ? O_CREAT : 0));
-    if (!lock->fd->valid() && may_create)
-      return std::unexpected(system_error(lock->fd->open_error(), "opening the lock " + path, path));
+    auto lock = std::make_unique<Lock>(directory_, O_RDWR | (may_create ? O_CREAT : 0));
+    if (!lock->fd->valid() && may_create) {
+      return std::unexpected(
+          system_error(lock->fd->open_error(), "opening the lock " + lock->path, lock->path));
+    }
     if (lock->held->busy()) return busy(directory_);
     // Advisory: where the filesystem has no locks, nobody is kept out. A file that was removed meanwhile
     // keeps nobody out either.
-    if (!lock->fd->valid() || os::check_leads_to(path, lock->fd->get())) return lock;
+    if (!lock->fd->valid() || lock->check()) return lock;
   }
   return busy(directory_);
 }
@@ -298,6 +310,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
   save->lock->touch();
+  std::ignore = ::utimensat(AT_FDCWD, fmt::format("{}/{}", directory_, kDescriptorFile).c_str(), nullptr, 0);
   save->step = step;
   // The order matters: whatever can be refused is refused before an earlier run is set aside; links to steps
   // go aside with it, so that they are looked at after that; only then is the descriptor the one that the
@@ -314,6 +327,8 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
     return std::unexpected(claimed.error());
   if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
   if (auto held = hold_directories(*save, shards); !held) return std::unexpected(held.error());
+  // They are below the directory that is locked.
+  if (auto same = save->check_lock(); !same) return std::unexpected(same.error());
   if (earlier->of_another_run) known_ = {};
   known_.loaded.id = descriptor_.id;
   known_.directory = directory_id_of(directory_);
@@ -394,6 +409,8 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   for (const std::string& each : directories) {
     if (auto synced = changes_.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
+  // All that took its time.
+  if (auto same = save_->check_places(); !same) return std::unexpected(same.error());
   const std::string path = manifest_path(directory_, manifest.step, manifest.commit);
   // Before it is there: where making it durable fails, it may have its name, and the next save replaces it.
   const Commit commit{
@@ -490,7 +507,7 @@ Result<SweepResult> Store::abandon() {
   const auto guard = enter();
   const std::unique_ptr<Save> save = std::move(save_);
   if (!save || save->committed) return SweepResult{};
-  if (!save->check_lock()) return SweepResult{};  // what is there may be another's
+  if (!save->check_places()) return SweepResult{};  // what is there may be another's
   auto commits = commits_in(directory_, save->step);
   if (!commits) return std::unexpected(commits.error());
   // Its name is there, and making that durable failed. That it can be synced now proves nothing, since an
