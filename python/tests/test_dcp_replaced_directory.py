@@ -120,3 +120,14 @@ def test_a_stock_checkpoint_that_is_made_meanwhile_stays(
     monkeypatch.setattr(_writer, "write_images", save_with_torch)
     save(nested(2), directory)
     assert (directory / ".metadata").read_bytes() == b"of torch"
+
+
+def test_a_rank_that_does_not_commit_keeps_nothing_open(tmp_path: Path) -> None:
+    """Else its volumes cannot be unmounted after the save."""
+    writer = tl.dcp.StorageWriter(tmp_path / "run", volumes=[tmp_path / "v0"])
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"x": torch.ones(3)}, is_coordinator=False)
+    writer.set_up_storage_writer(False, rank=1)
+    writer.write_data(writer.prepare_local_plan(planner.create_local_plan()), planner).wait()
+    opened = {str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir()}
+    assert not {str(tmp_path / "run"), str(tmp_path / "v0")} & opened

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import time
 import warnings
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from trunkline._core import check_leads_to, fsync_directory
 from trunkline._errors import exception_of
+from trunkline._flock import DirectoryLock
 from trunkline.checkpoint._dcp_names import (
     file_id_of,
     is_data_file_name,
@@ -208,10 +208,9 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises Error (EBUSY) when something else keeps the directory locked.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with DirectoryLock(directory) as lock:
         deadline = time.monotonic() + LOCK_SECONDS
-        while not _try_lock(descriptor):
+        while not _try_lock(lock):
             if time.monotonic() > deadline:
                 raise exception_of(
                     "system",
@@ -224,15 +223,10 @@ def locked(directory: Path) -> Iterator[None]:
                 )
             time.sleep(_LOCK_POLL_SECONDS)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(lock: DirectoryLock) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock.take()
     except OSError:  # NFS locks no directories
-        pass
-    return True
+        return True

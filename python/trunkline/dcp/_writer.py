@@ -216,6 +216,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._check_directories()
                 self._write_group(group, results)
             self._check_directories()
+            if self._save.use_collectives and not self._save.is_coordinator:
+                self._close_directories()  # nothing else tells this rank that the save is over
         except BaseException:
             self._undo(_names_of(results))
             raise
@@ -276,6 +278,11 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         if self._save.directories is not None:
             self._save.directories.check()
 
+    def _close_directories(self) -> None:
+        if self._save.directories is not None:
+            self._save.directories.close()
+            self._save.directories = None
+
     def _torch_metadata_to_remove(self) -> list[str]:
         """Return it only if it is to be replaced: torch may save here meanwhile."""
         return list_torch_metadata(self._directory) if self._overwrite else []
@@ -309,9 +316,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Let go of what is of one save."""
         if self._save.begun is not None:
             self._save.begun.is_over = True
-        if self._save.directories is not None:
-            self._save.directories.close()
-        self._save.begun, self._save.number, self._save.directories = None, None, None
+        self._close_directories()
+        self._save.begun, self._save.number = None, None
         self._save.leftovers, self._save.manifests = frozenset(), None
 
     def _undo(self, names: list[str]) -> None:

@@ -1,7 +1,6 @@
 """Where a pack lies, and whose the files are that are there already. docs/formats/pack.md."""
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from trunkline import _core
 from trunkline._core import File, Volume
 from trunkline._errors import exception_of
+from trunkline._flock import DirectoryLock
 from trunkline.checkpoint._safetensors_load import Header
 from trunkline.stream import _manifest
 from trunkline.stream._pack_layout import MARK
@@ -177,11 +177,10 @@ def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bo
     with ExitStack() as stack:
         locked = True
         for identity in sorted(directories):  # in the same order by all, who else would wait for each other
-            descriptor = os.open(directories[identity], os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, descriptor)
+            lock = stack.enter_context(DirectoryLock(directories[identity]))
             until_warned = time.monotonic() + _SILENT_SECONDS
             with suppress(OSError):  # a filesystem without locks
-                while not (locked := _try_lock(descriptor)) and wait:
+                while not (locked := lock.take()) and wait:
                     if time.monotonic() > until_warned:
                         _warn_of_waiting(directories[identity])
                         until_warned = math.inf
@@ -200,14 +199,6 @@ def _warn_of_waiting(directory: Path) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _identity(directory: Path) -> tuple[int, int]:
