@@ -128,3 +128,26 @@ def test_a_step_under_nearly_its_name_is_warned_of(tmp_path: Path, name: str) ->
     (tmp_path / name).rename(tmp_path / "step-00000300")
     with warnings.catch_warnings(action="error"):
         assert tl.Checkpointer(tmp_path, process_group=False).load() == {"step": 300}
+
+
+def test_a_step_that_is_a_link_to_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
+    """The step before it would be taken for the latest without a word."""
+    run = tmp_path / "run"
+    checkpoints = tl.Checkpointer(run, process_group=False)
+    for step in (1, 2):
+        checkpoints.save(step, {"x": torch.full((3,), step)}, block=True)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shutil.move(run / "step-00000002", disk)
+    (run / "step-00000002").symlink_to(disk / "step-00000002")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tl.Checkpointer(run, process_group=False).latest() == 2
+        opened = tl.Checkpointer(run, process_group=False)
+    disk.rename(tmp_path / "elsewhere")
+    told = r"step-00000002 is ignored: it is a symbolic link to .*disk/step-00000002, where nothing is; mount"
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        assert torch.equal(opened.load()["x"], torch.full((3,), 1))
+    assert len(caught) == 1
+    with pytest.warns(RuntimeWarning, match=told):
+        tl.Checkpointer(run, process_group=False)

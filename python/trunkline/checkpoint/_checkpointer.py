@@ -29,7 +29,7 @@ from trunkline.checkpoint._arguments import (
 )
 from trunkline.checkpoint._caller import caller
 from trunkline.checkpoint._memory import Device, device_argument
-from trunkline.checkpoint._names import misnamed_steps
+from trunkline.checkpoint._names import dangling_steps, misnamed_steps
 from trunkline.checkpoint._outcomes import give_up, heard, join, mark_earlier, together, told
 from trunkline.checkpoint._partly_filled import partly_filled
 from trunkline.checkpoint._ranks import Exchange, GroupRanks, Ranks, rank_error
@@ -141,7 +141,7 @@ class Checkpointer:
         self._turn = Turn()
         _checkpointers.add(self)
         self._wants_fresh = fresh  # the store knows whether the next save will do so
-        self._misnamed: set[str] = set()  # folders that were warned of
+        self._left_out: set[str] = set()  # folders that were warned of
         self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
@@ -151,7 +151,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
-            self._warn_of_misnamed()
+            self._warn_of_left_out()
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -252,7 +252,7 @@ class Checkpointer:
         store = self._place.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
-            self._warn_of_misnamed()
+            self._warn_of_left_out()
         together = step is None and self._ranks.size > 1
         chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
         if together:
@@ -608,13 +608,21 @@ class Checkpointer:
             why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
         return exception_of("system", errno.ENOENT, why, self._absolute)
 
-    def _warn_of_misnamed(self) -> None:
-        """Warn once of steps that do not count because of the names of their folders."""
-        for name, right in sorted(misnamed_steps(self._absolute).items()):
-            if name not in self._misnamed:
-                self._misnamed.add(name)
-                text = f"{self._absolute}: {name} is ignored: rename it to {right} to make it count"
-                warn_without_failing(text, caller())
+    def _warn_of_left_out(self) -> None:
+        """Warn once of each step that does not count: by the name of its folder, or as a link to nowhere."""
+        why = {
+            name: f"{name} is ignored: rename it to {right} to make it count"
+            for name, right in misnamed_steps(self._absolute).items()
+        }
+        for name, target in dangling_steps(self._absolute).items():
+            why[name] = (
+                f"{name} is ignored: it is a symbolic link to {target}, where nothing is; mount that disk "
+                "before you go on from an older step, or remove the link"
+            )
+        for name, text in sorted(why.items()):
+            if name not in self._left_out:
+                self._left_out.add(name)
+                warn_without_failing(f"{self._absolute}: {text}", caller())
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: what is there belongs to an earlier run.

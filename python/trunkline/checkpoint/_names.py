@@ -33,6 +33,21 @@ def is_shard(name: str) -> bool:
     return found is not None and all(int(number) < 2**64 for number in found.groups())
 
 
+def dangling_steps(directory: str) -> dict[str, str]:
+    """Return the steps that are symbolic links which lead nowhere, and where they led.
+
+    Reads no file, and raises nothing.
+    """
+    found: dict[str, str] = {}
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_symlink() and _STEP.fullmatch(entry.name):
+                with suppress(OSError):
+                    if not os.path.exists(entry.path):  # noqa: PTH110 - a str
+                        found[entry.name] = os.readlink(entry.path)  # noqa: PTH115
+    return found
+
+
 def misnamed_steps(directory: str) -> dict[str, str]:
     """Return the folders that hold a step under a name that does not count, and the name that does.
 
