@@ -205,6 +205,10 @@ def test_volumes(tmp_path: Path) -> None:
     assert_same(load(blank(state), tmp_path / "moved"), state)
     save({"a": numbers(5)}, tmp_path / "moved", volumes=[tmp_path / "moved"], overwrite=True)
     assert not shards(tmp_path / "moved")[0].is_symlink()
+    (tmp_path / "link").symlink_to("moved")
+    save({"a": numbers(6)}, tmp_path / "moved", volumes=[tmp_path / "link"], overwrite=True)
+    assert not shards(tmp_path / "moved")[0].is_symlink()
+    assert_same(load({"a": torch.zeros(6)}, tmp_path / "moved"), {"a": numbers(6)})
 
 
 def skip_without_births(path: Path) -> None:

@@ -81,8 +81,8 @@ def place_in_volume(directory: Path, volume: Path, name: str) -> Path:
     reading needs no list of volumes, and what a crash leaves can be found from the directory alone.
     """
     path = volume.absolute() / name
-    if path == directory.absolute() / name:
-        return path
+    if volume.samefile(directory):  # by whichever of its names: a link would lead to itself
+        return directory.absolute() / name
     (directory / name).symlink_to(path)
     return path
 
