@@ -65,6 +65,32 @@ Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>
   return volumes;
 }
 
+bool is_at_or_below(const std::string& path, const std::string& directory) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(path, error);
+  const fs::path above = error ? fs::path() : fs::weakly_canonical(directory, error);
+  return !error && std::ranges::mismatch(above, whole).in1 == above.end();
+}
+
+// Manifests name shards on volumes by absolute paths: a directory that holds them itself, and is renamed,
+// loses its own. Another disk that is mounted in it may stay there. Directories that have such volumes keep
+// them.
+Status check_not_within(const std::vector<std::string>& volumes, const std::string& directory,
+                        const std::optional<StoreDescriptor>& recorded) {
+  const std::vector<std::string> known =
+      recorded ? parents_of(recorded->volumes) : std::vector<std::string>{};
+  for (const std::string& volume : volumes) {
+    if (std::ranges::find(known, volume) != known.end() || !is_at_or_below(volume, directory)) continue;
+    if (device_under(volume + "/x") != device_under(directory + "/x")) continue;
+    return invalid(fmt::format(
+        "volumes: {} lies in {}, the directory of checkpoints itself, which would lose the shards "
+        "there when it is renamed; leave volumes out to have them in it, or name a directory beside "
+        "it",
+        volume, directory));
+  }
+  return {};
+}
+
 std::unexpected<Error> no_store(const std::string& directory, bool exists) {
   return std::unexpected(Error{
       .kind = ErrorKind::system,
@@ -109,6 +135,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   if (!device) return std::unexpected(device.error());
   const auto recorded = read_store_descriptor(*path);
   if (!recorded) return std::unexpected(recorded.error());
+  if (auto apart = check_not_within(volumes.value_or(std::vector<std::string>{}), *path, *recorded); !apart)
+    return std::unexpected(apart.error());
   if (options.if_missing == IfMissing::create) {
     if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
   } else if (!*recorded) {

@@ -75,6 +75,20 @@ TEST_F(StoreOpeningTest, TwoThatOpenOneNewDirectoryAgreeOnItsDescriptor) {
   EXPECT_EQ(on_volumes, 1U);
 }
 
+TEST_F(StoreOpeningTest, VolumesWithinTheDirectoryAreRefused) {
+  for (const char* name : {"real", "run"}) fs::create_directory(root_.file(name));
+  fs::create_directory_symlink(root_.file("real"), root_.file("link"));
+  fs::create_directory_symlink(root_.file("run"), root_.file("same"));
+  for (const char* volume : {"run", "run/", "run/a/b", "same", "same/a"}) {
+    const auto refused = Store::open(directory(), {.volumes = {{root_.file(volume)}}});
+    ASSERT_FALSE(refused) << volume;
+    EXPECT_EQ(refused.error().kind, ErrorKind::invalid_argument);
+    EXPECT_EQ(refused.error().message.find("volumes: "), 0U) << refused.error().message;
+  }
+  for (const char* volume : {"run-2", "link", "ru", ""})
+    EXPECT_TRUE(Store::open(directory(), {.volumes = {{root_.file(volume)}}})) << volume;
+}
+
 TEST_F(StoreOpeningTest, VolumesThatAnotherChangedAreFollowed) {
   const auto store = open();
   save(*store, 1);
