@@ -142,6 +142,58 @@ TEST_F(ReplacedDirectoryTest, ADeletionStopsWhereTheDirectoryIsReplacedByOneWith
   for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
 }
 
+// As disks that are mounted in each other's place: the record of whose a volume is was read before.
+TEST_F(ReplacedDirectoryTest, RemovingStopsWhereAVolumeIsReplaced) {
+  for (const bool is_deletion : {false, true}) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    bool is_armed = false;
+    const auto store = open({.volumes = volumes(), .watch = [&](Kind kind, const std::string&) -> Status {
+                               if (!is_armed || kind != Kind::remove_file) return {};
+                               is_armed = false;
+                               swap_for_a_copy(volumes()[0]);
+                               return {};
+                             }});
+    save(*store, 1);
+    std::ignore = write_shards(2, begin(*store, 2));
+    store->release();
+    is_armed = true;
+    if (is_deletion) {
+      const auto removed = store->remove(1);
+      ASSERT_FALSE(removed);
+      EXPECT_EQ(removed.error().code, ESTALE) << removed.error().message;
+    } else {
+      const auto swept = store->collect();
+      ASSERT_TRUE(swept);
+      ASSERT_FALSE(swept->problems.empty());
+      EXPECT_EQ(swept->problems.front().code, ESTALE) << swept->problems.front().message;
+    }
+    ASSERT_FALSE(is_armed);
+    const std::string volume = open()->descriptor().volumes[0];
+    for (const std::uint64_t step : {1, 2}) {
+      EXPECT_TRUE(fs::exists(fmt::format("{}/{}", volume, step_directory(step)))) << "step " << step;
+    }
+  }
+}
+
+// What the first save of a run makes and moves, before it writes anything.
+TEST_F(ReplacedDirectoryTest, SettingARunAsideStopsWhereTheDirectoryIsReplaced) {
+  for (const Kind moment : {Kind::make_directory, Kind::write_file, Kind::rename}) {
+    for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
+    for (const std::uint64_t step : {1, 2, 3}) load_and_save(*open(), step);
+    int changes = 0;
+    const auto store = open({.fresh = true, .watch = [&](Kind kind, const std::string&) -> Status {
+                               if (kind == moment && ++changes == 1) swap_for_a_copy(directory());
+                               return {};
+                             }});
+    const auto begun = store->begin(1, std::vector<std::uint64_t>{1});
+    ASSERT_FALSE(begun);
+    EXPECT_EQ(begun.error().code, ESTALE) << begun.error().message;
+    // The first change was let through: it is of the directory that was there when it was asked for.
+    const std::size_t least = moment == Kind::rename ? 2 : 3;
+    EXPECT_GE(open()->steps()->size(), least);
+  }
+}
+
 // A purge took the record of whose the volume is: a copy that is opened must not take it over.
 TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecord) {
   const auto store = open({.volumes = volumes()});

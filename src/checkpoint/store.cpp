@@ -130,6 +130,26 @@ struct Store::Lock {
     return {};
   }
 
+  // From now on check_places() notices volumes that are mounted, or moved, in each other's place: the record
+  // of whose they are was read before, and what has their names by now may be another directory's. Those that
+  // are missing may come: nothing was read of them.
+  void hold_volumes(const StoreDescriptor& descriptor) {
+    for (const auto* paths : {&descriptor.volumes, &descriptor.former_volumes}) {
+      for (const std::string& volume : *paths) {
+        os::UniqueFd opened(::open(volume.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+        if (opened.valid()) volumes.emplace_back(volume, std::move(opened));
+      }
+    }
+  }
+
+  Status check_places() {
+    if (auto same = check_or_renew(); !same) return same;
+    for (const auto& [volume, opened] : volumes) {
+      if (auto same = os::check_leads_to(volume, opened.get()); !same) return same;
+    }
+    return {};
+  }
+
   // So that a purge of old files does not take it from a run that goes on.
   void touch() const { std::ignore = ::futimens(fd->get(), nullptr); }
 
@@ -140,6 +160,7 @@ struct Store::Lock {
   const std::string path;
   std::unique_ptr<os::ForkPrivateFd> fd;
   std::unique_ptr<os::FileLock> held;
+  std::vector<std::pair<std::string, os::UniqueFd>> volumes;
 };
 
 struct Store::Save {
@@ -236,13 +257,13 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
 
 // That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
 Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
-                            Unrecorded unrecorded) const {
+                            Unrecorded unrecorded, const Changes& changes) const {
   if (auto ours = check_homes(descriptor, directory_); !ours) return ours;
   for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (std::size_t i = 0; i < volumes->size(); ++i) {
       if (!is_directory((*volumes)[i])) continue;
       if (unrecorded == Unrecorded::leave && !check_recorded_home((*volumes)[i], directory_)) continue;
-      auto taken = take_home((*volumes)[i], directory_, changes_);
+      auto taken = take_home((*volumes)[i], directory_, changes);
       const bool written_to = volumes == &descriptor.volumes && shards[i] > 0;
       if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
     }
@@ -250,18 +271,19 @@ Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const s
   return {};
 }
 
-Status Store::make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const {
+Status Store::make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
+                                    const Changes& changes) const {
   // Also when they exist: whoever made them may have died before that was durable.
   const auto make = [&](const std::string& parent) -> Status {
-    if (auto made = changes_.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
+    if (auto made = changes.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
       return made;
-    return changes_.sync_directory(parent);
+    return changes.sync_directory(parent);
   };
   if (!is_directory(fmt::format("{}/{}", directory_, step_directory(step)))) {
     for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
       for (const std::string& volume : *volumes) {
         const std::string there = volume_step_directory(directory_, volume, step);
-        if (auto kept = keep_moved_shards(there, changes_); !kept) return kept;
+        if (auto kept = keep_moved_shards(there, changes); !kept) return kept;
       }
     }
   }
@@ -315,17 +337,19 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   // The order matters: whatever can be refused is refused before an earlier run is set aside; links to steps
   // go aside with it, so that they are looked at after that; only then is the descriptor the one that the
   // rest is about. What is checked again was not locked before.
+  const Changes changes = changes_.checked_by([&save] { return save->check_lock(); });
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto own = check_not_of_dcp(directory_, step); !own) return std::unexpected(own.error());
-  const auto earlier = settle_earlier_steps(step);
+  const auto earlier = settle_earlier_steps(step, changes);
   if (!earlier) return std::unexpected(earlier.error());
   if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
-  if (auto recorded = record_descriptor(*earlier); !recorded) return std::unexpected(recorded.error());
+  if (auto recorded = record_descriptor(*earlier, changes); !recorded)
+    return std::unexpected(recorded.error());
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
-  if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim); !claimed)
+  if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim, changes); !claimed)
     return std::unexpected(claimed.error());
-  if (auto made = make_step_directories(step, shards); !made) return std::unexpected(made.error());
+  if (auto made = make_step_directories(step, shards, changes); !made) return std::unexpected(made.error());
   if (auto held = hold_directories(*save, shards); !held) return std::unexpected(held.error());
   // They are below the directory that is locked.
   if (auto same = save->check_lock(); !same) return std::unexpected(same.error());
@@ -536,7 +560,8 @@ Status Store::remove(std::uint64_t step) {
   commits = commits_in(directory_, step);
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory_, step);
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_or_renew(); });
+  (*locked)->hold_volumes(descriptor);
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_places(); });
   Sweep sweep(directory_, descriptor, changes, Sweep::DryRun::no);
   sweep.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
   SweepResult result = sweep.take_result();
@@ -572,10 +597,11 @@ Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) 
   const StoreDescriptor descriptor = recorded->value_or(StoreDescriptor{.id = descriptor_.id, .volumes = {}});
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
-  auto ours =
-      dry_run ? check_homes(descriptor, directory_) : claim_volumes(descriptor, no_shards, Unrecorded::leave);
+  (*locked)->hold_volumes(descriptor);
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_places(); });
+  auto ours = dry_run ? check_homes(descriptor, directory_)
+                      : claim_volumes(descriptor, no_shards, Unrecorded::leave, changes);
   if (!ours) return std::unexpected(ours.error());
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_or_renew(); });
   Sweep sweep(directory_, descriptor, changes, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
   sweep.leave_unrecorded_volumes();
   sweep.clean_all();

@@ -162,13 +162,15 @@ class Store {
     bool of_another_run = false;
     bool is_elsewhere = false;  // is_elsewhere()
   };
-  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step);
-  Status record_descriptor(const EarlierSteps& earlier);
+  // `changes` of these: changes_, which fail once the lock is not what others meet.
+  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const Changes& changes);
+  Status record_descriptor(const EarlierSteps& earlier, const Changes& changes);
   // Only a save records whose a volume without a record is.
   enum class Unrecorded { leave, claim };
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
-                       Unrecorded unrecorded) const;
-  Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards) const;
+                       Unrecorded unrecorded, const Changes& changes) const;
+  Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
+                               const Changes& changes) const;
   Status hold_directories(Save& save, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
   Result<std::set<std::string>> all_volumes() const;

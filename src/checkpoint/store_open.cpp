@@ -213,7 +213,7 @@ Status Store::make_directory() {
 }
 
 // Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
-Status Store::record_descriptor(const EarlierSteps& earlier) {
+Status Store::record_descriptor(const EarlierSteps& earlier, const Changes& changes) {
   for (bool again = true;; again = false) {
     const auto recorded = read_store_descriptor(directory_);
     if (!recorded) return std::unexpected(recorded.error());
@@ -225,7 +225,7 @@ Status Store::record_descriptor(const EarlierSteps& earlier) {
     if (recorded_) {
       if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
     }
-    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes_);
+    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes);
     if (written) {
       recorded_ = true;
       return {};
@@ -233,14 +233,14 @@ Status Store::record_descriptor(const EarlierSteps& earlier) {
     if (written.error().code != EEXIST || recorded_ || !again) return written;
     // Where the filesystem has no locks, another process may have been first: that one's counts.
     for (const std::string& volume : descriptor_.volumes) {
-      if (auto removed = changes_.remove_directory(volume); !removed) return removed;
+      if (auto removed = changes.remove_directory(volume); !removed) return removed;
     }
   }
 }
 
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
 // in it goes aside. The lock is held.
-Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step) {
+Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const Changes& changes) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
@@ -268,7 +268,7 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step) {
       .id = random_hex(kIdDigits), .volumes = {}, .first_commit = first_commit_of(*recorded)};
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
-  auto moved = set_aside(directory_, *recorded, after, changes_);
+  auto moved = set_aside(directory_, *recorded, after, changes);
   if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
   aside_ = *std::move(moved);
   fresh_ = false;  // also if this save fails: what is there at the next one may be another job's

@@ -462,7 +462,9 @@ class Checkpointer:
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None when there is none.
 
-        Before it returns None it waits for saves into the directory that this process has under way.
+        A save that is under way does not count, so that a training may log this without waiting. To resume,
+        call load() without a step, which waits for the saves of this process. Before it returns None it waits
+        for them as well.
         """
         latest = self._place.store.latest()
         if latest is None:  # by which users decide to start over
