@@ -72,7 +72,7 @@ def test_a_directory_that_is_replaced_by_a_copy(
     error = failure(caught)
     assert isinstance(error, tl.Error)
     assert error.errno == errno.ESTALE
-    assert f"{directory} was moved or replaced during the save" in str(error)
+    assert f"{directory} was moved or replaced meanwhile" in str(error)
     for held in (directory, tmp_path / "moved"):
         assert_same(load(blank(nested(0)), held), nested(1))
     with warnings.catch_warnings():

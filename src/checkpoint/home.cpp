@@ -2,9 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,6 +19,7 @@
 #include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 #include "os/read_text.h"
+#include "os/same_file.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -58,12 +57,6 @@ Result<std::optional<Home>> look_at(const std::string& path) {
   }
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   return std::unexpected(system_error(errno, "looking for the directory of checkpoints " + path, path));
-}
-
-// Whether a directory may have another inode after each mount, so that its path has to do.
-bool has_passing_inodes(const std::string& directory) {
-  struct statfs filesystem{};
-  return ::statfs(directory.c_str(), &filesystem) == 0 && filesystem.f_type == FUSE_SUPER_MAGIC;
 }
 
 Result<Home> home_of(const std::string& directory) {
@@ -161,7 +154,7 @@ Result<Home> agreed_home(const std::string& volume, const std::string& directory
   const std::optional<Home>& found = *there;
   if (found && found->is_same_now(*here)) {
     const bool has_same_inode = recorded->inode == here->inode && (recorded->birth == 0 || here->birth == 0);
-    if (here->is_same_directory(*recorded) || has_same_inode || has_passing_inodes(directory)) {
+    if (here->is_same_directory(*recorded) || has_same_inode || os::has_passing_inodes(directory)) {
       here->path = recorded->path;  // by whichever of its names
       return here;
     }

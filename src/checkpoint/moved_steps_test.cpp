@@ -2,6 +2,7 @@
 // that a manifest below the directory names is removed.
 #include <gtest/gtest.h>
 
+#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
 #include "checkpoint/store_fixture.h"
@@ -74,6 +75,7 @@ TEST_F(MovedStepsTest, AStepMovedBackWhileItsVolumesAreCleanedKeepsItsShards) {
   descriptor.volumes.push_back(root_.file("late"));
   const std::string on_volume = descriptor.volumes.back() + "/" + step_directory(1);
   fs::create_directories(on_volume);
+  ASSERT_TRUE(take_home(descriptor.volumes.back(), elsewhere, Changes()));
   const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
     if (path == on_volume && fs::exists(out)) fs::rename(out, own);
     return {};
@@ -363,6 +365,36 @@ TEST(ShardReferences, AreFoundInAnyText) {
   std::set<std::string> names;
   add_shard_names("shard-" + one + "\"shard-shard-" + two + "shard-00000-of-", names);
   EXPECT_EQ(names, (std::set<std::string>{one, two}));
+}
+
+// The run went on with other volumes: those that it had are former ones.
+TEST_F(MovedStepsTest, ShardsOnFormerVolumesStayWhereTheStepIsSavedAgain) {
+  fs::rename(step(1), root_.file("out"));
+  const auto store = open({.volumes = {{root_.file("v9")}}});
+  load(*store);
+  for (const std::uint64_t number : {2, 1, 5, 6, 7}) save(*store, number, 1);
+  fs::remove_all(step(1));
+  fs::rename(root_.file("out"), step(1));
+  EXPECT_TRUE(is_whole(*store, first_));
+}
+
+TEST_F(MovedStepsTest, AStepThatIsMovedBackWhileOrphansAreRemovedStays) {
+  const std::string out = root_.file("out");
+  fs::rename(step(1), out);
+  const std::string debris = step(2) + "/shard-00009-of-00010-0123456789abcdef.safetensors";
+  std::ofstream(debris) << "debris";
+  bool is_moved_back = false;
+  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+    if (path == debris && !is_moved_back) {
+      is_moved_back = true;
+      fs::rename(out, step(1));
+    }
+    return {};
+  });
+  Sweep sweep(directory(), open()->descriptor(), changes, Sweep::DryRun::no, Sweep::Orphans::remove);
+  sweep.clean_all();
+  EXPECT_TRUE(is_moved_back);
+  EXPECT_TRUE(is_first_whole());
 }
 
 }  // namespace

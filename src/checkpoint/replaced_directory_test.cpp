@@ -194,6 +194,61 @@ TEST_F(ReplacedDirectoryTest, SettingARunAsideStopsWhereTheDirectoryIsReplaced) 
   }
 }
 
+TEST_F(ReplacedDirectoryTest, RetentionStopsWhereAFormerVolumeIsReplaced) {
+  {
+    const auto store = open({.volumes = volumes()});
+    for (const std::uint64_t step : {1, 2}) save(*store, step);
+  }
+  bool is_armed = false;
+  const auto store =
+      open({.volumes = {{root_.file("v2")}}, .watch = [&](Kind kind, const std::string&) -> Status {
+              if (!is_armed || kind != Kind::remove_file) return {};
+              is_armed = false;
+              swap_for_a_copy(volumes()[0]);
+              return {};
+            }});
+  load(*store);
+  ASSERT_TRUE(store->commit(write_shards(3, begin(*store, 3))));
+  is_armed = true;
+  const auto swept = store->retain(1);
+  ASSERT_TRUE(swept);
+  EXPECT_FALSE(is_armed);
+  EXPECT_FALSE(swept->problems.empty());
+  const std::string former = store->descriptor().former_volumes.at(0);
+  for (const std::uint64_t step : {1, 2})
+    EXPECT_TRUE(fs::exists(fmt::format("{}/{}", former, step_directory(step)))) << "step " << step;
+}
+
+TEST_F(ReplacedDirectoryTest, SettingARunAsideStopsWhereAVolumeIsReplaced) {
+  {
+    const auto store = open({.volumes = volumes()});
+    for (const std::uint64_t step : {1, 2}) save(*store, step);
+  }
+  bool is_armed = true;
+  const auto store = open({.fresh = true, .watch = [&](Kind kind, const std::string&) -> Status {
+                             if (!is_armed || kind != Kind::rename) return {};
+                             is_armed = false;
+                             swap_for_a_copy(volumes()[0]);
+                             return {};
+                           }});
+  EXPECT_FALSE(store->begin(1, std::vector<std::uint64_t>{1, 1}));
+  EXPECT_FALSE(is_armed);
+}
+
+TEST_F(ReplacedDirectoryTest, DeletingInACopyRemovesNothingFromAVolumeWithoutARecord) {
+  const auto store = open({.volumes = volumes()});
+  for (const std::uint64_t step : {1, 2}) save(*store, step);
+  const std::string copy = root_.file("copy");
+  fs::copy(directory(), copy, fs::copy_options::recursive);
+  for (const std::string& volume : store->descriptor().volumes)
+    fs::remove(volume + "/" + std::string(kHomeFile));
+  const auto other = Store::open(copy);
+  ASSERT_TRUE(other);
+  EXPECT_FALSE((*other)->remove(1));
+  EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+  EXPECT_EQ((*other)->steps(), (Steps{1, 2})) << "nor is the manifest of the copy";
+}
+
 // A purge took the record of whose the volume is: a copy that is opened must not take it over.
 TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecord) {
   const auto store = open({.volumes = volumes()});

@@ -10,6 +10,7 @@
 #include <ctime>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <ranges>
 #include <set>
@@ -130,19 +131,21 @@ struct Store::Lock {
     return {};
   }
 
-  // From now on check_places() notices volumes that are mounted, or moved, in each other's place: the record
-  // of whose they are was read before, and what has their names by now may be another directory's. Those that
-  // are missing may come: nothing was read of them.
+  // From now on check_with_volumes() notices volumes that are mounted, or moved, in each other's place: the
+  // record of whose they are was read before, and what has their names by now may be another directory's.
+  // Those that are missing may come: nothing was read of them.
   void hold_volumes(const StoreDescriptor& descriptor) {
     for (const auto* paths : {&descriptor.volumes, &descriptor.former_volumes}) {
       for (const std::string& volume : *paths) {
+        if (volumes.contains(volume)) continue;
         os::UniqueFd opened(::open(volume.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-        if (opened.valid()) volumes.emplace_back(volume, std::move(opened));
+        if (opened.valid()) volumes.emplace(volume, std::move(opened));
       }
     }
   }
 
-  Status check_places() {
+  // Before anything is removed or moved: the lock, the directory and the volumes.
+  Status check_with_volumes() {
     if (auto same = check_or_renew(); !same) return same;
     for (const auto& [volume, opened] : volumes) {
       if (auto same = os::check_leads_to(volume, opened.get()); !same) return same;
@@ -160,7 +163,7 @@ struct Store::Lock {
   const std::string path;
   std::unique_ptr<os::ForkPrivateFd> fd;
   std::unique_ptr<os::FileLock> held;
-  std::vector<std::pair<std::string, os::UniqueFd>> volumes;
+  std::map<std::string, os::UniqueFd> volumes;
 };
 
 struct Store::Save {
@@ -173,7 +176,8 @@ struct Store::Save {
   // or the directory may be a copy of the one that was written to.
   Status check_lock() { return lock->check_or_renew(); }
 
-  // Whether all paths lead to where the shards were written.
+  // Whether all paths lead to where the shards were written. Volumes that this save does not write to may
+  // come and go.
   Status check_places() {
     if (auto same = check_lock(); !same) return same;
     for (const Directory& directory : directories) {
@@ -279,6 +283,8 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
       return made;
     return changes.sync_directory(parent);
   };
+  // Where the directory has no such step, shards of it on volumes belong to one that was moved out: they are
+  // put on record before those of this save lie beside them. Former volumes have such shards, too.
   if (!is_directory(fmt::format("{}/{}", directory_, step_directory(step)))) {
     for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
       for (const std::string& volume : *volumes) {
@@ -334,17 +340,22 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   save->lock->touch();
   std::ignore = ::utimensat(AT_FDCWD, fmt::format("{}/{}", directory_, kDescriptorFile).c_str(), nullptr, 0);
   save->step = step;
-  // The order matters: whatever can be refused is refused before an earlier run is set aside; links to steps
-  // go aside with it, so that they are looked at after that; only then is the descriptor the one that the
-  // rest is about. What is checked again was not locked before.
-  const Changes changes = changes_.checked_by([&save] { return save->check_lock(); });
+  // The order matters: what can be refused is refused before an earlier run is set aside, but for what is
+  // only known after that: links to steps go aside with the run, and the volumes are those of the new
+  // descriptor. So a begin() that fails may have set the run aside: aside(). What is checked again was not
+  // locked before.
+  const Changes changes = changes_.checked_by([&save] { return save->lock->check_with_volumes(); });
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto own = check_not_of_dcp(directory_, step); !own) return std::unexpected(own.error());
+  const auto before = read_store_descriptor(directory_);
+  if (!before) return std::unexpected(before.error());
+  if (const std::optional<StoreDescriptor>& known = *before) save->lock->hold_volumes(*known);
   const auto earlier = settle_earlier_steps(step, changes);
   if (!earlier) return std::unexpected(earlier.error());
   if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(*earlier, changes); !recorded)
     return std::unexpected(recorded.error());
+  save->lock->hold_volumes(descriptor_);
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
   if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim, changes); !claimed)
@@ -409,7 +420,7 @@ Status Store::check_shards(const Manifest& manifest) const {
 // 6. It gets its name (rename, which replaces nothing).
 // 7. The name is made durable (fsync of the directory). Only then, and if the lock and the directories are
 //    still those of begin(), is the checkpoint reported as saved. Else the manifest is removed again, unless
-//    the step had one before.
+//    the lock was lost and the step had one before: who took the lock may have removed that on account of it.
 // 8. Only now may older ones go: retain(), in the order of Sweep::sweep().
 Result<std::uint64_t> Store::commit(Manifest manifest) {
   const auto guard = enter();
@@ -476,7 +487,10 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
   // would make every save slower than the one before.
   if (!keep) std::erase_if(*entries, [this](const StepEntry& entry) { return entry.step != save_->step; });
-  const Changes changes = changes_.checked_by([this] { return save_->check_places(); });
+  const Changes changes = changes_.checked_by([this] {
+    if (auto same = save_->check_places(); !same) return same;
+    return save_->lock->check_with_volumes();
+  });
   Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
   std::vector<Error> problems;
   struct Candidate {
@@ -493,7 +507,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
     else
       problems.push_back(whole ? commit.error() : whole.error());
   }
-  // The last to go comes first.
+  // Those that stay come first: a run that went back behind later steps gives them up before any other.
   std::ranges::sort(candidates, std::greater(),
                     [](const Candidate& each) { return std::pair(!each.is_later, each.commit.number); });
   std::vector<const StepEntry*> doomed;
@@ -515,7 +529,7 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
     problems.push_back(not_removed(directory_, strangers, most));
     told_.insert(strangers.begin(), strangers.end());
   }
-  // The oldest first, so that a crash leaves no gap.
+  // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
   for (const StepEntry* entry : std::views::reverse(doomed)) sweep.remove(*entry);
   SweepResult result = sweep.take_result();
   result.problems.insert(result.problems.end(), problems.begin(), problems.end());
@@ -539,7 +553,7 @@ Result<SweepResult> Store::abandon() {
   const bool attempted = std::ranges::any_of(
       *commits, [&](const std::uint64_t commit) { return std::optional(commit) == save->attempted; });
   if (attempted) return SweepResult{};
-  const Changes changes = changes_.checked_by([&save] { return save->check_lock(); });
+  const Changes changes = changes_.checked_by([&save] { return save->lock->check_with_volumes(); });
   Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
   sweep.clean({.step = save->step, .commits = std::move(*commits)});
   return sweep.take_result();
@@ -561,7 +575,7 @@ Status Store::remove(std::uint64_t step) {
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory_, step);
   (*locked)->hold_volumes(descriptor);
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_places(); });
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
   Sweep sweep(directory_, descriptor, changes, Sweep::DryRun::no);
   sweep.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
   SweepResult result = sweep.take_result();
@@ -598,12 +612,11 @@ Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) 
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
   (*locked)->hold_volumes(descriptor);
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_places(); });
+  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
   auto ours = dry_run ? check_homes(descriptor, directory_)
                       : claim_volumes(descriptor, no_shards, Unrecorded::leave, changes);
   if (!ours) return std::unexpected(ours.error());
   Sweep sweep(directory_, descriptor, changes, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
-  sweep.leave_unrecorded_volumes();
   sweep.clean_all();
   SweepResult result = sweep.take_result();
   if (occasion != Occasion::opening) {

@@ -365,5 +365,26 @@ TEST_F(StoreCrashTest, RandomHistoriesKeepWhatWasCommitted) {
   }
 }
 
+// A step with a manifest that was replaced and not removed yet.
+TEST_F(StoreCrashTest, ADeletionThatIsCutOffBringsNoReplacedManifestBack) {
+  bool was_cut_off = false;
+  for (std::size_t allowed = 0;; ++allowed) {
+    for (const auto& entry : std::filesystem::directory_iterator(root_.path()))
+      std::filesystem::remove_all(entry.path());
+    {
+      const auto store = open({.volumes = volumes()});
+      save(*store, 1);
+      ASSERT_TRUE(store->commit(write_shards(1, begin(*store, 1))));
+    }
+    test::CrashPoint crash{.allowed = allowed};
+    if (open({.watch = crash.watch()})->remove(1)) break;
+    was_cut_off = true;
+    const auto store = open();
+    if (store->steps() == std::vector<std::uint64_t>{}) continue;
+    EXPECT_EQ(store->read_manifest(1)->commit, 2U) << "cut off after " << allowed << " changes";
+  }
+  EXPECT_TRUE(was_cut_off);
+}
+
 }  // namespace
 }  // namespace trunkline::checkpoint

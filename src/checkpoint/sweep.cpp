@@ -42,11 +42,11 @@ std::uint64_t SweepResult::bytes() const {
   return total;
 }
 
-Sweep::Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run,
+Sweep::Sweep(std::string directory, StoreDescriptor descriptor, Changes changes, DryRun dry_run,
              Orphans orphans)
     : directory_(std::move(directory)),
       descriptor_(std::move(descriptor)),
-      changes_(changes),
+      changes_(std::move(changes)),
       dry_run_(dry_run),
       orphans_(orphans) {}
 
@@ -170,18 +170,18 @@ Status Sweep::check_homes(const std::vector<Place>& places) {
     if (place.volume.empty()) continue;
     auto known = homes_.find(place.volume);
     if (known == homes_.end())
-      known = homes_
-                  .emplace(place.volume, needs_record_ ? check_recorded_home(place.volume, directory_)
-                                                       : check_home(place.volume, directory_))
-                  .first;
+      known = homes_.emplace(place.volume, check_recorded_home(place.volume, directory_)).first;
     if (!known->second) return known->second;
   }
   return {};
 }
 
 // A checkpoint exists exactly when its manifest does, so that it ends in this order, whenever a crash comes:
+// 0. Whose the volumes are, and all that names shards there, is read while every manifest is still there.
+// Where
+//    anything of that cannot be read, nothing is removed.
 // 1. The name of the manifest that is kept is durable (its writer may have died before that).
-// 2. Other manifests go, the oldest first: none that was replaced comes back as the last one.
+// 2. Other manifests go, the oldest first: after a crash in between none that was replaced counts again.
 // 3. Each of these removals is made durable before the next: no manifest may outlive its shards.
 // 4. Shards that the manifest which is kept does not name; temporary files.
 // 5. Directories that are empty now, that in DIR last and once the others are durable: without it, what is

@@ -41,11 +41,10 @@ class Sweep {
   enum class DryRun { no, yes };
   enum class Orphans { leave, remove };
 
-  Sweep(std::string directory, StoreDescriptor descriptor, const Changes& changes, DryRun dry_run,
+  // Nothing is removed from a volume without a record of whose it is, which is a problem: only a save records
+  // that (home.h), and a directory that does not save may be a copy.
+  Sweep(std::string directory, StoreDescriptor descriptor, Changes changes, DryRun dry_run,
         Orphans orphans = Orphans::leave);
-
-  // For who does not save: volumes without a record of whose they are, are left alone, and are problems.
-  void leave_unrecorded_volumes() { needs_record_ = true; }
 
   // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
   void remove(const StepEntry& entry);
@@ -97,8 +96,7 @@ class Sweep {
 
   std::string directory_;
   StoreDescriptor descriptor_;
-  const Changes& changes_;
-  bool needs_record_ = false;
+  Changes changes_;
   DryRun dry_run_;
   Orphans orphans_;
   std::map<std::string, Status> homes_;  // of volumes: whether anything there may be removed

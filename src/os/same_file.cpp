@@ -15,32 +15,39 @@ namespace {
 constexpr std::uint32_t kCifsMagic = 0xFF534D42;
 constexpr std::uint32_t kSmb2Magic = 0xFE534D42;
 
-// Where programs and other systems make up the inode numbers, maybe from the path.
-bool has_passing_inodes(int fd) {
-  struct statfs filesystem{};
-  if (::fstatfs(fd, &filesystem) != 0) return true;
+bool has_passing_inodes(const struct statfs& filesystem) {
   const auto type = static_cast<std::uint32_t>(filesystem.f_type);
   return type == FUSE_SUPER_MAGIC || type == kCifsMagic || type == kSmb2Magic;
 }
 
 }  // namespace
 
+bool has_passing_inodes(int fd) {
+  struct statfs filesystem{};
+  return ::fstatfs(fd, &filesystem) != 0 || has_passing_inodes(filesystem);
+}
+
+bool has_passing_inodes(const std::string& path) {
+  struct statfs filesystem{};
+  return ::statfs(path.c_str(), &filesystem) != 0 || has_passing_inodes(filesystem);
+}
+
 Status check_leads_to(const std::string& path, int fd) {
   struct stat opened{};
   struct stat named{};
   if (::stat(path.c_str(), &named) != 0)
-    return std::unexpected(system_error(errno, path + " was moved or removed during the save", path));
+    return std::unexpected(system_error(errno, path + " was moved or removed meanwhile", path));
   if (::fstat(fd, &opened) != 0)
     return std::unexpected(system_error(errno, "looking at what was opened as " + path, path));
   if (named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) return {};
   if (named.st_dev == opened.st_dev && has_passing_inodes(fd)) return {};
-  return std::unexpected(
-      Error{.kind = ErrorKind::system,
-            .code = ESTALE,
-            .message = fmt::format("{} was moved or replaced during the save, and leads to "
-                                   "something else now: ESTALE; save again",
-                                   path),
-            .path = path});
+  return std::unexpected(Error{
+      .kind = ErrorKind::system,
+      .code = ESTALE,
+      .message = fmt::format("{} was moved or replaced meanwhile, and leads to something else now: ESTALE; "
+                             "see what is there, then try again",
+                             path),
+      .path = path});
 }
 
 }  // namespace trunkline::os

@@ -13,4 +13,9 @@ namespace trunkline::os {
 // at.
 Status check_leads_to(const std::string& path, int fd);
 
+// Whether programs, or other systems, make up the inode numbers of the filesystem (FUSE, CIFS), so that a
+// file may have another one after each mount, or after a rename. Also where nothing is known of it.
+bool has_passing_inodes(int fd);
+bool has_passing_inodes(const std::string& path);
+
 }  // namespace trunkline::os
