@@ -642,6 +642,72 @@ def test_all_ranks_find_what_the_first_one_saves(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
 
 
+FABRIC = """
+import sys, threading
+from pathlib import Path
+import lightning, torch
+import trunkline as tl
+from lightning.fabric.strategies import DDPStrategy
+
+faults = tl.Faults()
+plugin = tl.lightning.CheckpointIO(background=True, engine=tl.Engine("threads", faults=faults))
+strategy = DDPStrategy(checkpoint_io=plugin, process_group_backend="gloo")
+fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=strategy)
+fabric.launch()
+path = Path(sys.argv[1], "last.ckpt")
+for step in range(1, 4):
+    faults.hold("write", faults.commands("write"), 1000)
+    fabric.save(path, {"step": step, "x": torch.full((100_000,), float(step))})
+    threading.Timer(0.5, faults.release).start()
+    loaded = fabric.load(path)
+    assert loaded["step"] == step, (fabric.global_rank, loaded["step"], step)
+    fabric.barrier()
+Path(sys.argv[1], f"whole-{fabric.global_rank}").touch()
+"""
+
+WRAPPED = """
+import sys, threading
+from pathlib import Path
+import lightning, lightning.pytorch.demos.boring_classes, torch
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+import trunkline as tl
+
+faults = tl.Faults()
+plugin = tl.lightning.CheckpointIO(background=True, engine=tl.Engine("threads", faults=faults))
+path = Path(sys.argv[1], "last.ckpt")
+
+class Saves(lightning.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        faults.hold("write", faults.commands("write"), 1000)
+        threading.Timer(1, faults.release).start()
+        trainer.save_checkpoint(path)
+
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, limit_val_batches=0, logger=False,
+    plugins=[_WrappingCheckpointIO(plugin)], callbacks=[Saves()], enable_progress_bar=False,
+    enable_checkpointing=False,
+)
+trainer.fit(lightning.pytorch.demos.boring_classes.BoringModel())
+assert torch.load(path)["global_step"] == 2, trainer.global_rank
+faults.hold("write", faults.commands("write"), 1000)
+threading.Timer(1, faults.release).start()
+trainer.save_checkpoint(Path(sys.argv[1], "after.ckpt"))
+assert torch.load(Path(sys.argv[1], "after.ckpt"))["global_step"] == 2, trainer.global_rank
+Path(sys.argv[1], f"whole-{trainer.global_rank}").touch()
+"""
+
+
+@pytest.mark.parametrize("code", [FABRIC, WRAPPED], ids=["fabric", "wrapped"])
+def test_all_ranks_wait_for_what_the_first_one_saves(tmp_path: Path, code: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
+
+
 @pytest.mark.parametrize("module", ["wandb", "mlflow"])
 def test_the_loggers_upload_by_the_method_that_waits(module: str) -> None:
     known = importlib.import_module(f"lightning.pytorch.loggers.{module}")

@@ -16,6 +16,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,8 @@ _MODEL_CHECKPOINTS = (
     "pytorch_lightning.callbacks.model_checkpoint",
 )
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_STRATEGIES = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
+_FABRICS = ("lightning.fabric.fabric", "lightning_fabric.fabric")
 _LOGGERS = ("lightning.pytorch.loggers.logger", "pytorch_lightning.loggers.logger")
 _WATCHED = "_trunkline_waits"
 
@@ -323,11 +326,32 @@ def _watch_model_checkpoint() -> bool:
 
 
 def _watch_trainer() -> None:
-    """Have all ranks count what a Trainer saves, and wait for what it saves outside of fit()."""
-    for name in _TRAINERS:
-        trainer = getattr(sys.modules.get(name), "Trainer", None)
-        if inspect.isclass(trainer) and _SAVE in vars(trainer):
-            _watch(trainer, _SAVE)
+    """Have all ranks count what a Trainer or Fabric saves, and wait for what it saves outside of fit().
+
+    Strategies tear their plugin down, which Lightning's wrappers of plugins do not pass on.
+    """
+    for names, kind, method in (
+        (_TRAINERS, "Trainer", _SAVE),
+        (_STRATEGIES, "Strategy", _TEARDOWN),
+        (_FABRICS, "Fabric", _SAVE_OF_FABRIC),
+    ):
+        for name in names:
+            known = getattr(sys.modules.get(name), kind, None)
+            if inspect.isclass(known) and method in vars(known):
+                _watch(known, method)
+
+
+def _plugin_of(strategy: Any) -> CheckpointIO | None:
+    """Return the plugin of a strategy that saves in the background, also where others wrap it."""
+    with suppress(Exception):  # a strategy may have none
+        plugin = strategy.checkpoint_io
+        for _ in range(_MOST_WRAPPERS):
+            if plugin is None or isinstance(plugin, CheckpointIO):
+                break
+            plugin = getattr(plugin, "checkpoint_io", None)
+        if isinstance(plugin, CheckpointIO) and plugin._background:
+            return plugin
+    return None
 
 
 def _watch_loggers() -> None:
@@ -448,14 +472,37 @@ def _waiting_scan(original: Callable[..., Any]) -> Callable[..., Any]:
 def _waiting_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def waiting(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        plugin = trainer.strategy.checkpoint_io
-        if not isinstance(plugin, CheckpointIO) or not plugin._background:
+        plugin = _plugin_of(trainer.strategy)
+        if plugin is None:
             return original(trainer, *args, **kwargs)
         begin_common_save()
         result = original(trainer, *args, **kwargs)
         if trainer.state.status != "running":  # in fit() the next save waits for this one, or teardown()
             plugin._settle_on_all_ranks()
         return result
+
+    return waiting
+
+
+def _waiting_teardown(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def waiting(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        plugin = _plugin_of(strategy)
+        try:
+            return original(strategy, *args, **kwargs)
+        finally:
+            if plugin is not None and plugin is not strategy.checkpoint_io:
+                plugin.teardown()
+
+    return waiting
+
+
+def _waiting_save_of_fabric(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def waiting(fabric: Any, *args: Any, **kwargs: Any) -> Any:
+        if _plugin_of(getattr(fabric, "strategy", None)) is not None:
+            begin_common_save()
+        return original(fabric, *args, **kwargs)
 
     return waiting
 
@@ -470,11 +517,16 @@ def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -
 
 _SCAN = "_scan_and_log_checkpoints"  # of loggers
 _SAVE = "save_checkpoint"  # of the Trainer
+_SAVE_OF_FABRIC = "save"
+_TEARDOWN = "teardown"  # of strategies
+_MOST_WRAPPERS = 100
 _WAITING = {
     "file_exists": _waiting_file_exists,
     "_link_checkpoint": _waiting_link_checkpoint,
     _SCAN: _waiting_scan,
     _SAVE: _waiting_save_checkpoint,
+    _SAVE_OF_FABRIC: _waiting_save_of_fabric,
+    _TEARDOWN: _waiting_teardown,
 }
 _OF_MODEL_CHECKPOINT = frozenset({"file_exists", "_link_checkpoint"})
 
