@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -16,7 +18,18 @@ from trunkline.checkpoint._dcp_names import is_dcp_name, is_torch_name
 from trunkline.checkpoint._memory import CPU
 from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
 from trunkline.checkpoint._other_formats import step_reader
-from trunkline.checkpoint._safetensors_load import Header, ReadImages, Verify, load_files, read_header
+from trunkline.checkpoint._safetensors_load import (
+    MOST_ATTEMPTS,
+    Header,
+    ReadImages,
+    Replaced,
+    Verify,
+    Version,
+    header_of,
+    load_files,
+    replaced_error,
+    version_of,
+)
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 100_000_000  # as the header of one file
@@ -42,25 +55,77 @@ def load_folder(
     and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.
     """
     merged: dict[str, torch.Tensor] = {}
-    headers = folder_headers(path, engine=engine)
-    for tensors in load_files(
-        headers, device=device, engine=engine, verify=verify, mmap=mmap, read_images=read_images
-    ):
-        merged.update(tensors)
+
+    def load_all(headers: list[Header], files: "list[_core.File]") -> None:
+        for tensors in load_files(
+            headers, files, device=device, engine=engine, verify=verify, mmap=mmap, read_images=read_images
+        ):
+            merged.update(tensors)
+
+    _with_all_open(os.fsdecode(path), engine, load_all)
     return merged
 
 
 def folder_headers(path: Path, *, engine: Engine | None = None) -> list[Header]:
     """Return the headers of the files that load_folder() loads; errors as its."""
-    found = _find(os.fsdecode(path))
+    found: list[Header] = []
+    _with_all_open(os.fsdecode(path), engine, lambda headers, files: found.extend(headers))
+    return found
+
+
+def _with_all_open(
+    path: str, engine: Engine | None, read: "Callable[[list[Header], list[_core.File]], None]"
+) -> None:
+    """Call `read` with all files of a folder open, and their headers.
+
+    Somebody may replace the folder, or files in it, in the meantime: read() gets those of one moment, at
+    which all paths led to what is open. What is written file by file has no such moment until it is complete.
+    """
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        # Where inode numbers pass, sizes and times have to do.
+        known = slice(None) if attempt < MOST_ATTEMPTS else slice(2)
+        versions: dict[str, Version | None] = {}
+
+        def is_unchanged(known: slice = known, versions: "dict[str, Version | None]" = versions) -> bool:
+            return all(
+                version is not None and (version_of(each) or ())[known] == version[known]
+                for each, version in versions.items()
+            )
+
+        with ExitStack() as until_read:
+            try:
+                headers, files = _open_all(path, engine, until_read, versions)
+            except (Format, FileNotFoundError, NotADirectoryError):
+                if is_unchanged() or attempt == MOST_ATTEMPTS:
+                    raise
+                continue
+            if is_unchanged():
+                with suppress(Replaced):
+                    return read(headers, files)
+    raise replaced_error(path)
+
+
+def _open_all(
+    path: str, engine: Engine | None, stack: ExitStack, versions: "dict[str, Version | None]"
+) -> "tuple[list[Header], list[_core.File]]":
+    """Open the files of a folder, and note in `versions` what each path led to before."""
+
+    def open_one(place: str) -> "tuple[Header, _core.File]":
+        versions[place] = version_of(place)
+        file = stack.enter_context(_core.open(place, engine=engine, direct="unless_cached"))
+        return header_of(file, place, versions[place]), file
+
+    found = _find(path)
     if not found.lower().endswith(".json"):
-        return [read_header(found, engine=engine)]
+        header, file = open_one(found)
+        return [header], [file]
+    versions[found] = version_of(found)
     weight_map = _read_index(found, engine)
     folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
-    files = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
-    by_file = {file: read_header(place, engine=engine) for file, place in files.items()}
-    _check_agreement(found, weight_map, by_file)
-    return list(by_file.values())
+    places = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
+    by_file = {file: open_one(place) for file, place in places.items()}
+    _check_agreement(found, weight_map, {file: header for file, (header, _) in by_file.items()})
+    return [header for header, _ in by_file.values()], [file for _, file in by_file.values()]
 
 
 def _find(path: str) -> str:

@@ -1,8 +1,10 @@
 """Safetensors files, loaded with their checksums verified."""
 
+import errno
 import mmap as mapping
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -10,17 +12,20 @@ import torch
 
 from trunkline import _core
 from trunkline._core import Engine, FileImage, GcPause
-from trunkline._errors import Corrupt, CutOff, Format, Unsupported
+from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
 from trunkline._types import Path
 from trunkline.checkpoint import _safetensors_sums, _transfer
 from trunkline.checkpoint._memory import CPU, empty_bytes, is_fresh
 from trunkline.checkpoint._safetensors_sums import Sums
 from trunkline.checkpoint._tensors import dtype_named
 
+MOST_ATTEMPTS = 10  # to read what is being replaced
+
 _LENGTH_BYTES = 8
 _ZIP_MAGIC = b"PK\x03\x04"
 
 Verify: TypeAlias = Literal["auto"] | bool
+Version: TypeAlias = tuple[int, int, int, int]  # of a file: size, time of modification, device, inode
 
 
 class ReadImages(Protocol):
@@ -51,6 +56,7 @@ class Header:
     head: bytes  # all before the data
     metadata: dict[str, str]
     tensors: list[StoredTensor]  # in the order of their bytes
+    version: Version | None  # of what its path led to just before it was opened
 
     @property
     def data_bytes(self) -> int:
@@ -78,28 +84,58 @@ def load(
     was written; where that is in the data, with `tensor` (the first concerned) and `chunk` (its number
     in the file's data).
     """
-    with _core.open(path, engine=engine, direct="unless_cached") as file:
-        header = _header_of(file, path)
-        # While the file is open: its name may lead to another one by now.
-        [tensors] = load_files(
-            [header],
-            [file],
-            device=device,
-            engine=engine,
-            verify=verify,
-            mmap=mmap,
-            read_images=read_images,
-        )
-        return tensors
+    for _ in range(MOST_ATTEMPTS):
+        version = version_of(path)
+        with _core.open(path, engine=engine, direct="unless_cached") as file:
+            header = header_of(file, path, version)
+            # While the file is open: its name may lead to another one by now.
+            with suppress(Replaced):
+                [tensors] = load_files(
+                    [header],
+                    [file],
+                    device=device,
+                    engine=engine,
+                    verify=verify,
+                    mmap=mmap,
+                    read_images=read_images,
+                )
+                return tensors
+    raise replaced_error(os.fsdecode(path))
+
+
+class Replaced(Exception):
+    """A file is another one than that whose header was read. Loading again helps."""
+
+
+def version_of(path: "Path | int") -> Version | None:
+    """Return what a path leads to, or what an open file is; None where nothing can be said of it."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
+
+def replaced_error(path: str) -> Exception:
+    """Make the error for what was replaced whenever it was loaded."""
+    return exception_of(
+        "system",
+        errno.ESTALE,
+        f"{path} was replaced while it was loaded, {MOST_ATTEMPTS} times in a row; load it when nobody "
+        "writes there, or have each version written under a name of its own",
+        path,
+    )
 
 
 def read_header(path: Path, *, engine: Engine | None = None) -> Header:
     """Read and check the header of a file. Raises Format."""
+    version = version_of(path)
     with _core.open(path, engine=engine) as file:
-        return _header_of(file, path)
+        return header_of(file, path, version)
 
 
-def _header_of(file: "_core.File", path: Path) -> Header:
+def header_of(file: "_core.File", path: Path, version: Version | None) -> Header:
+    """Read and check the header of an open file; `version`: version_of() its path before it was opened."""
     name = os.fsdecode(path)
     file_bytes = file.size
     head = bytearray(min(_LENGTH_BYTES, file_bytes))
@@ -122,7 +158,7 @@ def _header_of(file: "_core.File", path: Path) -> Header:
             del described
     except Corrupt as error:
         raise CutOff(None, error.strerror, name) from None
-    return Header(name, file_bytes, bytes(head + json), metadata, stored)
+    return Header(name, file_bytes, bytes(head + json), metadata, stored, version)
 
 
 def load_files(
@@ -137,7 +173,8 @@ def load_files(
 ) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each file, all read at once; arguments and errors as those of load().
 
-    `files`: those that the headers were read from, open; else they are opened again.
+    `files`: those that the headers were read from, open; else they are opened again. Raises Replaced where a
+    file that is mapped is another one than that whose header was read.
     """
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
@@ -183,6 +220,8 @@ def _sums_of(header: Header, verify: Verify) -> Sums | None:
 
 def _mapped(header: Header) -> dict[str, torch.Tensor]:
     with open(header.path, "rb") as file:  # noqa: PTH123
+        if version_of(file.fileno()) != header.version:
+            raise Replaced
         mapped = mapping.mmap(file.fileno(), 0, access=mapping.ACCESS_COPY)
     if len(mapped) != header.file_bytes:
         raise Corrupt(None, f"{header.path} changed its size while it was loaded", header.path)

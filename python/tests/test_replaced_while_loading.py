@@ -1,0 +1,86 @@
+"""Files that are replaced while they are loaded: what is loaded is of one moment."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trunkline as tl
+from trunkline.checkpoint import _safetensors_folder, _safetensors_load
+
+
+def stock_file(path: Path, **tensors: torch.Tensor) -> None:
+    """Write a file without checksums, in the given order."""
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = tensor.numpy().tobytes()
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+ONES, TWOS = torch.ones(1000), torch.full((1000,), 2.0)
+
+
+def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    load_files = _safetensors_load.load_files
+    loads = []
+
+    def load_late(*args: Any, **options: Any) -> Any:
+        loads.append(1)
+        if len(loads) <= replacements:
+            stock_file(other, b=TWOS, a=ONES)
+            other.replace(path)
+        return load_files(*args, **options)
+
+    monkeypatch.setattr(_safetensors_load, "load_files", load_late)
+    for replacements in (1, 3):
+        loads.clear()
+        stock_file(path, a=ONES, b=TWOS)
+        loaded = tl.load(path, mmap=True)
+        assert len(loads) == replacements + 1
+        assert torch.equal(loaded["a"], ONES)
+        assert torch.equal(loaded["b"], TWOS)
+    replacements = 100
+    loads.clear()
+    with pytest.raises(tl.Error, match=f"{path} was replaced while it was loaded") as caught:
+        tl.load(path, mmap=True)
+    assert caught.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("moment", range(3))
+def test_a_folder_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmap: bool, moment: int
+) -> None:
+    folder, renewed = tmp_path / "export", tmp_path / "renewed"
+    for value, path in (1.0, folder), (2.0, renewed):
+        path.mkdir()
+        weight_map = {}
+        for index in range(3):
+            weight_map[f"t{index}"] = name = f"model-{index}.safetensors"
+            stock_file(path / name, **{f"t{index}": torch.full((1000,), value)})
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    header_of, opened = _safetensors_folder.header_of, []
+
+    def header_late(*args: Any) -> Any:
+        opened.append(args)
+        if len(opened) == moment + 1:
+            folder.rename(tmp_path / "old")
+            renewed.rename(folder)
+        return header_of(*args)
+
+    monkeypatch.setattr(_safetensors_folder, "header_of", header_late)
+    loaded = tl.load(folder, mmap=mmap)
+    assert len(opened) == 6
+    for index in range(3):
+        assert torch.equal(loaded[f"t{index}"], torch.full((1000,), 2.0)), index
