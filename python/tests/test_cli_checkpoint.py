@@ -7,6 +7,8 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +43,24 @@ def document(*arguments: str | Path, expect: int = 0) -> dict[str, Any]:
     assert parsed["command"] == f"checkpoint {arguments[0]}"
     assert parsed["schema"] == 1
     return parsed
+
+
+def test_what_a_run_removes_while_it_is_listed_is_not_damaged(tmp_path: Path) -> None:
+    saves = """
+    import sys, torch, trunkline as tl
+    checkpoints = tl.Checkpointer(sys.argv[1], keep=2)
+    for step in range(1_000_000):
+        checkpoints.save(step, {"x": torch.ones(20_000)}, block=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(saves), str(tmp_path / "run")]
+    with subprocess.Popen(command) as saving:
+        try:
+            while not (tmp_path / "run" / "step-00000003").exists():
+                assert saving.poll() is None
+            for _ in range(200):
+                run("ls", tmp_path / "run")
+        finally:
+            saving.kill()
 
 
 def flip(path: str | Path, offset: int, bit: int = 4) -> None:

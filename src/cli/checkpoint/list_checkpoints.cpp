@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -29,6 +30,30 @@ std::size_t count_shards(const std::string& directory, const checkpoint::Manifes
   return found;
 }
 
+struct Listed {
+  Result<checkpoint::Manifest> manifest;
+  std::size_t shards_there = 0;
+
+  bool is_whole() const { return manifest && shards_there == manifest->shards.size(); }
+};
+
+// nullopt: it was removed meanwhile. A run that saves may remove or replace a checkpoint while it is looked
+// at: it is not damaged unless it is the same one afterwards.
+std::optional<Listed> look_at(const checkpoint::Store& store, std::uint64_t step) {
+  constexpr int kMostLooks = 10;
+  for (int looks = 1;; ++looks) {
+    Listed listed{.manifest = store.read_manifest(step)};
+    if (listed.manifest) listed.shards_there = count_shards(store.directory(), *listed.manifest);
+    if (listed.is_whole() || looks == kMostLooks) return listed;
+    const auto steps = store.steps();
+    if (steps && std::ranges::find(*steps, step) == steps->end()) return std::nullopt;
+    const auto again = store.read_manifest(step);
+    const bool is_same = listed.manifest ? again && again->commit == listed.manifest->commit
+                                         : !again && again.error().message == listed.manifest.error().message;
+    if (is_same) return listed;
+  }
+}
+
 }  // namespace
 
 int list_checkpoints(const CheckpointArguments& arguments) {
@@ -47,7 +72,9 @@ int list_checkpoints(const CheckpointArguments& arguments) {
   bool whole = true;
   for (const std::uint64_t step : *steps) {
     const std::string mark = step == last ? "latest" : "";
-    const auto manifest = (*store)->read_manifest(step);
+    const std::optional<Listed> listed = look_at(**store, step);
+    if (!listed) continue;
+    const auto& manifest = listed->manifest;
     if (!manifest) {
       whole = false;
       document["checkpoints"].push_back({{"step", step}, {"error", error_json(manifest.error())}});
@@ -57,8 +84,8 @@ int list_checkpoints(const CheckpointArguments& arguments) {
       continue;
     }
     const std::uint64_t bytes = bytes_to_verify(*manifest);
-    const auto shards_there = count_shards((*store)->directory(), *manifest);
-    const bool is_complete = shards_there == manifest->shards.size();
+    const auto shards_there = listed->shards_there;
+    const bool is_complete = listed->is_whole();
     if (!is_complete) {
       whole = false;
       print_problem(fmt::format("step {} lacks {} of its {} shards; `verify --step {}` names them", step,
