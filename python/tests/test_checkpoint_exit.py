@@ -245,6 +245,53 @@ def test_an_exit_that_takes_long_says_what_it_waits_for(tmp_path: Path, way: str
         assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
 
 
+def test_an_exit_promises_no_ctrl_c_that_the_program_handles_itself(tmp_path: Path) -> None:
+    """In an exit handler, where nothing has joined threads before."""
+    done = run(
+        tmp_path,
+        """
+        import atexit, time
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        faults.hold("write", 1, 1 << 40)
+        class Stderr:
+            def write(self, text):
+                sys.__stderr__.write(text)
+                if "finishing" in text:
+                    interrupt()
+                    faults.release()
+            def flush(self):
+                sys.__stderr__.flush()
+        def late():
+            saving("checkpoint")
+            sys.stderr = Stderr()
+        atexit.register(late)
+        """,
+    )
+    assert done.returncode == 0
+    assert "finishing the save of step 2 to steps" in done.stderr
+    assert "Ctrl-C" not in done.stderr
+    assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
+
+
+def test_a_message_that_fails_ends_no_save(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        from trunkline.checkpoint import _at_exit
+        def fail(save):
+            faults.release()
+            raise AttributeError("progress")
+        _at_exit._progress_of = fail
+        faults.hold("write", 1, 1 << 40)
+        saving("checkpoint")
+        beside_the_exit(lambda: None)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "abandoned" not in done.stderr
+    assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [2]
+
+
 @pytest.mark.parametrize("count", [3, 100])
 def test_an_exit_that_waits_for_many_saves_names_the_first(tmp_path: Path, count: int) -> None:
     done = run(

@@ -127,7 +127,9 @@ class ExitWatch:
             with self._noting_interrupts():
                 try:
                     self._wait_through_exits(saves)
-                except BaseException:  # of a signal handler
+                except BaseException:
+                    # KeyboardInterrupt, or whatever else a signal handler raises. What the waiting itself
+                    # could raise must not end a save: _tell_later suppresses it.
                     _abandon(saves)
                     return False
         return True
@@ -144,8 +146,7 @@ class ExitWatch:
                     with suppress(SystemExit):
                         if self._interrupted:
                             raise KeyboardInterrupt
-                        self._take_interrupts()
-                        self._wait_for(saves, True)
+                        self._wait_for(saves, self._take_interrupts())
                         return
 
     @contextmanager
@@ -178,7 +179,7 @@ class ExitWatch:
                 flag.wait()
 
     def _take_interrupts(self) -> bool:
-        """Whether Ctrl-C abandons saves from now on: a handler of the program's own stays."""
+        """Have Ctrl-C abandon saves from now on; return whether it does: a handler of the program's stays."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -232,6 +233,11 @@ def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
     for save in saves:
         save._done.wait(deadline - time.monotonic())
     left = [save for save in saves if not save.done()]
+    with suppress(Exception):  # no message is worth a save
+        _tell(left, can_abandon)
+
+
+def _tell(left: "Sequence[SaveHandle]", can_abandon: bool) -> None:
     if left:
         hint = f"; Ctrl-C abandons {'it' if len(left) == 1 else 'them'}" if can_abandon else ""
         names = " and of ".join(_progress_of(save) for save in left[:_NAMED])

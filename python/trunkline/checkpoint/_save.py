@@ -264,7 +264,7 @@ class SaveHandle:
                 why = self._why()
                 text = self._in_errors.removesuffix(": ") + " was cancelled"
                 self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
-            _failed.append(self)
+            _failed.append(self)  # before it stops being under way: an exit in between would report nothing
         finally:
             if self._files is not None:
                 self._last_progress = self._files.progress()
