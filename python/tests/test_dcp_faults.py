@@ -413,6 +413,29 @@ def test_a_crash_leaves_the_old_or_the_new(
     assert [len(list(volume.iterdir())) for volume in volumes] == [1, 1]
 
 
+@pytest.mark.parametrize("has_its_name", [False, True])
+def test_a_manifest_that_could_not_be_made_durable_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_its_name: bool
+) -> None:
+    """It may have replaced the one before, so that what it names must stay."""
+    old, new = {"a": numbers(2000)}, {"a": numbers(2000, seed=1)}
+    save(old, tmp_path)
+    write_images = _writer.write_images
+
+    def write(images: Any, **options: Any) -> Any:
+        if not images[0].path.endswith(".manifest"):
+            return write_images(images, **options)
+        if has_its_name:
+            write_images(images, **options)
+        raise OSError(errno.EIO, "fsync")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_writer, "write_images", write)
+        with pytest.raises(CheckpointException, match="fsync"):
+            save(new, tmp_path)
+    assert_same(load(blank(old), tmp_path), new if has_its_name else old)
+
+
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     state = {"a": numbers(20), "b": {"c": numbers(30)}, "n": "text"}
     save(state, tmp_path)

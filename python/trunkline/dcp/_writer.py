@@ -258,6 +258,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             except BaseException:
                 self._undo(names)
                 raise
+            # Not undone where this fails: the manifest may have its name already, and the files that it names
+            # must stay then. Otherwise they are leftovers, which the next save removes.
             image = FileImage(str(manifest), len(contents))
             image.add(0, contents)
             write_images([image], engine=self._engine, durable=self._durable)
