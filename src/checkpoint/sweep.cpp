@@ -81,7 +81,11 @@ std::vector<Sweep::Place> Sweep::places_of(std::uint64_t step, const Manifest* m
 
 Status Sweep::remove_file(const std::string& path) {
   struct stat status{};
-  if (::lstat(path.c_str(), &status) != 0) return {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    // Only what is known to be gone is: a manifest that stays must not lose its shards.
+    if (errno == ENOENT || errno == ENOTDIR) return {};
+    return std::unexpected(system_error(errno, "removing " + path, path));
+  }
   if (dry_run_ == DryRun::no) {
     if (auto removed = changes_.remove_file(path); !removed) return removed;
   }
