@@ -339,7 +339,8 @@ def test_fresh_sets_the_earlier_training_aside(output: Path, reference: Any) -> 
 def test_with_fresh_each_training_that_starts_over_sets_the_one_before_aside(output: Path) -> None:
     directory = output / "checkpoints"
     checkpointer = tl.Checkpointer(directory, fresh=True)
-    checkpointer.load()  # to look at it; the training does not continue from this
+    with pytest.warns(RuntimeWarning, match="fresh=True has no effect"):
+        checkpointer.load()  # to look at it; the training does not continue from this
     trainer = new_trainer(
         tl.transformers.Trainer, output, checkpointer=checkpointer, save_steps=2, max_steps=4
     )
@@ -404,6 +405,17 @@ def test_a_relative_output_dir_means_what_it_meant_when_the_trainer_was_made(
     trainer.train(resume_from_checkpoint=name if name is True else str(output / name))
     assert steps == ([6, 7] if name == "checkpoints/step-00000006" else [])
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_step_that_is_not_there_is_said_to_be_missing(output: Path) -> None:
+    for name, why in (
+        ("step-00000007", "no checkpoint of step 7; it has steps 6, 8"),
+        ("step-7", "steps: 6, 8. Pass"),
+    ):
+        with pytest.raises(FileNotFoundError, match=why):
+            new_trainer(tl.transformers.Trainer, output).train(
+                resume_from_checkpoint=str(output / "checkpoints" / name)
+            )
 
 
 def test_digits_resume_from_a_step(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

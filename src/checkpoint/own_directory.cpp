@@ -103,12 +103,16 @@ std::string advice_for(const std::string& directory) {
                        step_directory(1));
   }
   if (is_of_dcp(directory))
-    return "it is a checkpoint of torch.distributed.checkpoint; load it with trunkline.dcp.StorageReader";
+    return "it is a checkpoint of torch.distributed.checkpoint; load it with the storage reader that belongs "
+           "to "
+           "what saved it (trunkline.dcp.StorageReader, or torch's FileSystemReader)";
   for (const std::string& name : names) {
     if (step_of(name) && is_of_dcp(fmt::format("{}/{}", directory, name))) {
       return fmt::format(
-          "its {} is a checkpoint of torch.distributed.checkpoint; load that with "
-          "trunkline.dcp.StorageReader, and give those of a Checkpointer a directory of their own",
+          "its {} is a checkpoint of torch.distributed.checkpoint; load that with the storage reader that "
+          "belongs "
+          "to what saved it (trunkline.dcp.StorageReader, or torch's FileSystemReader), and give those of a "
+          "Checkpointer a directory of their own",
           name);
     }
   }

@@ -65,14 +65,16 @@ Error not_removed(const std::string& directory, std::span<const Commit> commits,
   std::vector<std::uint64_t> steps;
   for (const Commit& commit : commits) steps.push_back(commit.step);
   std::ranges::sort(steps);
-  return {.kind = ErrorKind::system,
-          .code = EEXIST,
-          .message = fmt::format(
-              "{} keeps {}, which this run neither loaded nor saved, or which were moved back from a run "
-              "that was set aside: keep={} does not count or remove such checkpoints; call load() before the "
-              "first save to continue from an earlier run, or remove them with delete()",
-              directory, in_words(steps), keep),
-          .path = directory};
+  return {
+      .kind = ErrorKind::system,
+      .code = EEXIST,
+      .message = fmt::format(
+          "{}: keep={} does not count or remove {}, which this Checkpointer has not loaded or saved, or "
+          "which "
+          "came back from a folder aside-*. delete() removes checkpoints; to continue an earlier run, call "
+          "load() before the first save, and use one Checkpointer for all saves",
+          directory, keep, in_words(steps)),
+      .path = directory};
 }
 
 std::unexpected<Error> other_volumes(const std::string& directory) {

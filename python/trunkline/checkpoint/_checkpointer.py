@@ -82,8 +82,8 @@ class Checkpointer:
     that are there. Where it meets others of the same step or of later ones, save() raises FileExistsError.
 
     fresh: start over in this directory. The first save then moves the checkpoints that are there into a
-    folder of their own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. After a
-    load(), fresh has no effect: the run continues.
+    folder of their own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. A load()
+    before that continues the earlier run instead, and warns (RuntimeWarning) that fresh has no effect.
 
     volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
     directory has them, in a new one none.
@@ -275,6 +275,12 @@ class Checkpointer:
                 with self._naming_other_steps(chosen):
                     state = self._load(chosen, manifest, into, target, verify)
                 store.continue_from(position)
+                if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
+                    warn_without_failing(
+                        f"{self._absolute}: fresh=True has no effect, since load() continues from step "
+                        f"{chosen}; to start over, do not load, and to continue, leave fresh=True out",
+                        caller(),
+                    )
                 self._must_check_early = False
                 if self._ranks.size > 1:
                     self._place.complete_load(chosen, _shards.identity(manifest))

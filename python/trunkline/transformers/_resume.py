@@ -61,6 +61,15 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     step = step_of(given.name)
     if step is not None and given.parent == ours:
         return step
+    if given.parent == ours:
+        steps = ", ".join(map(str, checkpointer.steps())) or "there are none"
+        raise exception_of(
+            "system",
+            errno.ENOENT,
+            f"resume_from_checkpoint: {path} is not a checkpoint; {checkpointer._absolute} has steps: "
+            f"{steps}. Pass resume_from_checkpoint=True for the last one, or the number of a step",
+            path,
+        )
     for directory in (given, given.parent):
         if (directory / DESCRIPTOR).exists():
             raise ValueError(
