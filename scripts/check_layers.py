@@ -16,7 +16,7 @@ from pathlib import Path
 
 LAYERS = (
     *("base", "os", "mem", "device", "io", "volume"),
-    *("format", "checkpoint", "stream", "records", "workload"),
+    *("format", "tensor_file", "checkpoint", "stream"),
 )
 TOP = ("cli", "bindings")  # above all layers, and apart from each other
 PUBLIC = "include/trunkline"

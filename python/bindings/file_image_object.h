@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "buffer_view.h"
-#include "checkpoint/image.h"
 #include "file_object.h"
 #include "format/pt_archive.h"
+#include "tensor_file/image.h"
 
 namespace trunkline::python {
 
@@ -54,7 +54,7 @@ class FileImageObject {
                         nanobind::handle expected);
   void add_patch(nanobind::handle offset, nanobind::handle sum, nanobind::handle encoding);
 
-  const checkpoint::Image& image() const { return image_; }
+  const tensor_file::Image& image() const { return image_; }
   bool only_targets() const { return only_targets_; }
 
  private:
@@ -66,7 +66,7 @@ class FileImageObject {
   };
   void add_view(nanobind::handle offset, const Added& added);
 
-  checkpoint::Image image_;
+  tensor_file::Image image_;
   bool only_targets_ = true;
   std::optional<File> source_;
   std::vector<std::shared_ptr<BufferView>> views_;

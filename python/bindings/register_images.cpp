@@ -17,8 +17,6 @@
 
 #include "arguments.h"
 #include "bindings.h"
-#include "checkpoint/file_set.h"
-#include "checkpoint/image_reader.h"
 #include "engine_object.h"
 #include "errors.h"
 #include "file_image_object.h"
@@ -29,6 +27,8 @@
 #include "os/local_filesystem.h"
 #include "os/replaced_file.h"
 #include "os/same_file.h"
+#include "tensor_file/file_set.h"
+#include "tensor_file/image_reader.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::python {
@@ -101,9 +101,9 @@ void FileImageObject::add_target(nb::handle offset, nb::handle buffer, bool fres
 
 std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::handle end,
                                        nb::handle expected) {
-  checkpoint::Sum sum{.begin = count_argument(begin, "begin"), .end = count_argument(end, "end")};
+  tensor_file::Sum sum{.begin = count_argument(begin, "begin"), .end = count_argument(end, "end")};
   if (kind.equal(nb::str("crc32"))) {
-    sum.kind = checkpoint::SumKind::crc32;
+    sum.kind = tensor_file::SumKind::crc32;
   } else if (!kind.equal(nb::str("crc32c"))) {
     raise_value_error("kind: must be \"crc32\" or \"crc32c\"");
   }
@@ -113,10 +113,10 @@ std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::ha
 }
 
 void FileImageObject::add_patch(nb::handle offset, nb::handle sum, nb::handle encoding) {
-  checkpoint::Patch patch{.offset = count_argument(offset, "offset"),
-                          .sum = optional_count_argument(sum, "sum").value_or(0)};
+  tensor_file::Patch patch{.offset = count_argument(offset, "offset"),
+                           .sum = optional_count_argument(sum, "sum").value_or(0)};
   if (encoding.equal(nb::str("hex"))) {
-    patch.encoding = checkpoint::PatchEncoding::hex;
+    patch.encoding = tensor_file::PatchEncoding::hex;
   } else if (!encoding.equal(nb::str("le32"))) {
     raise_value_error("encoding: must be \"le32\" or \"hex\"");
   }
@@ -140,10 +140,11 @@ void FileImageObject::add_archive(const std::shared_ptr<const format::ArchiveLay
       image_.extents.push_back({.offset = payload.offset, .memory = {bytes, payload.bytes}});
     }
     const auto sum = static_cast<std::uint32_t>(image_.sums.size());
-    image_.sums.push_back(
-        {.kind = checkpoint::SumKind::crc32, .begin = payload.offset, .end = payload.offset + payload.bytes});
+    image_.sums.push_back({.kind = tensor_file::SumKind::crc32,
+                           .begin = payload.offset,
+                           .end = payload.offset + payload.bytes});
     for (const std::uint64_t at : {payload.descriptor_crc_at, payload.entry_crc_at})
-      image_.patches.push_back({.offset = at, .sum = sum, .encoding = checkpoint::PatchEncoding::le32});
+      image_.patches.push_back({.offset = at, .sum = sum, .encoding = tensor_file::PatchEncoding::le32});
   }
   layouts_.push_back(layout);
   owners_.push_back(nb::borrow(owner));
@@ -171,8 +172,8 @@ unsigned copiers(unsigned share) {
   return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMostCopiers);
 }
 
-std::vector<checkpoint::Image> arranged(const std::vector<nb::object>& objects) {
-  std::vector<checkpoint::Image> images;
+std::vector<tensor_file::Image> arranged(const std::vector<nb::object>& objects) {
+  std::vector<tensor_file::Image> images;
   for (const nb::object& object : objects) {
     if (!nb::isinstance<FileImageObject>(object))
       raise_type_error("images: must hold only FileImage, not " + shown_type(object));
@@ -193,16 +194,16 @@ class FileSetObject {
   FileSetObject(nb::handle images, nb::handle engine, bool durable, bool replace, bool stage_all,
                 nb::handle staging_bytes)
       : images_(listed(images)), stage_all_(stage_all) {
-    checkpoint::FileSetOptions options{.durable = durable, .replace = replace, .write = {}};
+    tensor_file::FileSetOptions options{.durable = durable, .replace = replace, .write = {}};
     options.write.stage_all = stage_all;
     options.write.copiers = copiers(stage_all ? 1 : 2);
-    std::vector<checkpoint::Image> wanted = arranged(images_);
+    std::vector<tensor_file::Image> wanted = arranged(images_);
     const Engine used = engine_or_default(engine);
     if (stage_all) options.write.staging_bytes = used.config().pinned_budget_bytes / 2;
     if (const auto bytes = optional_size_argument(staging_bytes, "staging_bytes"))
       options.write.staging_bytes = *bytes;
     set_ = unwrap(call_interruptibly([used, wanted = std::move(wanted), options]() mutable {
-      return checkpoint::FileSet::create(used, std::move(wanted), options);
+      return tensor_file::FileSet::create(used, std::move(wanted), options);
     }));
   }
   FileSetObject(const FileSetObject&) = delete;
@@ -244,14 +245,14 @@ class FileSetObject {
  private:
   std::vector<nb::object> images_;  // whose memory is read
   const bool stage_all_;
-  std::unique_ptr<checkpoint::FileSet> set_;
+  std::unique_ptr<tensor_file::FileSet> set_;
 };
 
 class ImageReadObject {
  public:
   ImageReadObject(nb::handle images, nb::handle engine, bool verify, nb::handle direct)
       : images_(listed(images)), generation_(os::fork_generation()) {
-    std::vector<checkpoint::Image> wanted = arranged(images_);
+    std::vector<tensor_file::Image> wanted = arranged(images_);
     std::vector<std::optional<File>> sources;
     for (const nb::object& object : images_) {
       const auto& image = nb::cast<FileImageObject&>(object);
@@ -260,7 +261,7 @@ class ImageReadObject {
     }
     const OpenOptions open = open_options_argument(nb::str("r"), direct);
     const Engine used = engine_or_default(engine);
-    using Targets = std::vector<checkpoint::ImageReader::Target>;
+    using Targets = std::vector<tensor_file::ImageReader::Target>;
     Targets targets = unwrap(call_interruptibly(
         [used, open, sources = std::move(sources), wanted = std::move(wanted)]() mutable -> Result<Targets> {
           Targets opened;
@@ -272,8 +273,8 @@ class ImageReadObject {
           return opened;
         }));
     const GilReleased unlocked;
-    reader_ = std::make_unique<checkpoint::ImageReader>(
-        used, std::move(targets), checkpoint::ReadOptions{.verify = verify, .workers = copiers(1)});
+    reader_ = std::make_unique<tensor_file::ImageReader>(
+        used, std::move(targets), tensor_file::ReadOptions{.verify = verify, .workers = copiers(1)});
   }
   ImageReadObject(const ImageReadObject&) = delete;
   ImageReadObject& operator=(const ImageReadObject&) = delete;
@@ -309,7 +310,7 @@ class ImageReadObject {
  private:
   std::vector<nb::object> images_;  // whose memory is written
   const unsigned generation_;
-  std::unique_ptr<checkpoint::ImageReader> reader_;
+  std::unique_ptr<tensor_file::ImageReader> reader_;
 };
 
 std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {

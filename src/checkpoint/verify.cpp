@@ -15,10 +15,10 @@
 #include <tuple>
 #include <utility>
 
+#include "base/threads.h"
 #include "checkpoint/home.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/tensor_places.h"
-#include "checkpoint/threads.h"
 #include "trunkline/checksum.h"
 #include "trunkline/file.h"
 

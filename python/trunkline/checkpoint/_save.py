@@ -367,7 +367,7 @@ class SaveHandle:
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
 
-_CANCELLED = "writing was cancelled"  # of src/checkpoint/image_writer.cpp
+_CANCELLED = "writing was cancelled"  # of src/tensor_file/image_writer.cpp
 
 # One step of the interpreter each, as in _background: adding, removing and list().
 _under_way: dict[SaveHandle, None] = {}

@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/block_plan.h"
-#include "checkpoint/block_queue.h"
-#include "checkpoint/device_copies.h"
-#include "checkpoint/staging_ring.h"
-#include "checkpoint/sum_fold.h"
+#include "tensor_file/block_plan.h"
+#include "tensor_file/block_queue.h"
+#include "tensor_file/device_copies.h"
+#include "tensor_file/staging_ring.h"
+#include "tensor_file/sum_fold.h"
 #include "trunkline/engine.h"
 #include "trunkline/file.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 struct WriteOptions {
   // All bytes pass through staging blocks, so that the tensors may change once everything is staged. Else
@@ -126,4 +126,4 @@ class ImageWriter {
   std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

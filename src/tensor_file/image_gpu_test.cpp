@@ -6,12 +6,12 @@
 #include <future>
 #include <list>
 
-#include "checkpoint/file_set.h"
-#include "checkpoint/image_fixture.h"
-#include "checkpoint/image_reader.h"
 #include "support/gpu.h"
+#include "tensor_file/file_set.h"
+#include "tensor_file/image_fixture.h"
+#include "tensor_file/image_reader.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 using namespace std::chrono_literals;
@@ -316,4 +316,4 @@ TEST_F(ImageGpuTest, CapturesAreNotSpoilt) {
 }
 
 }  // namespace
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -1,9 +1,9 @@
-#include "checkpoint/device_copies.h"
+#include "tensor_file/device_copies.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 Device* device_of(const Image& image, const Block& block) {
   for (const Extent& extent : extents_in(image, block.offset, block.end())) {
@@ -75,4 +75,4 @@ void DeviceCopies::ended(const std::vector<CopyQueue::Ended>& copies) {
   }
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -1,4 +1,4 @@
-#include "checkpoint/sum_fold.h"
+#include "tensor_file/sum_fold.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 #include "mem/summed_copy.h"
 #include "trunkline/checksum.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 void BlockSums::add(const Sum* sum, std::span<const std::byte> bytes, std::byte* copy_to) {
   if (sum == nullptr) {
@@ -47,4 +47,4 @@ std::vector<std::uint32_t> SumFold::add(std::size_t index, std::vector<PartialSu
   return completed;
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -1,13 +1,13 @@
-#include "checkpoint/image_reader.h"
+#include "tensor_file/image_reader.h"
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
 
-#include "checkpoint/image_fixture.h"
 #include "io/file_core.h"
+#include "tensor_file/image_fixture.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 using test::random_sample;
@@ -189,4 +189,4 @@ TEST_F(ImageReaderTest, WithoutRoomForABlockWhatNeedsNoneIsRead) {
 }
 
 }  // namespace
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

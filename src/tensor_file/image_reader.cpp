@@ -1,4 +1,4 @@
-#include "checkpoint/image_reader.h"
+#include "tensor_file/image_reader.h"
 
 #include <fmt/format.h>
 
@@ -7,12 +7,12 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/file_rules.h"
-#include "checkpoint/threads.h"
+#include "base/threads.h"
 #include "io/engine_core.h"
 #include "mem/fresh_pages.h"
+#include "tensor_file/file_rules.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)) {
@@ -219,4 +219,4 @@ void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
   }
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace trunkline::checkpoint {
+namespace trunkline {
 
 // `count` threads that call `work` each; fewer where the system grants no more of them.
 inline std::vector<std::jthread> start_threads(std::size_t count, const std::function<void()>& work) {
@@ -28,4 +28,4 @@ inline void side_by_side(std::size_t count, const std::function<void()>& work) {
   work();
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline

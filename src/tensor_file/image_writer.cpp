@@ -1,4 +1,4 @@
-#include "checkpoint/image_writer.h"
+#include "tensor_file/image_writer.h"
 
 #include <fmt/format.h>
 
@@ -7,12 +7,12 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/file_rules.h"
-#include "checkpoint/threads.h"
+#include "base/threads.h"
 #include "io/engine_core.h"
 #include "io/file_core.h"
+#include "tensor_file/file_rules.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
@@ -301,4 +301,4 @@ void ImageWriter::written(const Ready& ready, const Result<std::uint64_t>& resul
   changed_.notify_all();  // under the lock: whoever waits may destroy this next
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -9,15 +9,15 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/block_plan.h"
-#include "checkpoint/block_queue.h"
-#include "checkpoint/device_copies.h"
-#include "checkpoint/staging_ring.h"
-#include "checkpoint/sum_fold.h"
+#include "tensor_file/block_plan.h"
+#include "tensor_file/block_queue.h"
+#include "tensor_file/device_copies.h"
+#include "tensor_file/staging_ring.h"
+#include "tensor_file/sum_fold.h"
 #include "trunkline/engine.h"
 #include "trunkline/file.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 struct ReadOptions {
   bool verify = true;    // compute the sums; those with an expected value must have it
@@ -105,4 +105,4 @@ class ImageReader {
   std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

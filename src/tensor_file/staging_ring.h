@@ -11,7 +11,7 @@
 #include "device/device.h"
 #include "mem/staging_pool.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 // Guarded by its owner's lock, but for block() and pin().
 class StagingRing {
@@ -73,4 +73,4 @@ class StagingRing {
   std::vector<Index> free_;
 };
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

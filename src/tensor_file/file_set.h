@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/image_writer.h"
 #include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
+#include "tensor_file/image_writer.h"
 #include "trunkline/engine.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 struct FileSetOptions {
   // fsync of the files before they get their names, and of the directories after.
@@ -88,4 +88,4 @@ class FileSet {
   std::unique_ptr<ImageWriter> writer_;
 };
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/block_plan.h"
 #include "device/device.h"
+#include "tensor_file/block_plan.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 // Thread-safe. Destruction waits for what is under way.
 class DeviceCopies {
@@ -49,4 +49,4 @@ class DeviceCopies {
 // The first device that a block has bytes of; null where all are in host memory.
 Device* device_of(const Image& image, const Block& block);
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

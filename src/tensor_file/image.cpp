@@ -1,11 +1,11 @@
-#include "checkpoint/image.h"
+#include "tensor_file/image.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 template <class T>
@@ -89,4 +89,4 @@ std::span<const Patch> patches_in(const Image& image, std::uint64_t begin, std::
   return touching(image.patches, begin, end);
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/image.h"
+#include "tensor_file/image.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 // The checksum of some bytes of one Sum's range.
 struct PartialSum {
@@ -58,4 +58,4 @@ class SumFold {
   std::size_t folded_ = 0;
 };
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

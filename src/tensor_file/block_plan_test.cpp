@@ -1,10 +1,10 @@
-#include "checkpoint/block_plan.h"
+#include "tensor_file/block_plan.h"
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/image_fixture.h"
+#include "tensor_file/image_fixture.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 // Addresses only: nothing is read.
@@ -137,4 +137,4 @@ TEST(BlockPlan, BlocksCoverAllOnceAndSegmentsStayWithinOneOfEach) {
 }
 
 }  // namespace
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

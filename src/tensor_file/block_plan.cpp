@@ -1,9 +1,9 @@
-#include "checkpoint/block_plan.h"
+#include "tensor_file/block_plan.h"
 
 #include <algorithm>
 #include <iterator>
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 std::uint64_t round_up(std::uint64_t value) {
@@ -119,4 +119,4 @@ void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end
   }
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/block_plan.h"
+#include "tensor_file/block_plan.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 struct BlockPlace {
   std::size_t image = 0;
@@ -33,4 +33,4 @@ inline std::vector<BlockPlace> in_turns(const std::vector<std::vector<Block>>& b
   return order;
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -12,7 +12,7 @@
 #include "trunkline/error.h"
 #include "trunkline/memory.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 // Bytes of a file and the memory that they come from or go to.
 struct Extent {
@@ -69,4 +69,4 @@ struct Image {
 std::span<const Extent> extents_in(const Image& image, std::uint64_t begin, std::uint64_t end);
 std::span<const Patch> patches_in(const Image& image, std::uint64_t begin, std::uint64_t end);
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

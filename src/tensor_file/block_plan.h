@@ -7,9 +7,9 @@
 #include <functional>
 #include <vector>
 
-#include "checkpoint/image.h"
+#include "tensor_file/image.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 struct Block {
   std::uint64_t offset = 0;  // in the file
@@ -51,4 +51,4 @@ struct Segment {
 void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit);
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -1,4 +1,4 @@
-#include "checkpoint/file_set.h"
+#include "tensor_file/file_set.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,11 +7,11 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "checkpoint/image_fixture.h"
 #include "io/engine_core.h"
 #include "mem/staging_pool.h"
+#include "tensor_file/image_fixture.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 using test::contents_of;
@@ -340,4 +340,4 @@ TEST_F(FileSetTest, LinksAreFollowedAndOthersThanFilesRefused) {
 }
 
 }  // namespace
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

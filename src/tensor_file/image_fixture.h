@@ -12,15 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/image.h"
 #include "support/temp_directory.h"
 #include "support/thread_sanitizer.h"
+#include "tensor_file/image.h"
 #include "trunkline/buffer.h"
 #include "trunkline/checksum.h"
 #include "trunkline/engine.h"
 #include "trunkline/units.h"
 
-namespace trunkline::checkpoint::test {
+namespace trunkline::tensor_file::test {
 
 // Rounds and bytes are fewer where every access is watched.
 template <class T>
@@ -137,4 +137,4 @@ class ImageTest : public testing::Test {
   trunkline::test::TempDirectory root_;
 };
 
-}  // namespace trunkline::checkpoint::test
+}  // namespace trunkline::tensor_file::test

@@ -1,4 +1,4 @@
-#include "checkpoint/file_set.h"
+#include "tensor_file/file_set.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 #include "os/fork_generation.h"
 #include "os/same_file.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
     : engine_(engine), options_(options), generation_(os::fork_generation()) {}
 
@@ -223,4 +223,4 @@ void FileSet::discard() {
   }
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -1,10 +1,10 @@
-#include "checkpoint/image.h"
+#include "tensor_file/image.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 namespace {
 
 std::byte memory[100];
@@ -52,4 +52,4 @@ TEST(Image, RefusesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "checkpoint/block_plan.h"
 #include "io/file_core.h"
 #include "mem/staging_pool.h"
+#include "tensor_file/block_plan.h"
 #include "trunkline/file.h"
 
-namespace trunkline::checkpoint {
+namespace trunkline::tensor_file {
 
 inline BlockRules rules_for(const File& file) {
   BlockRules rules{.block_bytes = StagingPool::kBlockBytes, .allow_direct = true};
@@ -19,4 +19,4 @@ inline BlockRules rules_for(const File& file) {
   return rules;
 }
 
-}  // namespace trunkline::checkpoint
+}  // namespace trunkline::tensor_file
