@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/cufile_file.h"
 #include "device/device.h"
+#include "device/gds/file.h"
 #include "io/gpu_fixture.h"
 
 namespace trunkline {

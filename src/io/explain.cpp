@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "device/cufile_driver.h"
 #include "device/device.h"
+#include "device/gds/driver.h"
 #include "io/backend.h"
 #include "io/engine_core.h"
 #include "os/file_pair.h"

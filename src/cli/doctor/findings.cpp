@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <tuple>
 
-#include "device/cufile_driver.h"
+#include "device/gds/driver.h"
 
 namespace trunkline::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "device/cufile_file.h"
+#include "device/gds/file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/cufile_driver.h"
+#include "device/gds/driver.h"
 #include "os/async_queues.h"
 #include "os/fork_generation.h"
 #include "os/process_io.h"

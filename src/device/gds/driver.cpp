@@ -1,4 +1,4 @@
-#include "device/cufile_driver.h"
+#include "device/gds/driver.h"
 
 #include <unistd.h>
 

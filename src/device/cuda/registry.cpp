@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 #include "os/fork_generation.h"
 #include "trunkline/device.h"
 

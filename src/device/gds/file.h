@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "device/cuda_device.h"
-#include "device/cufile_api.h"
+#include "device/cuda/device.h"
+#include "device/gds/api.h"
 
 namespace trunkline::cufile {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 namespace trunkline::cuda {
 

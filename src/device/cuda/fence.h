@@ -1,7 +1,7 @@
 // A point in the work of a stream, as an event.
 #pragma once
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 namespace trunkline::cuda {
 

@@ -1,4 +1,4 @@
-#include "device/cuda_context_thread.h"
+#include "device/cuda/context_thread.h"
 
 #include <pthread.h>
 

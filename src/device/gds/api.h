@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "device/cuda_api.h"
+#include "device/cuda/api.h"
 #include "trunkline/error.h"
 
 namespace trunkline::cufile {

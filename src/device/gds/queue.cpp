@@ -1,4 +1,4 @@
-#include "device/cufile_queue.h"
+#include "device/gds/queue.h"
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "device/cuda_context_thread.h"
-#include "device/cuda_fence.h"
-#include "device/cufile_file.h"
-#include "device/cufile_memory.h"
+#include "device/cuda/context_thread.h"
+#include "device/cuda/fence.h"
+#include "device/gds/file.h"
+#include "device/gds/memory.h"
 
 namespace trunkline::cufile {
 namespace {

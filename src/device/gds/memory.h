@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 namespace trunkline::cufile {
 

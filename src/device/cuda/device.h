@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "device/cuda_api.h"
+#include "device/cuda/api.h"
 #include "device/device.h"
 
 namespace trunkline::cuda {

@@ -1,4 +1,4 @@
-#include "device/cufile_api.h"
+#include "device/gds/api.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

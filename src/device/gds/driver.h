@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "device/cufile_api.h"
+#include "device/gds/api.h"
 
 namespace trunkline::cufile {
 

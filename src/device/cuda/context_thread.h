@@ -5,7 +5,7 @@
 #include <string_view>
 #include <thread>
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 namespace trunkline::cuda {
 

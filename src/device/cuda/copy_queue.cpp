@@ -1,4 +1,4 @@
-#include "device/cuda_copy_queue.h"
+#include "device/cuda/copy_queue.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
-#include "device/cuda_context_thread.h"
-#include "device/cuda_fence.h"
+#include "device/cuda/context_thread.h"
+#include "device/cuda/fence.h"
 
 namespace trunkline::cuda {
 namespace {

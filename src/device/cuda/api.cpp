@@ -1,4 +1,4 @@
-#include "device/cuda_api.h"
+#include "device/cuda/api.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

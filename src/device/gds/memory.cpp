@@ -1,4 +1,4 @@
-#include "device/cufile_memory.h"
+#include "device/gds/memory.h"
 
 #include <cstdint>
 #include <iterator>
@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "device/cufile_driver.h"
+#include "device/gds/driver.h"
 #include "os/fork_generation.h"
 
 namespace trunkline::cufile {

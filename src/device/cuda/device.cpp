@@ -1,12 +1,12 @@
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 #include <fmt/format.h>
 
-#include "device/cuda_copy_queue.h"
-#include "device/cuda_fence.h"
-#include "device/cufile_file.h"
-#include "device/cufile_memory.h"
-#include "device/cufile_queue.h"
+#include "device/cuda/copy_queue.h"
+#include "device/cuda/fence.h"
+#include "device/gds/file.h"
+#include "device/gds/memory.h"
+#include "device/gds/queue.h"
 #include "os/fork_generation.h"
 
 namespace trunkline::cuda {

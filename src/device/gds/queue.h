@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "device/cuda_device.h"
+#include "device/cuda/device.h"
 
 namespace trunkline::cufile {
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "device/cuda_api.h"
+#include "device/cuda/api.h"
 #include "support/gpu.h"
 
 namespace trunkline {
