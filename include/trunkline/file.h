@@ -36,7 +36,7 @@ struct OpenOptions {
   bool preallocate = true;
 };
 
-class FileCore;  // src/io/file_core.h
+class FileCore;  // src/io/file/file_core.h
 
 // A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations
 // on overlapping ranges run in no particular order unless one is awaited before the next is submitted. Writes

@@ -9,7 +9,7 @@
 
 #include "future_object.h"
 #include "io/engine_core.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "io/submission.h"
 #include "os/signals_blocked.h"
 

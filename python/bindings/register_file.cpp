@@ -12,8 +12,8 @@
 #include "file_object.h"
 #include "future_object.h"
 #include "interruptible.h"
-#include "io/file_core.h"
-#include "io/open_members.h"
+#include "io/file/file_core.h"
+#include "io/file/open_members.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {

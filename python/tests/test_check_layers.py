@@ -16,10 +16,10 @@ GOOD = {
     "src/base/error.cpp": '#include "trunkline/error.h"\n',
     "src/os/fd.h": '#include "trunkline/file.h"\n',
     "src/os/fd.cpp": '#include "fd.h"\n#include "os/fd.h"\n',
-    "src/io/lane.h": '#include "os/fd.h"\n',
-    "src/io/backends/threads.cpp": '#include "io/lane.h"\n#include "../lane.h"\n',
-    "src/cli/main.cpp": '#include "io/lane.h"\n',
-    "python/bindings/module.cpp": '#include "io/lane.h"\n#include <nanobind/nanobind.h>\n',
+    "src/io/lane/lane.h": '#include "os/fd.h"\n',
+    "src/io/backends/threads.cpp": '#include "io/lane/lane.h"\n#include "../lane.h"\n',
+    "src/cli/main.cpp": '#include "io/lane/lane.h"\n',
+    "python/bindings/module.cpp": '#include "io/lane/lane.h"\n#include <nanobind/nanobind.h>\n',
 }
 
 
@@ -40,8 +40,8 @@ def test_a_tree_that_only_includes_downward_passes(tmp_path: Path) -> None:
     [
         (
             "src/os/up.cpp",
-            '#include "io/lane.h"\n',
-            'src/os/up.cpp:1: includes "io/lane.h", but os stands below io',
+            '#include "io/lane/lane.h"\n',
+            'src/os/up.cpp:1: includes "io/lane/lane.h", but os stands below io',
         ),
         ("src/os/up.cpp", '\n#  include "../io/lane.h"\n', "src/os/up.cpp:2"),
         ("src/os/up.cpp", "#include <io/lane.h>\n", "os stands below io"),

@@ -12,7 +12,7 @@
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/backends/run_command.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "io/submission.h"
 #include "os/fork_generation.h"
 

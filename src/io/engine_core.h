@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "io/counters.h"
-#include "io/lane.h"
-#include "io/memory_files.h"
-#include "io/work_queue.h"
+#include "io/file/memory_files.h"
+#include "io/lane/counters.h"
+#include "io/lane/lane.h"
+#include "io/lane/work_queue.h"
 #include "mem/pinned_budget.h"
 #include "mem/slot_pool.h"
 #include "mem/staging_pool.h"

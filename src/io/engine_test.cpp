@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "io/work_queue.h"
+#include "io/lane/work_queue.h"
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"

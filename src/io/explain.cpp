@@ -13,7 +13,7 @@
 
 #include "device/device.h"
 #include "device/gds/driver.h"
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "io/engine_core.h"
 #include "os/file_pair.h"
 #include "os/topology.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "io/engine_core.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "io/cursor.h"
+#include "io/lane/cursor.h"
 #include "trunkline/error.h"
 #include "trunkline/fault.h"
 #include "trunkline/file.h"

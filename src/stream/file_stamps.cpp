@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 
 namespace trunkline {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "mem/staging_pool.h"
 #include "tensor_file/block_plan.h"
 #include "trunkline/file.h"

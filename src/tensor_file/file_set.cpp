@@ -12,8 +12,8 @@
 #include <tuple>
 #include <utility>
 
-#include "io/file_core.h"
-#include "io/open_members.h"
+#include "io/file/file_core.h"
+#include "io/file/open_members.h"
 #include "os/durable.h"
 #include "os/fork_generation.h"
 #include "os/same_file.h"

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "tensor_file/image_fixture.h"
 
 namespace trunkline::tensor_file {

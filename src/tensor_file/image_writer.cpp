@@ -9,7 +9,7 @@
 
 #include "base/threads.h"
 #include "io/engine_core.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "tensor_file/file_rules.h"
 
 namespace trunkline::tensor_file {

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "io/open_members.h"
+#include "io/file/open_members.h"
 #include "os/file_pair.h"
 #include "volume/descriptor.h"
 #include "volume/stripe_files.h"

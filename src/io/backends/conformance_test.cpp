@@ -9,7 +9,7 @@
 #include <map>
 #include <thread>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "io/backends/faulty.h"
 #include "os/unique_fd.h"
 #include "support/engines.h"

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "trunkline/fault.h"
 
 namespace trunkline::io {

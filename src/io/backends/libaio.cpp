@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "io/backends/wake_event.h"
 #include "os/async_queues.h"
 

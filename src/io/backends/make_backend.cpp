@@ -1,4 +1,4 @@
-#include "io/backend.h"
+#include "io/backends/backend.h"
 
 namespace trunkline::io {
 

@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "io/backends/run_command.h"
 
 namespace trunkline::io {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 
 namespace trunkline::io {
 

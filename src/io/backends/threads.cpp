@@ -6,7 +6,7 @@
 #include <system_error>
 #include <thread>
 
-#include "io/backend.h"
+#include "io/backends/backend.h"
 #include "io/backends/run_command.h"
 
 namespace trunkline::io {

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "io/lane/transfer.h"
 #include "io/operation.h"
-#include "io/transfer.h"
 
 namespace trunkline::io {
 

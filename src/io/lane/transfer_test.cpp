@@ -1,10 +1,10 @@
-#include "io/transfer.h"
+#include "io/lane/transfer.h"
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
 
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 
 namespace trunkline::io {
 namespace {

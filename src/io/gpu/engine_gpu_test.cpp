@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "device/device.h"
-#include "io/gpu_fixture.h"
+#include "io/gpu/gpu_fixture.h"
 #include "support/thread_sanitizer.h"
 
 namespace trunkline {

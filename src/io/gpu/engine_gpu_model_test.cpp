@@ -9,7 +9,7 @@
 #include <random>
 #include <tuple>
 
-#include "io/gpu_fixture.h"
+#include "io/gpu/gpu_fixture.h"
 #include "support/engines.h"
 
 namespace trunkline {

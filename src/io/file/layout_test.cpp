@@ -1,4 +1,4 @@
-#include "io/layout.h"
+#include "io/file/layout.h"
 
 #include <gtest/gtest.h>
 

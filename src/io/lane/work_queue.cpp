@@ -1,4 +1,4 @@
-#include "io/work_queue.h"
+#include "io/lane/work_queue.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

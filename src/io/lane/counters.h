@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "io/transfer.h"
+#include "io/lane/transfer.h"
 #include "trunkline/stats.h"
 
 namespace trunkline::io {

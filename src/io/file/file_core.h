@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "device/device.h"
-#include "io/layout.h"
+#include "io/file/layout.h"
 #include "os/file_pair.h"
 #include "os/fork_takeover.h"
 #include "trunkline/file.h"

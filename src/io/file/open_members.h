@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/layout.h"
+#include "io/file/layout.h"
 #include "os/file_pair.h"
 #include "trunkline/file.h"
 

@@ -1,11 +1,11 @@
-#include "io/open_members.h"
+#include "io/file/open_members.h"
 
 #include <fcntl.h>
 
 #include <utility>
 
 #include "io/engine_core.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 
 namespace trunkline::io {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "device/device.h"
 #include "device/gds/file.h"
-#include "io/gpu_fixture.h"
+#include "io/gpu/gpu_fixture.h"
 
 namespace trunkline {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "io/transfer.h"
+#include "io/lane/transfer.h"
 #include "trunkline/fault.h"
 #include "trunkline/memory.h"
 

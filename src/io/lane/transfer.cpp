@@ -1,11 +1,11 @@
-#include "io/transfer.h"
+#include "io/lane/transfer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
 
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "os/file_pair.h"
 
 namespace trunkline::io {

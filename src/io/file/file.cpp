@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "io/engine_core.h"
-#include "io/file_core.h"
-#include "io/open_members.h"
+#include "io/file/file_core.h"
+#include "io/file/open_members.h"
 #include "io/operation.h"
 
 namespace trunkline {

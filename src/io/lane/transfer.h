@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "io/backend.h"
-#include "io/plan.h"
+#include "io/backends/backend.h"
+#include "io/lane/plan.h"
 #include "mem/slot_pool.h"
 
 namespace trunkline {

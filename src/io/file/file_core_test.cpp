@@ -1,5 +1,5 @@
 // What a file promises to forked children and to threads that close it, and on devices with large blocks.
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

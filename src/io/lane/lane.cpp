@@ -1,4 +1,4 @@
-#include "io/lane.h"
+#include "io/lane/lane.h"
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 #include "device/device.h"
 #include "io/backends/faulty.h"
-#include "io/file_core.h"
+#include "io/file/file_core.h"
 #include "mem/streaming_copy.h"
 #include "os/signals_blocked.h"
 

@@ -1,4 +1,4 @@
-#include "io/plan.h"
+#include "io/lane/plan.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "io/counters.h"
+#include "io/lane/counters.h"
 
 namespace trunkline::io {
 

@@ -1,8 +1,8 @@
-#include "io/cursor.h"
+#include "io/lane/cursor.h"
 
 #include "device/device.h"
-#include "io/file_core.h"
-#include "io/plan.h"
+#include "io/file/file_core.h"
+#include "io/lane/plan.h"
 
 namespace trunkline::io {
 

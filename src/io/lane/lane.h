@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "device/device.h"
-#include "io/backend.h"
-#include "io/counters.h"
-#include "io/transfer.h"
-#include "io/work_queue.h"
+#include "io/backends/backend.h"
+#include "io/lane/counters.h"
+#include "io/lane/transfer.h"
+#include "io/lane/work_queue.h"
 #include "mem/pinned_budget.h"
 #include "mem/slot_pool.h"
 
