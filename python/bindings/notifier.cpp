@@ -26,7 +26,7 @@ Notifier& Notifier::instance() {
 Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
   {
     const std::lock_guard lock(mutex_);
-    if (stopped_) {
+    if (aborted_) {
       static_cast<void>(task.release());
       return {};
     }
@@ -50,7 +50,7 @@ Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
 void Notifier::push(std::unique_ptr<Task> task) {
   const std::lock_guard lock(mutex_);
   waiting_.erase(task.get());
-  if (stopped_) {
+  if (aborted_) {
     static_cast<void>(task.release());
     return;
   }
@@ -61,7 +61,7 @@ void Notifier::push(std::unique_ptr<Task> task) {
 void Notifier::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return stopped_ || !tasks_.empty(); });
+    ready_.wait(lock, [this] { return aborted_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
     std::vector<std::unique_ptr<Task>> due = std::move(tasks_);
     tasks_.clear();
@@ -96,7 +96,7 @@ void Notifier::stop() {
   bool idle = false;
   {
     const std::lock_guard lock(mutex_);
-    stopped_ = true;
+    aborted_ = true;
     idle = pending_ == 0;
   }
   ready_.notify_one();

@@ -49,12 +49,12 @@ class Notifier : public std::enable_shared_from_this<Notifier> {
   void run();
 
   std::mutex mutex_;
-  std::condition_variable ready_;    // tasks_ has some, or stopped_
+  std::condition_variable ready_;    // tasks_ has some, or aborted_
   std::condition_variable drained_;  // pending_ is 0
   std::vector<std::unique_ptr<Task>> tasks_;
   std::size_t pending_ = 0;  // tasks that were handed in and have not ended
   std::unordered_map<const Task*, Future> waiting_;
-  bool stopped_ = false;
+  bool aborted_ = false;
   std::thread thread_;
 };
 

@@ -27,7 +27,8 @@ class PinObject {
     const MemoryView& memory = view_->memory();
     if (memory.device != nullptr) {
       device_ = name_of(*memory.device);
-      registration_ = registered([&] { return memory.device->pin_direct({memory.data, memory.bytes}); });
+      registration_ =
+          registered([&] { return memory.device->register_for_gds({memory.data, memory.bytes}); });
       return;
     }
     // The budget counts what is registered, which pins of overlapping memory share.

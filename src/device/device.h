@@ -52,34 +52,34 @@ class CopyQueue {
 
 // An open file that a device reads and writes itself, without memory of the host between (GPUDirect Storage).
 // Dropped before its descriptor is closed. In a forked child dropping it does nothing.
-class DirectFile {
+class GdsFile {
  public:
-  DirectFile() = default;
-  DirectFile(const DirectFile&) = delete;
-  DirectFile& operator=(const DirectFile&) = delete;
-  virtual ~DirectFile() = default;
+  GdsFile() = default;
+  GdsFile(const GdsFile&) = delete;
+  GdsFile& operator=(const GdsFile&) = delete;
+  virtual ~GdsFile() = default;
 };
 
 // How much must be shown before a file is taken for one that a device reaches itself.
-enum class DirectProof {
+enum class GdsProbe {
   real,  // that no bytes go through this process
   works  // that the bytes arrive
 };
 
-struct DirectSource {
+struct GdsSource {
   int fd = -1;            // opened with O_DIRECT
   std::string path;       // for messages
   std::string directory;  // that it is in: a probe file may be made there, and removed
   // As another device was given it before, or null.
-  std::shared_ptr<const DirectFile> known = {};
+  std::shared_ptr<const GdsFile> known = {};
 };
 
 // Offset, address and length are multiples of this.
-inline constexpr std::uint64_t kDirectCopyAlignment = 4096;
+inline constexpr std::uint64_t kGdsAlignment = 4096;
 
-struct DirectCopy {
+struct GdsTransfer {
   bool to_file = false;
-  std::shared_ptr<const DirectFile> file;
+  std::shared_ptr<const GdsFile> file;
   std::uint64_t offset = 0;  // in the file
   std::byte* device = nullptr;
   std::uint64_t bytes = 0;
@@ -88,7 +88,7 @@ struct DirectCopy {
 };
 
 // Copies under way between files and one device's memory. As a CopyQueue.
-class DirectQueue {
+class GdsQueue {
  public:
   struct Ended {
     std::uint32_t tag = 0;
@@ -96,8 +96,8 @@ class DirectQueue {
     bool again = false;               // the error is of the file, and will come again
   };
 
-  virtual ~DirectQueue() = default;
-  virtual void start(DirectCopy copy) = 0;
+  virtual ~GdsQueue() = default;
+  virtual void start(GdsTransfer copy) = 0;
   virtual void send() = 0;
   virtual void take(std::vector<Ended>& ended) = 0;
 };
@@ -126,17 +126,16 @@ class Device {
   // of its other devices too. Given back when what is returned is dropped, before the memory goes.
   virtual Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) = 0;
 
-  // The file for a DirectQueue of this device; `unsupported`, saying why, where that is not possible or not
+  // The file for a GdsQueue of this device; `unsupported`, saying why, where that is not possible or not
   // proven. The first file of a filesystem is read for it, or one beside it.
-  virtual Result<std::shared_ptr<const DirectFile>> open_direct(const DirectSource& source,
-                                                                DirectProof proof) = 0;
+  virtual Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe proof) = 0;
 
-  virtual Result<std::unique_ptr<DirectQueue>> open_direct_queue(std::function<void()> on_ended) = 0;
+  virtual Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_ended) = 0;
 
   // Tells the driver of memory of this device that many direct copies will use: they need no copy within the
   // device then. Given back when what is returned is dropped, before the memory goes. Null where the driver
   // is not there or does not take it, which costs speed alone.
-  virtual Result<std::shared_ptr<const void>> pin_direct(std::span<std::byte> memory) = 0;
+  virtual Result<std::shared_ptr<const void>> register_for_gds(std::span<std::byte> memory) = 0;
 };
 
 inline bool is_host(const MemoryView& memory) {

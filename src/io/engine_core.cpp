@@ -28,7 +28,7 @@ constexpr unsigned kInlineSlots = 4;
 // How often close_while() looks at what has completed.
 constexpr std::chrono::milliseconds kProgressInterval{50};
 
-constexpr std::array kLadder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
+constexpr std::array kFallbackOrder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
 
 // An engine whose last handle is dropped on one of its own lanes (by an operation that was the last to hold
 // it) cannot join itself there.
@@ -67,7 +67,7 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
     }
     return core;
   }
-  for (const BackendKind kind : kLadder) {
+  for (const BackendKind kind : kFallbackOrder) {
     auto started = core->start_lanes(kind);
     if (started) return core;
     core->refused_backends_.push_back({std::string(to_string(kind)), started.error().message});
@@ -165,7 +165,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
                                                request.keepalive, std::move(fence));
   operation->write_epoch = write_epoch;
   operation->cursor.gpu_direct = gpu_direct;
-  operation->cursor.gpu_insisted = config_.gpu == GpuPath::gds;
+  operation->cursor.gds_required = config_.gpu == GpuPath::gds;
   return operation;
 }
 
@@ -271,7 +271,7 @@ Status EngineCore::move_inline(io::Transfer& transfer) {
   }
   copy_out(transfer);
   if (transfer.op != Op::sync)
-    counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
+    counters_.count_payload(transfer.piece.path, transfer.through_cache, transfer.piece.length);
   return {};
 }
 

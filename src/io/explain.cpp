@@ -84,13 +84,13 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
                                        const std::string& path, unsigned ordinal) {
   const auto device = cuda_device(ordinal);
   if (!device) return device.error().message;
-  const DirectProof proof = config.gpu == GpuPath::gds ? DirectProof::works : DirectProof::real;
+  const GdsProbe proof = config.gpu == GpuPath::gds ? GdsProbe::works : GdsProbe::real;
   // Of a directory `pair` is a file in it.
   std::error_code ignored;
   const std::string directory = std::filesystem::is_directory(path, ignored)
                                     ? path
                                     : std::filesystem::path(path).parent_path().string();
-  const auto opened = (*device)->open_direct(
+  const auto opened = (*device)->open_gds(
       {.fd = pair.direct.get(), .path = path, .directory = directory, .known = {}}, proof);
   if (!opened) return opened.error().message;
   return std::nullopt;

@@ -111,10 +111,10 @@ bool Operation::drop_unissued(Error error) {
 void Operation::fail(Error error) {
   const std::scoped_lock lock(mutex_);
   if (!error_) error_ = std::move(error);
-  stopped_.store(true, std::memory_order_release);
+  aborted_.store(true, std::memory_order_release);
 }
 
-void Operation::end_share() {
+void Operation::release_ref() {
   if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) complete();
 }
 

@@ -53,13 +53,13 @@ class Operation {
 
   // --- the moving side
   // Whether an error or a cancellation has made further transfers pointless.
-  bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   void fail(Error error);
   void add_bytes(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 
   // Shares: one for what is still unissued, one for each transfer under way. The end of the last completes.
-  void begin_share() { shares_.fetch_add(1, std::memory_order_relaxed); }
-  void end_share();
+  void add_ref() { shares_.fetch_add(1, std::memory_order_relaxed); }
+  void release_ref();
 
   // What is issued and what is not. Guarded by the work queue's lock.
   io::Cursor cursor;
@@ -81,7 +81,7 @@ class Operation {
 
   std::atomic<std::uint64_t> shares_{1};
   std::atomic<std::uint64_t> bytes_done_{0};
-  std::atomic<bool> stopped_{false};
+  std::atomic<bool> aborted_{false};
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

@@ -16,7 +16,7 @@ constexpr std::size_t kEnqueuedAtOnce = 32;
 
 void end_with(Operation& operation, Error error) {
   operation.fail(std::move(error));
-  operation.end_share();
+  operation.release_ref();
 }
 
 }  // namespace

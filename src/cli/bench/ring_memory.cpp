@@ -59,7 +59,7 @@ Status RingMemory::allocate_on(const Engine& engine, Device& device, std::uint64
   auto copies = BlockingCopies::open(device);
   if (!copies) return std::unexpected(copies.error());
   auto registered =
-      device.pin_direct({static_cast<std::byte*>(memory->get()), static_cast<std::size_t>(bytes)});
+      device.register_for_gds({static_cast<std::byte*>(memory->get()), static_cast<std::size_t>(bytes)});
   if (!registered) return std::unexpected(registered.error());
   device_ = &device;
   registered_ = std::move(*registered);

@@ -110,18 +110,17 @@ Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory)
   });
 }
 
-Result<std::shared_ptr<const DirectFile>> CudaDevice::open_direct(const DirectSource& source,
-                                                                  DirectProof proof) {
+Result<std::shared_ptr<const GdsFile>> CudaDevice::open_gds(const GdsSource& source, GdsProbe proof) {
   if (auto status = usable(); !status) return std::unexpected(status.error());
   return cufile::open_file(*this, source, proof);
 }
 
-Result<std::unique_ptr<DirectQueue>> CudaDevice::open_direct_queue(std::function<void()> on_ended) {
+Result<std::unique_ptr<GdsQueue>> CudaDevice::open_gds_queue(std::function<void()> on_ended) {
   if (auto status = usable(); !status) return std::unexpected(status.error());
   return cufile::open_queue(*this, std::move(on_ended));
 }
 
-Result<std::shared_ptr<const void>> CudaDevice::pin_direct(std::span<std::byte> memory) {
+Result<std::shared_ptr<const void>> CudaDevice::register_for_gds(std::span<std::byte> memory) {
   if (auto status = usable(); !status) return std::unexpected(status.error());
   return cufile::register_memory(*this, memory);
 }

@@ -20,10 +20,9 @@ class CudaDevice final : public Device {
   Result<Fence> fence(void* stream) override;
   Result<std::shared_ptr<void>> allocate(std::uint64_t bytes) override;
   Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) override;
-  Result<std::shared_ptr<const DirectFile>> open_direct(const DirectSource& source,
-                                                        DirectProof proof) override;
-  Result<std::unique_ptr<DirectQueue>> open_direct_queue(std::function<void()> on_ended) override;
-  Result<std::shared_ptr<const void>> pin_direct(std::span<std::byte> memory) override;
+  Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe proof) override;
+  Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_ended) override;
+  Result<std::shared_ptr<const void>> register_for_gds(std::span<std::byte> memory) override;
 
   // `unsupported` in a forked child of the process that opened it.
   Status usable() const;

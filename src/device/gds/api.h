@@ -33,7 +33,7 @@ struct DriverProperties {  // CUfileDrvProps_t
   unsigned major_version;
   unsigned minor_version;
   std::size_t poll_threshold_bytes;
-  std::size_t most_direct_bytes;
+  std::size_t max_gds_bytes;
   unsigned status_flags;  // a bit for each kind of storage that DMA reaches
   unsigned control_flags;
   unsigned feature_flags;

@@ -37,7 +37,7 @@ std::unexpected<Error> refused(const std::string& path, const std::string& why) 
 
 // With a descriptor of its own: cuFile may work on it for longer than the caller's is open, where a context
 // is lost.
-class CufileFile final : public DirectFile {
+class CufileFile final : public GdsFile {
  public:
   static Result<std::shared_ptr<const CufileFile>> open(const Api& api, int fd, const std::string& path) {
     os::UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -66,7 +66,7 @@ class CufileFile final : public DirectFile {
   const unsigned generation_;  // of forks
 };
 
-const CufileFile& cufile_file(const DirectFile& file) { return static_cast<const CufileFile&>(file); }
+const CufileFile& cufile_file(const GdsFile& file) { return static_cast<const CufileFile&>(file); }
 
 // Memory for direct I/O of the host.
 struct Freed {
@@ -75,7 +75,7 @@ struct Freed {
 using HostMemory = std::unique_ptr<std::byte, Freed>;
 
 HostMemory host_memory() {
-  return HostMemory(static_cast<std::byte*>(std::aligned_alloc(kDirectCopyAlignment, kProbeBytes)));
+  return HostMemory(static_cast<std::byte*>(std::aligned_alloc(kGdsAlignment, kProbeBytes)));
 }
 
 // What probes of a device work with. Kept for good: freeing memory waits for all that the device does.
@@ -132,7 +132,7 @@ using Verdict = std::optional<std::string>;
 
 // Reads the start of a file by cuFile and as the host does, and compares. An error says nothing of the file.
 Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, int fd, std::size_t bytes,
-                      DirectProof proof) {
+                      GdsProbe proof) {
   const cuda::Api& cuda = device.api();
   const auto memory = probe_memory(device);
   if (!memory) return std::unexpected(memory.error());
@@ -179,7 +179,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     if (code != cuda::kSuccess) return cuda_failed(code, "cuMemcpyDtoHAsync");
     if (std::memcmp(found.data(), expected.get(), bytes) != 0)
       return "what cuFile read from it differs from what it holds";
-    if (proof == DirectProof::works) return std::nullopt;
+    if (proof == GdsProbe::works) return std::nullopt;
     if (!before || !after) return "/proc/self/io, which would show that reads are direct, cannot be read";
     if (!queues_before || !queues_after)
       return "/proc/self, which would show that reads are direct and not by io_uring or AIO, cannot be read";
@@ -200,15 +200,15 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
 
 // On a file of its own, which nobody changes meanwhile.
 Result<Verdict> probe_beside(const cuda::CudaDevice& device, const CufileFile& file, int other,
-                             const std::string& path, DirectProof proof) {
+                             const std::string& path, GdsProbe proof) {
   const auto registered = CufileFile::open(file.api(), other, path);
   if (!registered) return std::unexpected(registered.error());
   return probe(device, **registered, other, kProbeBytes, proof);
 }
 
 // On the file itself. Others may be writing to it, so a failure says nothing of the filesystem.
-Result<Verdict> probe_itself(const cuda::CudaDevice& device, const CufileFile& file,
-                             const DirectSource& source, std::size_t bytes, DirectProof proof) {
+Result<Verdict> probe_itself(const cuda::CudaDevice& device, const CufileFile& file, const GdsSource& source,
+                             std::size_t bytes, GdsProbe proof) {
   auto verdict = probe(device, file, source.fd, bytes, proof);
   if (!verdict) return verdict;
   const Verdict& why_not = *verdict;
@@ -216,8 +216,8 @@ Result<Verdict> probe_itself(const cuda::CudaDevice& device, const CufileFile& f
   return verdict;
 }
 
-Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
-                      const struct stat& status, DirectProof proof) {
+Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, const GdsSource& source,
+                      const struct stat& status, GdsProbe proof) {
   const auto other = make_probe_file(source.directory);
   struct stat beside{};
   // Elsewhere where the name is a link, or something is mounted there.
@@ -225,8 +225,8 @@ Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, co
     return probe_beside(device, file, other->get(), source.path, proof);
   std::size_t bytes = 0;
   if (access_mode(source.fd) == O_RDONLY && S_ISREG(status.st_mode))
-    bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) /
-            kDirectCopyAlignment * kDirectCopyAlignment;
+    bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) / kGdsAlignment *
+            kGdsAlignment;
   if (bytes > 0) return probe_itself(device, file, source, bytes, proof);
   if (!other) return std::unexpected(other.error());
   return refused(source.path,
@@ -237,8 +237,8 @@ Result<Verdict> prove(const cuda::CudaDevice& device, const CufileFile& file, co
 // What was found out, for each filesystem, device and proof.
 class Verdicts {
  public:
-  Result<Verdict> of(const cuda::CudaDevice& device, const CufileFile& file, const DirectSource& source,
-                     DirectProof proof) {
+  Result<Verdict> of(const cuda::CudaDevice& device, const CufileFile& file, const GdsSource& source,
+                     GdsProbe proof) {
     struct stat status{};
     if (::fstat(source.fd, &status) != 0)
       return std::unexpected(system_error(errno, fmt::format("looking at {}", source.path), source.path));
@@ -260,7 +260,7 @@ class Verdicts {
   }
 
  private:
-  using Key = std::tuple<dev_t, std::string_view, DirectProof>;
+  using Key = std::tuple<dev_t, std::string_view, GdsProbe>;
 
   std::optional<Verdict> find(const Key& key) {
     const std::scoped_lock lock(mutex_);
@@ -283,9 +283,9 @@ Verdicts& verdicts() {
 
 void forget_verdicts() { verdicts().forget(); }
 
-Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& device,
-                                                    const DirectSource& source, DirectProof proof) {
-  if (proof == DirectProof::real) {
+Result<std::shared_ptr<const GdsFile>> open_file(const cuda::CudaDevice& device, const GdsSource& source,
+                                                 GdsProbe proof) {
+  if (proof == GdsProbe::real) {
     if (const auto why = why_not_here()) return refused(source.path, *why);
   }
   const cuda::Current current(device);
@@ -297,9 +297,9 @@ Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& devi
   const Outcome outcome = (*api)->DriverGetProperties(&properties);
   if (outcome.code != kSuccess)
     return refused(source.path, error_of(outcome, "cuFileDriverGetProperties", "asking").message);
-  if (proof == DirectProof::real && properties.status_flags == 0)
+  if (proof == GdsProbe::real && properties.status_flags == 0)
     return refused(source.path, "cuFile names no storage that it reaches directly (its compatibility mode)");
-  std::shared_ptr<const DirectFile> file = source.known;
+  std::shared_ptr<const GdsFile> file = source.known;
   if (file == nullptr) {
     auto opened = CufileFile::open(**api, source.fd, source.path);
     if (!opened) return std::unexpected(opened.error());
@@ -312,7 +312,7 @@ Result<std::shared_ptr<const DirectFile>> open_file(const cuda::CudaDevice& devi
   return file;
 }
 
-const Api& api_of(const DirectFile& file) { return cufile_file(file).api(); }
-Handle handle_of(const DirectFile& file) { return cufile_file(file).handle(); }
+const Api& api_of(const GdsFile& file) { return cufile_file(file).api(); }
+Handle handle_of(const GdsFile& file) { return cufile_file(file).handle(); }
 
 }  // namespace trunkline::cufile

@@ -83,9 +83,9 @@ RegisteredRanges& ranges() {
 Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& device,
                                                     std::span<std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::uint64_t head = (kDirectCopyAlignment - begin % kDirectCopyAlignment) % kDirectCopyAlignment;
-  if (memory.size() < head + kDirectCopyAlignment || why_not_here()) return Hold();
-  const std::uint64_t whole = (memory.size() - head) / kDirectCopyAlignment * kDirectCopyAlignment;
+  const std::uint64_t head = (kGdsAlignment - begin % kGdsAlignment) % kGdsAlignment;
+  if (memory.size() < head + kGdsAlignment || why_not_here()) return Hold();
+  const std::uint64_t whole = (memory.size() - head) / kGdsAlignment * kGdsAlignment;
   const cuda::Current current(device);
   if (current.code() != cuda::kSuccess) return Hold();
   const auto api = open_driver();

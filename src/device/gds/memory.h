@@ -9,7 +9,7 @@
 
 namespace trunkline::cufile {
 
-// See Device::pin_direct. Whole units of kDirectCopyAlignment are registered. Asking again for what lies
+// See Device::register_for_gds. Whole units of kGdsAlignment are registered. Asking again for what lies
 // within memory that is registered shares that.
 Result<std::shared_ptr<const void>> register_memory(const cuda::CudaDevice& device,
                                                     std::span<std::byte> memory);

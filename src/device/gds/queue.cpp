@@ -22,7 +22,7 @@ using cuda::Current;
 
 // Stream-ordered calls: each comes after its fence without anybody waiting for it. Those of one stream follow
 // one another, so there are several; a thread waits for their ends.
-class CufileQueue final : public DirectQueue {
+class CufileQueue final : public GdsQueue {
  public:
   CufileQueue(const cuda::CudaDevice& device, std::function<void()> on_ended)
       : device_(device), on_ended_(std::move(on_ended)) {}
@@ -46,7 +46,7 @@ class CufileQueue final : public DirectQueue {
     }
   }
 
-  void start(DirectCopy copy) override {
+  void start(GdsTransfer copy) override {
     auto job = std::make_unique<Job>();
     job->tag = copy.tag;
     job->bytes = copy.bytes;
@@ -101,7 +101,7 @@ class CufileQueue final : public DirectQueue {
     bool refused = false;         // by cuFile
     Fence after;
     std::shared_ptr<const void> memory;  // its registration
-    std::shared_ptr<const DirectFile> file;
+    std::shared_ptr<const GdsFile> file;
   };
 
   std::string action(bool to_file) const {
@@ -112,7 +112,7 @@ class CufileQueue final : public DirectQueue {
   }
 
   // Fails where nothing was begun.
-  Status begin(const DirectCopy& copy, std::byte* base, Job& job) {
+  Status begin(const GdsTransfer& copy, std::byte* base, Job& job) {
     const auto failed = [&](Code code, std::string_view function) {
       return std::unexpected(error(code, function, copy.to_file));
     };
@@ -238,8 +238,7 @@ class CufileQueue final : public DirectQueue {
 
 }  // namespace
 
-Result<std::unique_ptr<DirectQueue>> open_queue(const cuda::CudaDevice& device,
-                                                std::function<void()> on_ended) {
+Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device, std::function<void()> on_ended) {
   return std::make_unique<CufileQueue>(device, std::move(on_ended));
 }
 

@@ -8,8 +8,7 @@
 
 namespace trunkline::cufile {
 
-// See Device::open_direct_queue.
-Result<std::unique_ptr<DirectQueue>> open_queue(const cuda::CudaDevice& device,
-                                                std::function<void()> on_ended);
+// See Device::open_gds_queue.
+Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device, std::function<void()> on_ended);
 
 }  // namespace trunkline::cufile

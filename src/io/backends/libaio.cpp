@@ -1,5 +1,5 @@
-// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only, and the rung below
-// io_uring.
+// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only. The fallback where
+// io_uring is not available.
 #include <libaio.h>
 #include <poll.h>
 #include <unistd.h>

@@ -312,17 +312,17 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   const std::pair key(&device, path);
   const auto known = gpu_reaches_.find(key);
   if (known != gpu_reaches_.end()) return known->second;
-  const DirectProof proof = path == GpuPath::gds ? DirectProof::works : DirectProof::real;
+  const GdsProbe proof = path == GpuPath::gds ? GdsProbe::works : GdsProbe::real;
   const auto find_out = [&]() -> Status {
     for (io::Member& member : members) {
       if (!member.pair.limits.usable)
         return refused(fmt::format("{} is not reached by GPUDirect Storage: direct I/O is not used: {}",
                                    member.path, member.pair.limits.why));
-      const DirectSource source{.fd = member.pair.direct.get(),
-                                .path = member.path,
-                                .directory = std::filesystem::path(member.path).parent_path().string(),
-                                .known = member.gds};
-      auto opened = device.open_direct(source, proof);
+      const GdsSource source{.fd = member.pair.direct.get(),
+                             .path = member.path,
+                             .directory = std::filesystem::path(member.path).parent_path().string(),
+                             .known = member.gds};
+      auto opened = device.open_gds(source, proof);
       if (!opened) return std::unexpected(opened.error());
       if (member.gds == nullptr) member.gds = *std::move(opened);
     }

@@ -27,7 +27,7 @@ struct Member {
   // used.
   std::atomic<bool> direct_refused{false};
   // The file as GPUs read and write it themselves, once one does (FileCore::gpu_reaches).
-  std::shared_ptr<const DirectFile> gds;
+  std::shared_ptr<const GdsFile> gds;
   // Set when one that should have moved its bytes does not: from then on they are copied.
   std::atomic<bool> gds_refused{false};
 };

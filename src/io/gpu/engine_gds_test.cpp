@@ -142,7 +142,7 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
   struct Case {
     int mode;
     GpuPath asked;
-    std::string way;
+    std::string path;
     const char* why;
   };
   for (const Case& each : {
@@ -161,10 +161,10 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
     const File target = file(made, bytes);
     const auto told = made.explain(target.path());
     ASSERT_TRUE(told);
-    EXPECT_EQ(told->gpu, each.way);
+    EXPECT_EQ(told->gpu, each.path);
     const auto of_directory = made.explain(directory_.path());
     ASSERT_TRUE(of_directory);
-    EXPECT_EQ(of_directory->gpu, each.way);
+    EXPECT_EQ(of_directory->gpu, each.path);
     EXPECT_NE(of_directory->gpu_why.find(each.why), std::string::npos) << of_directory->gpu_why;
     EXPECT_NE(told->gpu_why.find(each.why), std::string::npos) << told->gpu_why;
     const GpuMemory memory(bytes.size());
@@ -172,8 +172,8 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
     ASSERT_TRUE(target.pread(memory.view(), 0));
     EXPECT_EQ(memory.contents(), bytes);
     const Moved read = moved(made);
-    EXPECT_EQ(read.gds, each.way == "gds" ? bytes.size() : 0);
-    EXPECT_EQ(read.bounced, each.way == "gds" ? 0 : bytes.size());
+    EXPECT_EQ(read.gds, each.path == "gds" ? bytes.size() : 0);
+    EXPECT_EQ(read.bounced, each.path == "gds" ? 0 : bytes.size());
   }
 }
 
@@ -233,10 +233,10 @@ TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
   const GpuMemory memory(bytes.size());
   {
     Device& device = test::gpu();
-    auto pinned = device.pin_direct({memory.view().data, bytes.size()});
+    auto pinned = device.register_for_gds({memory.view().data, bytes.size()});
     ASSERT_TRUE(pinned) << pinned.error().message;
     ASSERT_NE(*pinned, nullptr);
-    auto again = device.pin_direct({memory.view().data + 4096, kMiB});  // lies within
+    auto again = device.register_for_gds({memory.view().data + 4096, kMiB});  // lies within
     ASSERT_TRUE(again);
     expect_left("direct memory", 1);
     ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));  // the probe has memory of its own
@@ -261,7 +261,7 @@ TEST_F(GdsTest, PinnedMemoryOfAnyPlace) {
   const GpuMemory memory(bytes.size());
   Device& device = test::gpu();
   const auto pin = [&](std::size_t begin, std::size_t size) {
-    auto pinned = device.pin_direct({memory.view().data + begin, size});
+    auto pinned = device.register_for_gds({memory.view().data + begin, size});
     EXPECT_TRUE(pinned);
     return *pinned;
   };

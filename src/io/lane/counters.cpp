@@ -12,13 +12,13 @@ void Counters::count_completion(const Transfer& transfer, const Verdict& verdict
   if (transfer.op == Op::write) stats_.write_latency.add(took_ns);
 }
 
-void Counters::count_payload(Way way, bool through_cache, std::uint64_t bytes) {
+void Counters::count_payload(IoPath path, bool through_cache, std::uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
-  if (way == Way::buffered || through_cache)
+  if (path == IoPath::buffered || through_cache)
     stats_.bytes_buffered += bytes;
-  else if (way == Way::gds)
+  else if (path == IoPath::gds)
     stats_.bytes_gds += bytes;
-  else if (way == Way::bounced)
+  else if (path == IoPath::bounced)
     stats_.bytes_bounced += bytes;
   else
     stats_.bytes_direct += bytes;

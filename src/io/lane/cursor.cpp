@@ -28,7 +28,7 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
       .offset_alignment = limits.offset_alignment,
       .block_bytes = block_bytes,
       .host_memory = is_host(memory),
-      .gpu_direct = gpu_direct && (gpu_insisted || !member.gds_refused.load(std::memory_order_relaxed))};
+      .gpu_direct = gpu_direct && (gds_required || !member.gds_refused.load(std::memory_order_relaxed))};
   transfer.member = &member;
   transfer.memory = memory.data + issued;
   transfer.piece =

@@ -20,7 +20,7 @@ struct Cursor {
   std::uint64_t offset = 0;   // of the request, in the logical file
   std::uint64_t issued = 0;   // bytes, or members of a sync, that next() has passed
   bool gpu_direct = false;    // the memory's device reads and writes the file itself
-  bool gpu_insisted = false;  // ... whatever it refused before
+  bool gds_required = false;  // ... whatever it refused before
 
   bool exhausted() const;
 

@@ -47,7 +47,7 @@ void copy_in(const Transfer& transfer) {
 }
 
 void avoid_slot(Transfer& transfer) {
-  transfer.piece.way = Way::buffered;
+  transfer.piece.path = IoPath::buffered;
   transfer.piece.through_slot = false;
   transfer.piece.span_offset = transfer.piece.offset;
   transfer.piece.span_length = transfer.piece.length;
@@ -72,7 +72,7 @@ Status Lane::start() {
 }
 
 bool Lane::wake_if_hungry() {
-  if (!hungry_.exchange(false)) return false;
+  if (!wants_work_.exchange(false)) return false;
   backend_->wake();
   return true;
 }
@@ -122,21 +122,21 @@ void Lane::run(std::promise<Status>& started) {
     const bool idle = free_tags_.size() == options_.depth;
     if (idle && stopping_.load() && queue_.empty()) break;
     for (const auto& [device, copies] : copies_) copies->send();
-    for (const auto& [device, queue] : direct_queues_) queue->send();
-    if (!free_tags_.empty() && !parked_) {
-      hungry_.store(true);
+    for (const auto& [device, queue] : gds_queues_) queue->send();
+    if (!free_tags_.empty() && !waiting_for_slot_) {
+      wants_work_.store(true);
       // Work that came before the flag was set woke nobody.
       if (!queue_.empty()) {
-        hungry_.store(false);
+        wants_work_.store(false);
         continue;
       }
     }
     completions.clear();
     backend_->reap(completions, wanted());
-    hungry_.store(false);
+    wants_work_.store(false);
     for (const Completion& completion : completions) finish(completion);
     finish_copies();
-    finish_direct();
+    finish_gds();
   }
   ended_.set_value();
 }
@@ -150,14 +150,14 @@ unsigned Lane::wanted() const {
 }
 
 Transfer Lane::next_transfer() {
-  if (parked_) {
-    Transfer transfer = std::move(*parked_);
-    parked_.reset();
+  if (waiting_for_slot_) {
+    Transfer transfer = std::move(*waiting_for_slot_);
+    waiting_for_slot_.reset();
     return transfer;
   }
-  if (again_.empty()) return queue_.take();
-  Transfer transfer = std::move(again_.front());
-  again_.pop_front();
+  if (retry_queue_.empty()) return queue_.take();
+  Transfer transfer = std::move(retry_queue_.front());
+  retry_queue_.pop_front();
   return transfer;
 }
 
@@ -168,9 +168,9 @@ void Lane::submit_ready() {
     auto ready = prepare(transfer);
     if (!ready) {
       transfer.operation->fail(std::move(ready.error()));
-      transfer.operation->end_share();
+      transfer.operation->release_ref();
     } else if (!*ready) {
-      parked_ = std::move(transfer);
+      waiting_for_slot_ = std::move(transfer);
       return;
     } else {
       send(std::move(transfer));
@@ -182,8 +182,8 @@ void Lane::submit_ready() {
 Result<bool> Lane::prepare(Transfer& transfer) {
   if (transfer.op == Op::sync) return true;
   const MemoryView& memory = transfer.operation->memory();
-  if (transfer.piece.way == Way::gds) {
-    if (auto opened = direct_queue_of(*memory.device); !opened) return std::unexpected(opened.error());
+  if (transfer.piece.path == IoPath::gds) {
+    if (auto opened = gds_queue_of(*memory.device); !opened) return std::unexpected(opened.error());
     return true;
   }
   if (!transfer.piece.through_slot) return true;
@@ -251,7 +251,7 @@ void Lane::finish_copies() {
     if (copy.error) {
       transfer.operation->fail(std::move(*copy.error));
       release(copy.tag);
-    } else if (transfer.op == Op::write && !transfer.operation->stopped()) {
+    } else if (transfer.op == Op::write && !transfer.operation->aborted()) {
       push(transfer, copy.tag);
     } else {
       if (transfer.op == Op::read) count_moved(transfer);
@@ -265,19 +265,19 @@ std::optional<Error> Lane::gds_refusal() const {
   return gds_refusal_;
 }
 
-Result<DirectQueue*> Lane::direct_queue_of(Device& device) {
-  for (const auto& [known, queue] : direct_queues_) {
+Result<GdsQueue*> Lane::gds_queue_of(Device& device) {
+  for (const auto& [known, queue] : gds_queues_) {
     if (known == &device) return queue.get();
   }
-  auto opened = device.open_direct_queue([this] { backend_->wake(); });
+  auto opened = device.open_gds_queue([this] { backend_->wake(); });
   if (!opened) return std::unexpected(opened.error());
-  return direct_queues_.emplace_back(&device, std::move(*opened)).second.get();
+  return gds_queues_.emplace_back(&device, std::move(*opened)).second.get();
 }
 
-void Lane::start_direct(Transfer& transfer, std::uint32_t tag) {
+void Lane::start_gds(Transfer& transfer, std::uint32_t tag) {
   transfer.sent_ns = now_ns();
   ++copying_;
-  (*direct_queue_of(*transfer.operation->memory().device))
+  (*gds_queue_of(*transfer.operation->memory().device))
       ->start({.to_file = transfer.op == Op::write,
                .file = transfer.member->gds,
                .offset = transfer.piece.offset,
@@ -287,13 +287,13 @@ void Lane::start_direct(Transfer& transfer, std::uint32_t tag) {
                .tag = tag});
 }
 
-void Lane::finish_direct() {
-  std::vector<DirectQueue::Ended> ended;
-  for (const auto& [device, queue] : direct_queues_) queue->take(ended);
-  for (DirectQueue::Ended& each : ended) finish_direct(each);
+void Lane::finish_gds() {
+  std::vector<GdsQueue::Ended> ended;
+  for (const auto& [device, queue] : gds_queues_) queue->take(ended);
+  for (GdsQueue::Ended& each : ended) finish_gds(each);
 }
 
-void Lane::finish_direct(DirectQueue::Ended& ended) {
+void Lane::finish_gds(GdsQueue::Ended& ended) {
   --copying_;
   Transfer& transfer = transfers_[ended.tag];
   const std::uint64_t length = transfer.piece.length;
@@ -304,7 +304,7 @@ void Lane::finish_direct(DirectQueue::Ended& ended) {
     release(ended.tag);
   } else if (ended.bytes && *ended.bytes < length) {
     // The file may end there, or the rest not be contiguous: the kernel says which.
-    copy_rest(ended.tag, *ended.bytes / kDirectCopyAlignment * kDirectCopyAlignment);
+    copy_rest(ended.tag, *ended.bytes / kGdsAlignment * kGdsAlignment);
   } else {
     Error error = ended.bytes
                       ? make_error(ErrorKind::device,
@@ -330,15 +330,15 @@ void Lane::finish_direct(DirectQueue::Ended& ended) {
 void Lane::copy_rest(std::uint32_t tag, std::uint64_t moved) {
   Transfer transfer = std::exchange(transfers_[tag], Transfer{});
   free_tags_.push_back(tag);
-  counters_.count_payload(Way::gds, false, moved);
+  counters_.count_payload(IoPath::gds, false, moved);
   transfer.operation->add_bytes(moved);
-  if (transfer.operation->stopped()) {
-    transfer.operation->end_share();
+  if (transfer.operation->aborted()) {
+    transfer.operation->release_ref();
     return;
   }
   transfer.piece = rest_through_slot(transfer.piece, moved);
   transfer.memory += moved;
-  again_.push_back(std::move(transfer));
+  retry_queue_.push_back(std::move(transfer));
 }
 
 SlotPool& Lane::slots() {
@@ -360,8 +360,8 @@ void Lane::send(Transfer&& transfer) {
   const std::uint32_t tag = free_tags_.back();
   free_tags_.pop_back();
   Transfer& sent = transfers_[tag] = std::move(transfer);
-  if (sent.piece.way == Way::gds)
-    start_direct(sent, tag);
+  if (sent.piece.path == IoPath::gds)
+    start_gds(sent, tag);
   else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory()))
     start_copy(sent, tag);
   else
@@ -376,7 +376,7 @@ void Lane::push(Transfer& transfer, std::uint32_t tag) {
 }
 
 void Lane::count_moved(const Transfer& transfer) {
-  counters_.count_payload(transfer.piece.way, transfer.through_cache, transfer.piece.length);
+  counters_.count_payload(transfer.piece.path, transfer.through_cache, transfer.piece.length);
   transfer.operation->add_bytes(transfer.piece.length);
 }
 
@@ -388,7 +388,7 @@ void Lane::finish(const Completion& completion) {
   if (verdict.refused_direct) transfer.member->direct_refused.store(true);
   switch (verdict.step) {
     case Verdict::Step::again:
-      if (!transfer.operation->stopped()) {
+      if (!transfer.operation->aborted()) {
         push(transfer, completion.tag);
         return;
       }
@@ -412,7 +412,7 @@ void Lane::finish(const Completion& completion) {
 void Lane::release(std::uint32_t tag) {
   const Transfer ended = std::exchange(transfers_[tag], Transfer{});
   free_tags_.push_back(tag);
-  ended.operation->end_share();
+  ended.operation->release_ref();
 }
 
 }  // namespace trunkline::io

@@ -76,10 +76,10 @@ class Lane {
   Result<CopyQueue*> copies_of(Device& device);
   void start_copy(Transfer& transfer, std::uint32_t tag);
   void finish_copies();
-  Result<DirectQueue*> direct_queue_of(Device& device);
-  void start_direct(Transfer& transfer, std::uint32_t tag);
-  void finish_direct();
-  void finish_direct(DirectQueue::Ended& ended);
+  Result<GdsQueue*> gds_queue_of(Device& device);
+  void start_gds(Transfer& transfer, std::uint32_t tag);
+  void finish_gds();
+  void finish_gds(GdsQueue::Ended& ended);
   void copy_rest(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
   void finish(const Completion& completion);
@@ -91,7 +91,7 @@ class Lane {
   Counters counters_;
   std::vector<std::string> features_;
   std::unique_ptr<Backend> backend_;
-  std::atomic<bool> hungry_{false};
+  std::atomic<bool> wants_work_{false};
   std::atomic<bool> stopping_{false};
 
   std::unique_ptr<SlotPool> slots_;
@@ -102,13 +102,13 @@ class Lane {
   std::optional<Error> gds_refusal_;
   std::shared_ptr<const void> pin_;  // of the slots
   std::vector<std::pair<Device*, std::unique_ptr<CopyQueue>>> copies_;
-  std::vector<std::pair<Device*, std::unique_ptr<DirectQueue>>> direct_queues_;
+  std::vector<std::pair<Device*, std::unique_ptr<GdsQueue>>> gds_queues_;
   unsigned copying_ = 0;  // transfers whose bytes are on their way to or from a device
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
-  std::optional<Transfer> parked_;  // must bounce, and waits for a slot
-  std::deque<Transfer> again_;      // what a device did not move itself
+  std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a slot
+  std::deque<Transfer> retry_queue_;          // what a device did not move itself
   std::promise<void> ended_;
   // Taken once: a promise gives out only one future, and join_until() may be called again.
   const std::future<void> has_ended_ = ended_.get_future();

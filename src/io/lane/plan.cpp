@@ -9,8 +9,8 @@ namespace {
 std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) { return value / unit * unit; }
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return round_down(value + unit - 1, unit); }
 
-Piece exact(Way way, std::uint64_t offset, std::uint64_t end) {
-  return {way, offset, end - offset, offset, end - offset, way == Way::bounced};
+Piece exact(IoPath path, std::uint64_t offset, std::uint64_t end) {
+  return {path, offset, end - offset, offset, end - offset, path == IoPath::bounced};
 }
 
 // Pieces end at multiples of their unit in the file, so that all but the first start at one.
@@ -24,8 +24,8 @@ std::uint64_t slot_end(const PlanLimits& limits, std::uint64_t offset, std::uint
 
 // Through the page cache.
 Piece buffered(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
-  if (limits.host_memory) return exact(Way::buffered, offset, end);
-  Piece piece = exact(Way::buffered, offset, slot_end(limits, offset, end));
+  if (limits.host_memory) return exact(IoPath::buffered, offset, end);
+  Piece piece = exact(IoPath::buffered, offset, slot_end(limits, offset, end));
   piece.through_slot = true;
   return piece;
 }
@@ -33,7 +33,7 @@ Piece buffered(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end
 Piece bounced_read(const PlanLimits& limits, std::uint64_t offset, std::uint64_t end) {
   const std::uint64_t span_offset = round_down(offset, limits.offset_alignment);
   const std::uint64_t span_end = round_up(end, limits.offset_alignment);
-  return {Way::bounced, offset, end - offset, span_offset, span_end - span_offset, true};
+  return {IoPath::bounced, offset, end - offset, span_offset, span_end - span_offset, true};
 }
 
 Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
@@ -45,7 +45,7 @@ Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t 
   if (!lands || first >= last || (small && !aligned))
     return bounced_read(limits, offset, slot_end(limits, offset, end));
   if (first != offset) return bounced_read(limits, offset, first);
-  return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
+  return exact(IoPath::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
 Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
@@ -55,8 +55,8 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   if (first >= last) return buffered(limits, offset, end);  // less than one unit, or an edge on either side
   if (first != offset) return buffered(limits, offset, first);
   const bool lands = limits.host_memory && address % limits.memory_alignment == 0;
-  if (!lands) return exact(Way::bounced, offset, slot_end(limits, offset, last));
-  return exact(Way::direct, offset, unit_end(limits.block_bytes, offset, last));
+  if (!lands) return exact(IoPath::bounced, offset, slot_end(limits, offset, last));
+  return exact(IoPath::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
 // A device that reads and writes files wants addresses aligned too.
@@ -70,14 +70,14 @@ std::optional<Piece> next_gds(Op op, const PlanLimits& limits, std::uintptr_t ad
   const std::uint64_t first = round_up(offset, unit);
   const std::uint64_t last = round_down(end, unit);
   if (first >= last || (address + (first - offset)) % kGdsAlignment != 0) return std::nullopt;
-  if (first == offset) return exact(Way::gds, offset, slot_end(limits, offset, last));
+  if (first == offset) return exact(IoPath::gds, offset, slot_end(limits, offset, last));
   return op == Op::read ? bounced_read(limits, offset, first) : buffered(limits, offset, first);
 }
 
 }  // namespace
 
 Piece rest_through_slot(const Piece& piece, std::uint64_t moved) {
-  return exact(Way::bounced, piece.offset + moved, piece.offset + piece.length);
+  return exact(IoPath::bounced, piece.offset + moved, piece.offset + piece.length);
 }
 
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,

@@ -7,8 +7,8 @@
 
 namespace trunkline::io {
 
-// The way a piece's bytes take. EngineStats counts payload bytes under the same names.
-enum class Way {
+// The I/O path of a piece: EngineStats counts payload bytes under the same names.
+enum class IoPath {
   direct,    // O_DIRECT, to or from the caller's memory
   bounced,   // O_DIRECT, through a slot of the lane
   buffered,  // through the page cache, to or from the caller's memory, or through a slot for a device's
@@ -35,7 +35,7 @@ constexpr std::uint64_t slot_bytes(std::uint64_t block_bytes) {
 }
 
 struct Piece {
-  Way way = Way::buffered;
+  IoPath path = IoPath::buffered;
   std::uint64_t offset = 0;  // payload, in the file
   std::uint64_t length = 0;
   std::uint64_t span_offset =
@@ -58,8 +58,8 @@ inline constexpr std::uint64_t kWholeBounceBytes = 128 * 1024;
 Piece next_piece(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                  std::uint64_t length);
 
-// What is left of a gds piece of which `moved` bytes, a multiple of its alignment, have moved, by the way of
-// other memory of devices.
+// What is left of a gds piece of which `moved` bytes, a multiple of its alignment, have moved: through a
+// slot, as other memory of devices.
 Piece rest_through_slot(const Piece& piece, std::uint64_t moved);
 
 }  // namespace trunkline::io

@@ -34,7 +34,7 @@ std::vector<Piece> cut(Op op, const PlanLimits& limits, std::uintptr_t address, 
 }
 
 bool same(const Piece& a, const Piece& b) {
-  return a.way == b.way && a.offset == b.offset && a.length == b.length && a.span_offset == b.span_offset &&
+  return a.path == b.path && a.offset == b.offset && a.length == b.length && a.span_offset == b.span_offset &&
          a.span_length == b.span_length;
 }
 
@@ -42,53 +42,54 @@ TEST(Plan, CutsAsTheTableSays) {
   const PlanLimits limits{
       .direct = true, .memory_alignment = 512, .offset_alignment = 512, .block_bytes = kMiB};
   const std::vector<Case> cases = {
-      {"an aligned read is direct", Op::read, 4096, 512, 1024, {{Way::direct, 512, 1024, 512, 1024}}},
+      {"an aligned read is direct", Op::read, 4096, 512, 1024, {{IoPath::direct, 512, 1024, 512, 1024}}},
       {"a block ends at a multiple of the block size",
        Op::read,
        4096,
        kMiB - 512,
        kMiB,
-       {{Way::direct, kMiB - 512, 512, kMiB - 512, 512}, {Way::direct, kMiB, kMiB - 512, kMiB, kMiB - 512}}},
+       {{IoPath::direct, kMiB - 512, 512, kMiB - 512, 512},
+        {IoPath::direct, kMiB, kMiB - 512, kMiB, kMiB - 512}}},
       {"a small unaligned read is one bounced transfer",
        Op::read,
        4096,
        100,
        1000,
-       {{Way::bounced, 100, 1000, 0, 1536}}},
+       {{IoPath::bounced, 100, 1000, 0, 1536}}},
       {"memory 64 bytes into a page bounces all",
        Op::read,
        4160,
        0,
        2 * kMiB,
-       {{Way::bounced, 0, kMiB, 0, kMiB}, {Way::bounced, kMiB, kMiB, kMiB, kMiB}}},
+       {{IoPath::bounced, 0, kMiB, 0, kMiB}, {IoPath::bounced, kMiB, kMiB, kMiB, kMiB}}},
       {"a long read with ragged ends is direct in between",
        Op::read,
        4096 + 12,
        12,
        512 * 1024,
-       {{Way::bounced, 12, 500, 0, 512},
-        {Way::direct, 512, 512 * 1024 - 512, 512, 512 * 1024 - 512},
-        {Way::bounced, 512 * 1024, 12, 512 * 1024, 512}}},
+       {{IoPath::bounced, 12, 500, 0, 512},
+        {IoPath::direct, 512, 512 * 1024 - 512, 512, 512 * 1024 - 512},
+        {IoPath::bounced, 512 * 1024, 12, 512 * 1024, 512}}},
       {"a write within a page goes through the cache",
        Op::write,
        4096,
        10,
        100,
-       {{Way::buffered, 10, 100, 10, 100}}},
+       {{IoPath::buffered, 10, 100, 10, 100}}},
       {"a write that is aligned to the device but not to the page keeps its edges out of direct I/O",
        Op::write,
        4096 + 512,
        512,
        3 * 4096,
-       {{Way::buffered, 512, 3584, 512, 3584},
-        {Way::direct, 4096, 8192, 4096, 8192},
-        {Way::buffered, 12288, 512, 12288, 512}}},
+       {{IoPath::buffered, 512, 3584, 512, 3584},
+        {IoPath::direct, 4096, 8192, 4096, 8192},
+        {IoPath::buffered, 12288, 512, 12288, 512}}},
       {"a write from misplaced memory bounces",
        Op::write,
        4096 + 64,
        0,
        4096,
-       {{Way::bounced, 0, 4096, 0, 4096}}},
+       {{IoPath::bounced, 0, 4096, 0, 4096}}},
   };
   for (const Case& test : cases) {
     SCOPED_TRACE(test.what);
@@ -104,7 +105,7 @@ TEST(Plan, BufferedFilesAreCutIntoBlocksAlone) {
   const PlanLimits limits{.direct = false, .block_bytes = 4096};
   const auto pieces = cut(Op::write, limits, 3, 4000, 5000);
   ASSERT_EQ(pieces.size(), 3U);
-  for (const Piece& piece : pieces) EXPECT_EQ(piece.way, Way::buffered);
+  for (const Piece& piece : pieces) EXPECT_EQ(piece.path, IoPath::buffered);
   EXPECT_EQ(pieces[0].length, 96U);
   EXPECT_EQ(pieces[1].length, 4096U);
 }
@@ -152,11 +153,11 @@ TEST(Plan, EveryCutIsSound) {
       ASSERT_LE(piece.span_offset, piece.offset);
       ASSERT_GE(piece.span_offset + piece.span_length, piece.offset + piece.length);
       const std::uintptr_t memory = address + (at - offset);
-      if (piece.way != Way::buffered) {
+      if (piece.path != IoPath::buffered) {
         const std::uint64_t unit =
             op == Op::write ? std::max(limits.offset_alignment, kWriteGranularity) : limits.offset_alignment;
         ASSERT_LE(piece.span_length,
-                  piece.way == Way::direct ? limits.block_bytes : slot_bytes(limits.block_bytes));
+                  piece.path == IoPath::direct ? limits.block_bytes : slot_bytes(limits.block_bytes));
         ASSERT_EQ(piece.span_offset % unit, 0U);
         ASSERT_EQ(piece.span_length % unit, 0U);
       }
@@ -164,15 +165,15 @@ TEST(Plan, EveryCutIsSound) {
         ASSERT_TRUE(piece.through_slot);
         ASSERT_LE(piece.span_length, slot_bytes(limits.block_bytes));
       }
-      if (piece.way == Way::direct) {
+      if (piece.path == IoPath::direct) {
         ASSERT_EQ(memory % limits.memory_alignment, 0U);
       }
-      if (piece.way != Way::bounced || op == Op::write) {
+      if (piece.path != IoPath::bounced || op == Op::write) {
         ASSERT_EQ(piece.span_offset, piece.offset);
         ASSERT_EQ(piece.span_length, piece.length);
       }
       if (op == Op::read) {
-        ASSERT_NE(piece.way, Way::buffered);
+        ASSERT_NE(piece.path, IoPath::buffered);
       }
       at += piece.length;
     }

@@ -25,7 +25,7 @@ Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = st
 
 Verdict after_error(Transfer& transfer, int code) {
   const bool direct =
-      transfer.piece.way != Way::buffered && !transfer.through_cache && transfer.op != Op::sync;
+      transfer.piece.path != IoPath::buffered && !transfer.through_cache && transfer.op != Op::sync;
   if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
     return {.step = Verdict::Step::again, .error = {}, .retried = true};
   if (code == EINVAL && direct) {
@@ -65,7 +65,7 @@ bool rest_is_aligned(const Transfer& transfer) {
 Command Transfer::next_command() const {
   Command command;
   command.op = op;
-  command.direct = piece.way != Way::buffered && !through_cache && op != Op::sync;
+  command.direct = piece.path != IoPath::buffered && !through_cache && op != Op::sync;
   command.fd = command.direct ? member->pair.direct.get() : member->pair.buffered.get();
   if (op == Op::sync) return command;
   command.data = (piece.through_slot ? slot.data() : memory) + moved;
@@ -93,7 +93,7 @@ Verdict advance(Transfer& transfer, std::int64_t result) {
   transfer.moved += bytes;
   transfer.attempts = 0;
   if (transfer.moved >= transfer.needed()) return {};
-  if (!transfer.through_cache && transfer.piece.way != Way::buffered && !rest_is_aligned(transfer))
+  if (!transfer.through_cache && transfer.piece.path != IoPath::buffered && !rest_is_aligned(transfer))
     transfer.through_cache = true;
   return {.step = Verdict::Step::again, .error = {}, .resumed = true};
 }

@@ -16,13 +16,13 @@ class TransferTest : public testing::Test {
     member_.pair.limits = {.usable = true, .memory_alignment = 512, .offset_alignment = 512, .why = {}};
   }
 
-  Transfer make(Op op, Way way, std::uint64_t offset, std::uint64_t length) {
+  Transfer make(Op op, IoPath path, std::uint64_t offset, std::uint64_t length) {
     Transfer transfer;
     transfer.op = op;
     transfer.member = &member_;
     transfer.memory =
         reinterpret_cast<std::byte*>(4096);  // NOLINT(performance-no-int-to-ptr): never followed
-    transfer.piece = {way, offset, length, offset, length};
+    transfer.piece = {path, offset, length, offset, length};
     return transfer;
   }
 
@@ -30,12 +30,12 @@ class TransferTest : public testing::Test {
 };
 
 TEST_F(TransferTest, AFullResultFinishes) {
-  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
   EXPECT_EQ(advance(transfer, 4096).step, Verdict::Step::finished);
 }
 
 TEST_F(TransferTest, AnAlignedShortResultGoesOnDirectly) {
-  Transfer transfer = make(Op::write, Way::direct, 4096, 8192);
+  Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
   const Verdict verdict = advance(transfer, 512);
   EXPECT_EQ(verdict.step, Verdict::Step::again);
   EXPECT_TRUE(verdict.resumed);
@@ -47,7 +47,7 @@ TEST_F(TransferTest, AnAlignedShortResultGoesOnDirectly) {
 }
 
 TEST_F(TransferTest, AnUnalignedShortResultGoesOnThroughTheCache) {
-  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
   EXPECT_EQ(advance(transfer, 100).step, Verdict::Step::again);
   const Command rest = transfer.next_command();
   EXPECT_FALSE(rest.direct);
@@ -56,7 +56,7 @@ TEST_F(TransferTest, AnUnalignedShortResultGoesOnThroughTheCache) {
 }
 
 TEST_F(TransferTest, ABouncedReadNeedsNoMoreThanItsPayload) {
-  Transfer transfer = make(Op::read, Way::bounced, 100, 200);
+  Transfer transfer = make(Op::read, IoPath::bounced, 100, 200);
   transfer.piece.span_offset = 0;
   transfer.piece.span_length = 512;
   EXPECT_EQ(transfer.needed(), 300U);
@@ -64,7 +64,7 @@ TEST_F(TransferTest, ABouncedReadNeedsNoMoreThanItsPayload) {
 }
 
 TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
-  Transfer transfer = make(Op::read, Way::buffered, 1000, 200);
+  Transfer transfer = make(Op::read, IoPath::buffered, 1000, 200);
   EXPECT_EQ(advance(transfer, 50).step, Verdict::Step::again);
   const Verdict verdict = advance(transfer, 0);
   EXPECT_EQ(verdict.step, Verdict::Step::failed);
@@ -75,7 +75,7 @@ TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
 }
 
 TEST_F(TransferTest, AWriteOfNothingIsAnError) {
-  Transfer transfer = make(Op::write, Way::buffered, 0, 10);
+  Transfer transfer = make(Op::write, IoPath::buffered, 0, 10);
   const Verdict verdict = advance(transfer, 0);
   EXPECT_EQ(verdict.step, Verdict::Step::failed);
   EXPECT_EQ(verdict.error.code, EIO);
@@ -83,7 +83,7 @@ TEST_F(TransferTest, AWriteOfNothingIsAnError) {
 
 TEST_F(TransferTest, InterruptionsAreRetriedButNotForever) {
   for (const int code : {EINTR, EAGAIN}) {
-    Transfer transfer = make(Op::write, Way::buffered, 0, 10);
+    Transfer transfer = make(Op::write, IoPath::buffered, 0, 10);
     int retries = 0;
     Verdict verdict = advance(transfer, -code);
     while (verdict.step == Verdict::Step::again && retries < 100000) {
@@ -98,7 +98,7 @@ TEST_F(TransferTest, InterruptionsAreRetriedButNotForever) {
 }
 
 TEST_F(TransferTest, RefusedDirectIoFallsBackOnce) {
-  Transfer transfer = make(Op::read, Way::direct, 0, 4096);
+  Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
   const Verdict verdict = advance(transfer, -EINVAL);
   EXPECT_EQ(verdict.step, Verdict::Step::again);
   EXPECT_TRUE(verdict.refused_direct);
@@ -107,12 +107,12 @@ TEST_F(TransferTest, RefusedDirectIoFallsBackOnce) {
 }
 
 TEST_F(TransferTest, MoreThanWasAskedForIsNotBelieved) {
-  Transfer transfer = make(Op::read, Way::buffered, 0, 10);
+  Transfer transfer = make(Op::read, IoPath::buffered, 0, 10);
   EXPECT_EQ(advance(transfer, 11).step, Verdict::Step::failed);
 }
 
 TEST_F(TransferTest, ASystemErrorNamesOperationPlaceAndFile) {
-  Transfer transfer = make(Op::write, Way::direct, 4096, 8192);
+  Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
   const Verdict verdict = advance(transfer, -ENOSPC);
   EXPECT_EQ(verdict.error.code, ENOSPC);
   EXPECT_EQ(verdict.error.path, "/data/a.bin");

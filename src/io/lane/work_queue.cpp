@@ -35,8 +35,8 @@ Transfer WorkQueue::take() {
     const std::scoped_lock lock(mutex_);
     while (!operations_.empty() && transfer.operation == nullptr) {
       std::shared_ptr<Operation>& front = operations_.front();
-      if (!front->stopped() && front->cursor.next(block_bytes_, transfer)) {
-        front->begin_share();
+      if (!front->aborted() && front->cursor.next(block_bytes_, transfer)) {
+        front->add_ref();
         transfer.operation = front;
       } else {
         ended.push_back(std::move(front));
@@ -44,7 +44,7 @@ Transfer WorkQueue::take() {
       }
     }
   }
-  for (const auto& operation : ended) operation->end_share();
+  for (const auto& operation : ended) operation->release_ref();
   return transfer;
 }
 
@@ -56,14 +56,14 @@ bool WorkQueue::drop(Operation& operation, Error error) {
         operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
     // An operation leaves the queue only when a lane finds nothing left of it, so it may stand there wholly
     // issued.
-    if (found == operations_.end() || operation.stopped() || operation.cursor.exhausted()) return false;
+    if (found == operations_.end() || operation.aborted() || operation.cursor.exhausted()) return false;
     dropped = std::move(*found);
     operations_.erase(found);
     size_.store(operations_.size());
     room_.notify_one();
     dropped->fail(std::move(error));
   }
-  dropped->end_share();
+  dropped->release_ref();
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Each rung of the ladder, forced: what a kernel or a container refuses leads one rung lower, and is told.
+// Falling back from one backend to the next, forced: whatever a kernel or a container refuses selects the
+// next backend, and explain() reports it.
 //
 // A refusal holds for the rest of a process, so each case runs in a process of its own: this program again,
 // with the case in its environment.
@@ -27,7 +28,7 @@ extern char** environ;
 namespace trunkline {
 namespace {
 
-constexpr const char* kCaseVariable = "TRUNKLINE_RUNG_CASE";
+constexpr const char* kCaseVariable = "TRUNKLINE_FALLBACK_CASE";
 
 // The sanitizers replace mlock(2) by a function that does nothing and succeeds.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -74,7 +75,7 @@ std::string why_refused(const Explanation& explanation, std::string_view what) {
   return found == explanation.refused.end() ? "" : found->why;
 }
 
-void expect_rung(std::string_view backend, std::string_view refused, std::string_view reason) {
+void expect_fallback(std::string_view backend, std::string_view refused, std::string_view reason) {
   const test::TempDirectory directory;
   auto engine = Engine::create();
   ASSERT_TRUE(engine) << engine.error().message;
@@ -96,18 +97,18 @@ void expect_forced_refusal(BackendKind kind) {
 void run_case(const std::string& name) {
   if (name == "io_uring_denied") {
     deny({SYS_io_uring_setup}, EPERM);
-    expect_rung("libaio", "io_uring", "EPERM");
+    expect_fallback("libaio", "io_uring", "EPERM");
     expect_forced_refusal(BackendKind::io_uring);
   } else if (name == "io_uring_absent") {
     deny({SYS_io_uring_setup}, ENOSYS);
-    expect_rung("libaio", "io_uring", "ENOSYS");
+    expect_fallback("libaio", "io_uring", "ENOSYS");
   } else if (name == "io_uring_set_up_but_not_entered") {
     // A filter that forgot one call of the three: only an operation shows it.
     deny({SYS_io_uring_enter}, EPERM);
-    expect_rung("libaio", "io_uring", "EPERM");
+    expect_fallback("libaio", "io_uring", "EPERM");
   } else if (name == "both_denied") {
     deny({SYS_io_uring_setup, SYS_io_setup}, EPERM);
-    expect_rung("threads", "libaio", "EPERM");
+    expect_fallback("threads", "libaio", "EPERM");
     expect_forced_refusal(BackendKind::libaio);
   } else if (name == "memory_lock_too_small") {
     drop_capabilities();
@@ -131,14 +132,15 @@ void run_case(const std::string& name) {
   }
 }
 
-class Rungs : public testing::TestWithParam<const char*> {};
+class BackendFallback : public testing::TestWithParam<const char*> {};
 
-TEST_P(Rungs, EachIsTakenAndTold) {
+TEST_P(BackendFallback, EachIsUsedAndReported) {
   if (const char* name = std::getenv(kCaseVariable); name != nullptr && std::string(name) == GetParam()) {
     run_case(GetParam());
     return;
   }
-  const std::string filter = std::string("--gtest_filter=Every/Rungs.EachIsTakenAndTold/") + GetParam();
+  const std::string filter =
+      std::string("--gtest_filter=Every/BackendFallback.EachIsUsedAndReported/") + GetParam();
   std::string variable = std::string(kCaseVariable) + "=" + GetParam();
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
@@ -155,11 +157,11 @@ TEST_P(Rungs, EachIsTakenAndTold) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "see the output above";
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, Rungs,
+INSTANTIATE_TEST_SUITE_P(Every, BackendFallback,
                          testing::Values("io_uring_denied", "io_uring_absent",
                                          "io_uring_set_up_but_not_entered", "both_denied",
                                          "memory_lock_too_small"),
-                         [](const auto& rung) { return std::string(rung.param); });
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST(Explain, TmpfsHasNoDirectIo) {
   const std::string path = "/dev/shm";
