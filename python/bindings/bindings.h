@@ -17,7 +17,7 @@ void register_file(nb::module_& module);
 void register_volume(nb::module_& module);
 void register_batch(nb::module_& module);
 void register_safetensors(nb::module_& module);
-void register_images(nb::module_& module);
+void register_tensor_files(nb::module_& module);
 void register_manifest(nb::module_& module);
 void register_checkpoint_store(nb::module_& module);
 void register_stream(nb::module_& module);

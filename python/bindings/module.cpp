@@ -20,7 +20,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_volume(module);
   tlp::register_batch(module);
   tlp::register_safetensors(module);
-  tlp::register_images(module);
+  tlp::register_tensor_files(module);
   tlp::register_manifest(module);
   tlp::register_checkpoint_store(module);
   tlp::register_stream(module);

@@ -12,7 +12,7 @@
 #include "buffer_view.h"
 #include "checkpoint/tensor_places.h"
 #include "errors.h"
-#include "file_image_object.h"
+#include "file_layout_object.h"
 #include "manifest_object.h"
 
 namespace trunkline::python {
@@ -60,9 +60,9 @@ nb::list images(const ManifestObject& self, const nb::list& targets, bool verify
                 std::uint64_t fresh_from_bytes) {
   const Manifest& manifest = *self.manifest;
   if (targets.size() != manifest.tensors.size()) raise_value_error("targets: must be one for each tensor");
-  std::vector<std::unique_ptr<FileImageObject>> made;
+  std::vector<std::unique_ptr<FileLayoutObject>> made;
   for (std::size_t i = 0; i < manifest.shards.size(); ++i)
-    made.push_back(std::make_unique<FileImageObject>(self.shard_path(i), manifest.shards[i].bytes));
+    made.push_back(std::make_unique<FileLayoutObject>(self.shard_path(i), manifest.shards[i].bytes));
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     const Tensor& tensor = manifest.tensors[i];
     const auto view =

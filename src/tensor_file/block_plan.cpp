@@ -13,22 +13,22 @@ std::uint64_t round_down(std::uint64_t value) { return value / kDirectGranularit
 
 class Cutter {
  public:
-  Cutter(const Image& image, const BlockRules& rules) : image_(image), rules_(rules) {}
+  Cutter(const FileLayout& layout, const BlockRules& rules) : layout_(layout), rules_(rules) {}
 
   std::vector<Block> cut() {
-    for (const Extent& extent : image_.extents) {
+    for (const Extent& extent : layout_.extents) {
       if (!can_be_direct(extent)) continue;
       const std::uint64_t begin = round_up(extent.offset);
       // The file's last bytes may be fewer than a page.
       const std::uint64_t end = round_down(extent.end());
-      if (end < begin + kLeastDirectBytes || touches_patch(begin, end)) continue;
+      if (end < begin + kLeastDirectBytes || touches_checksum_field(begin, end)) continue;
       stage(done_, begin);
       for (std::uint64_t at = begin; at < end; at += rules_.block_bytes) {
         blocks_.push_back({.offset = at, .bytes = std::min(rules_.block_bytes, end - at), .direct = &extent});
       }
       done_ = end;
     }
-    stage(done_, image_.bytes);
+    stage(done_, layout_.bytes);
     return std::move(blocks_);
   }
 
@@ -39,8 +39,8 @@ class Cutter {
     return (address + round_up(extent.offset) - extent.offset) % rules_.memory_alignment == 0;
   }
 
-  bool touches_patch(std::uint64_t begin, std::uint64_t end) const {
-    return !patches_in(image_, begin, end).empty();
+  bool touches_checksum_field(std::uint64_t begin, std::uint64_t end) const {
+    return !checksum_fields_in(layout_, begin, end).empty();
   }
 
   void stage(std::uint64_t begin, std::uint64_t end) {
@@ -59,28 +59,28 @@ class Cutter {
 
   // The first byte from `from` on that an extent or a checksum asks for.
   std::uint64_t next_wanted(std::uint64_t from) const {
-    std::uint64_t next = image_.bytes;
-    const auto extent = std::partition_point(image_.extents.begin(), image_.extents.end(),
+    std::uint64_t next = layout_.bytes;
+    const auto extent = std::partition_point(layout_.extents.begin(), layout_.extents.end(),
                                              [&](const Extent& each) { return each.end() <= from; });
-    if (extent != image_.extents.end()) next = std::max(from, extent->offset);
-    const auto sum = std::partition_point(image_.sums.begin(), image_.sums.end(),
-                                          [&](const Sum& each) { return each.end <= from; });
-    if (sum != image_.sums.end()) next = std::min(next, std::max(from, sum->begin));
+    if (extent != layout_.extents.end()) next = std::max(from, extent->offset);
+    const auto checksum = std::partition_point(layout_.checksums.begin(), layout_.checksums.end(),
+                                               [&](const Checksum& each) { return each.end <= from; });
+    if (checksum != layout_.checksums.end()) next = std::min(next, std::max(from, checksum->begin));
     return next;
   }
 
   // Behind the last byte of [begin, end) that an extent or a checksum asks for; some byte of it is.
   std::uint64_t last_wanted(std::uint64_t begin, std::uint64_t end) const {
     std::uint64_t last = begin;
-    const auto extents = extents_in(image_, begin, end);
+    const auto extents = extents_in(layout_, begin, end);
     if (!extents.empty()) last = std::min(end, extents.back().end());
-    const auto sum = std::partition_point(image_.sums.begin(), image_.sums.end(),
-                                          [&](const Sum& each) { return each.begin < end; });
-    if (sum != image_.sums.begin()) last = std::max(last, std::min(end, std::prev(sum)->end));
+    const auto checksum = std::partition_point(layout_.checksums.begin(), layout_.checksums.end(),
+                                               [&](const Checksum& each) { return each.begin < end; });
+    if (checksum != layout_.checksums.begin()) last = std::max(last, std::min(end, std::prev(checksum)->end));
     return last;
   }
 
-  const Image& image_;
+  const FileLayout& layout_;
   const BlockRules& rules_;
   std::uint64_t done_ = 0;
   std::vector<Block> blocks_;
@@ -88,30 +88,30 @@ class Cutter {
 
 }  // namespace
 
-std::vector<Block> cut_into_blocks(const Image& image, const BlockRules& rules) {
-  return Cutter(image, rules).cut();
+std::vector<Block> cut_into_blocks(const FileLayout& layout, const BlockRules& rules) {
+  return Cutter(layout, rules).cut();
 }
 
-void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end,
+void for_each_segment(const FileLayout& layout, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit) {
-  auto extent = std::partition_point(image.extents.begin(), image.extents.end(),
+  auto extent = std::partition_point(layout.extents.begin(), layout.extents.end(),
                                      [&](const Extent& each) { return each.end() <= begin; });
-  auto sum = std::partition_point(image.sums.begin(), image.sums.end(),
-                                  [&](const Sum& each) { return each.end <= begin; });
+  auto checksum = std::partition_point(layout.checksums.begin(), layout.checksums.end(),
+                                       [&](const Checksum& each) { return each.end <= begin; });
   while (begin < end) {
     std::uint64_t stop = end;
     Segment segment{.offset = begin};
-    while (extent != image.extents.end() && extent->end() <= begin) ++extent;
-    while (sum != image.sums.end() && sum->end <= begin) ++sum;
-    if (extent != image.extents.end()) {
+    while (extent != layout.extents.end() && extent->end() <= begin) ++extent;
+    while (checksum != layout.checksums.end() && checksum->end <= begin) ++checksum;
+    if (extent != layout.extents.end()) {
       const bool inside = extent->offset <= begin;
       stop = std::min(stop, inside ? extent->end() : extent->offset);
       if (inside) segment.extent = &*extent;
     }
-    if (sum != image.sums.end()) {
-      const bool inside = sum->begin <= begin;
-      stop = std::min(stop, inside ? sum->end : sum->begin);
-      if (inside) segment.sum = &*sum;
+    if (checksum != layout.checksums.end()) {
+      const bool inside = checksum->begin <= begin;
+      stop = std::min(stop, inside ? checksum->end : checksum->begin);
+      if (inside) segment.checksum = &*checksum;
     }
     segment.bytes = stop - begin;
     visit(segment);

@@ -1,4 +1,4 @@
-// How an image is cut into blocks, each of which is moved as a whole: either between the file and the memory
+// How an layout is cut into blocks, each of which is moved as a whole: either between the file and the memory
 // of one extent, or through a staging block in which pieces of several extents meet. Pure functions.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "tensor_file/image.h"
+#include "tensor_file/file_layout.h"
 
 namespace trunkline::tensor_file {
 
@@ -37,18 +37,18 @@ inline constexpr std::uint64_t kLeastDirectBytes = 1ULL << 20;
 
 // In the order of the file; together they cover it, or with skip_gaps what is asked for. Offsets of blocks
 // are multiples of kDirectGranularity.
-std::vector<Block> cut_into_blocks(const Image& image, const BlockRules& rules);
+std::vector<Block> cut_into_blocks(const FileLayout& layout, const BlockRules& rules);
 
 // Contiguous bytes of one extent (or of none) and of one checksum (or of none).
 struct Segment {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   const Extent* extent = nullptr;
-  const Sum* sum = nullptr;
+  const Checksum* checksum = nullptr;
 };
 
-// Calls `visit` for [begin, end) cut at the borders of extents and sums, in order.
-void for_each_segment(const Image& image, std::uint64_t begin, std::uint64_t end,
+// Calls `visit` for [begin, end) cut at the borders of extents and checksums, in order.
+void for_each_segment(const FileLayout& layout, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit);
 
 }  // namespace trunkline::tensor_file

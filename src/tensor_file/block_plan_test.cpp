@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tensor_file/image_fixture.h"
+#include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
 namespace {
@@ -12,7 +12,7 @@ MemoryView at(std::uintptr_t address, std::uint64_t bytes) {
   return {reinterpret_cast<std::byte*>(address), bytes};  // NOLINT(performance-no-int-to-ptr)
 }
 
-Image one_extent(std::uint64_t bytes, std::uint64_t offset, std::uintptr_t address) {
+FileLayout one_extent(std::uint64_t bytes, std::uint64_t offset, std::uintptr_t address) {
   return {
       .path = "f", .bytes = bytes, .extents = {{.offset = offset, .memory = at(address, bytes - offset)}}};
 }
@@ -24,9 +24,9 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
-std::vector<Shape> shapes(const Image& image, const BlockRules& rules) {
+std::vector<Shape> shapes(const FileLayout& layout, const BlockRules& rules) {
   std::vector<Shape> found;
-  for (const Block& block : cut_into_blocks(image, rules))
+  for (const Block& block : cut_into_blocks(layout, rules))
     found.push_back({block.offset, block.bytes, block.direct != nullptr});
   return found;
 }
@@ -34,12 +34,12 @@ std::vector<Shape> shapes(const Image& image, const BlockRules& rules) {
 constexpr BlockRules kDirect{.block_bytes = 4 * kMiB, .allow_direct = true, .memory_alignment = 512};
 
 TEST(BlockPlan, AlignedMemoryMovesDirectly) {
-  const Image image = one_extent(4096 + 10 * kMiB, 4096, 0x10000000);
+  const FileLayout layout = one_extent(4096 + 10 * kMiB, 4096, 0x10000000);
   const std::vector<Shape> expected = {{0, 4096, false},
                                        {4096, 4 * kMiB, true},
                                        {4096 + 4 * kMiB, 4 * kMiB, true},
                                        {4096 + 8 * kMiB, 2 * kMiB, true}};
-  EXPECT_EQ(shapes(image, kDirect), expected);
+  EXPECT_EQ(shapes(layout, kDirect), expected);
 }
 
 TEST(BlockPlan, MisplacedMemoryAndForbiddenDirectAreStaged) {
@@ -56,36 +56,37 @@ TEST(BlockPlan, OffsetAndAddressMayBeMisplacedTogether) {
 }
 
 TEST(BlockPlan, SmallExtentsJoin) {
-  Image image{.path = "f", .bytes = kMiB, .extents = {}};
+  FileLayout layout{.path = "f", .bytes = kMiB, .extents = {}};
   for (std::uint64_t i = 0; i < 16; ++i)
-    image.extents.push_back({.offset = i * 65536, .memory = at(0x10000000 + i * 65536, 65536)});
+    layout.extents.push_back({.offset = i * 65536, .memory = at(0x10000000 + i * 65536, 65536)});
   const std::vector<Shape> expected = {{0, kMiB, false}};
-  EXPECT_EQ(shapes(image, kDirect), expected);
+  EXPECT_EQ(shapes(layout, kDirect), expected);
 }
 
-TEST(BlockPlan, ExtentsThatArePatchedAreStaged) {
-  Image image = one_extent(2 * kMiB, 0, 0x10000000);
-  image.sums.push_back({.begin = 0, .end = 10});
-  image.patches.push_back({.offset = kMiB});
+TEST(BlockPlan, ExtentsWithChecksumFieldsAreStaged) {
+  FileLayout layout = one_extent(2 * kMiB, 0, 0x10000000);
+  layout.checksums.push_back({.begin = 0, .end = 10});
+  layout.checksum_fields.push_back({.offset = kMiB});
   const std::vector<Shape> expected = {{0, 2 * kMiB, false}};
-  EXPECT_EQ(shapes(image, kDirect), expected);
+  EXPECT_EQ(shapes(layout, kDirect), expected);
 }
 
 TEST(BlockPlan, GapsAreLeftOutOnlyIfAskedTo) {
-  Image image{.path = "f", .bytes = 20 * kMiB, .extents = {{.offset = 10 * kMiB + 5, .memory = at(1, 10)}}};
+  FileLayout layout{
+      .path = "f", .bytes = 20 * kMiB, .extents = {{.offset = 10 * kMiB + 5, .memory = at(1, 10)}}};
   BlockRules rules{.block_bytes = 4 * kMiB, .skip_gaps = true};
   const std::vector<Shape> expected = {{10 * kMiB, 4096, false}};
-  EXPECT_EQ(shapes(image, rules), expected);
-  image.sums = {{.begin = 0, .end = 1}, {.begin = 5 * kMiB, .end = 10 * kMiB}};
-  const std::vector<Shape> with_sums = {
+  EXPECT_EQ(shapes(layout, rules), expected);
+  layout.checksums = {{.begin = 0, .end = 1}, {.begin = 5 * kMiB, .end = 10 * kMiB}};
+  const std::vector<Shape> with_checksums = {
       {0, 4096, false}, {5 * kMiB, 4 * kMiB, false}, {9 * kMiB, kMiB + 4096, false}};
-  EXPECT_EQ(shapes(image, rules), with_sums);
-  image.extents.clear();
-  image.sums = {{.begin = 20 * kMiB - 3, .end = 20 * kMiB - 2}};
+  EXPECT_EQ(shapes(layout, rules), with_checksums);
+  layout.extents.clear();
+  layout.checksums = {{.begin = 20 * kMiB - 3, .end = 20 * kMiB - 2}};
   const std::vector<Shape> at_the_end = {{20 * kMiB - 4096, 4096, false}};
-  EXPECT_EQ(shapes(image, rules), at_the_end);
+  EXPECT_EQ(shapes(layout, rules), at_the_end);
   rules.skip_gaps = false;
-  EXPECT_EQ(shapes(image, rules).size(), 5U);
+  EXPECT_EQ(shapes(layout, rules).size(), 5U);
 }
 
 TEST(BlockPlan, EmptyFileHasNoBlocks) { EXPECT_TRUE(shapes({.path = "f"}, kDirect).empty()); }
@@ -97,7 +98,7 @@ TEST(BlockPlan, BlocksCoverAllOnceAndSegmentsStayWithinOneOfEach) {
     BlockRules rules = kDirect;
     rules.allow_direct = round % 2 == 0;
     std::uint64_t done = 0;
-    for (const Block& block : cut_into_blocks(sample.image, rules)) {
+    for (const Block& block : cut_into_blocks(sample.layout, rules)) {
       ASSERT_EQ(block.offset, done);
       ASSERT_EQ(block.offset % kDirectGranularity, 0U);
       ASSERT_LE(block.bytes, rules.block_bytes);
@@ -110,29 +111,29 @@ TEST(BlockPlan, BlocksCoverAllOnceAndSegmentsStayWithinOneOfEach) {
                   0U);
       }
       std::uint64_t seen = block.offset;
-      for_each_segment(sample.image, block.offset, block.end(), [&](const Segment& segment) {
+      for_each_segment(sample.layout, block.offset, block.end(), [&](const Segment& segment) {
         ASSERT_EQ(segment.offset, seen);
         ASSERT_GT(segment.bytes, 0U);
         seen += segment.bytes;
-        const auto extents = extents_in(sample.image, segment.offset, seen);
+        const auto extents = extents_in(sample.layout, segment.offset, seen);
         ASSERT_EQ(extents.size(), segment.extent == nullptr ? 0U : 1U);
         if (segment.extent != nullptr) {
           ASSERT_EQ(&extents.front(), segment.extent);
           ASSERT_GE(segment.offset, segment.extent->offset);
           ASSERT_LE(seen, segment.extent->end());
         }
-        for (const Sum& sum : sample.image.sums) {
-          const bool touches = sum.begin < seen && segment.offset < sum.end;
-          ASSERT_EQ(touches, &sum == segment.sum);
+        for (const Checksum& checksum : sample.layout.checksums) {
+          const bool touches = checksum.begin < seen && segment.offset < checksum.end;
+          ASSERT_EQ(touches, &checksum == segment.checksum);
           if (touches) {
-            ASSERT_TRUE(sum.begin <= segment.offset && seen <= sum.end);
+            ASSERT_TRUE(checksum.begin <= segment.offset && seen <= checksum.end);
           }
         }
       });
       ASSERT_EQ(seen, block.end());
       done = block.end();
     }
-    ASSERT_EQ(done, sample.image.bytes);
+    ASSERT_EQ(done, sample.layout.bytes);
   }
 }
 

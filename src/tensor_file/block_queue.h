@@ -1,4 +1,4 @@
-// The blocks of several images in the order in which they are moved: in turns, so that files on different
+// The blocks of several layouts in the order in which they are moved: in turns, so that files on different
 // disks are all under way at once.
 #pragma once
 
@@ -12,22 +12,22 @@
 namespace trunkline::tensor_file {
 
 struct BlockPlace {
-  std::size_t image = 0;
-  std::size_t block = 0;  // within the image
+  std::size_t layout = 0;
+  std::size_t block = 0;  // within the layout
 };
 
-inline std::vector<BlockPlace> in_turns(const std::vector<std::vector<Block>>& blocks_of_images) {
+inline std::vector<BlockPlace> in_turns(const std::vector<std::vector<Block>>& blocks_of_layouts) {
   std::vector<BlockPlace> order;
   std::size_t longest = 0;
   std::size_t total = 0;
-  for (const auto& blocks : blocks_of_images) {
+  for (const auto& blocks : blocks_of_layouts) {
     longest = std::max(longest, blocks.size());
     total += blocks.size();
   }
   order.reserve(total);
   for (std::size_t block = 0; block < longest; ++block) {
-    for (std::size_t image = 0; image < blocks_of_images.size(); ++image) {
-      if (block < blocks_of_images[image].size()) order.push_back({image, block});
+    for (std::size_t layout = 0; layout < blocks_of_layouts.size(); ++layout) {
+      if (block < blocks_of_layouts[layout].size()) order.push_back({layout, block});
     }
   }
   return order;

@@ -5,17 +5,17 @@
 
 namespace trunkline::tensor_file {
 
-Device* device_of(const Image& image, const Block& block) {
-  for (const Extent& extent : extents_in(image, block.offset, block.end())) {
+Device* device_of(const FileLayout& layout, const Block& block) {
+  for (const Extent& extent : extents_in(layout, block.offset, block.end())) {
     if (!is_host(extent.memory)) return extent.memory.device;
   }
   return nullptr;
 }
 
-void DeviceCopies::start(const Image& image, const Block& block, std::byte* staged, Direction direction,
+void DeviceCopies::start(const FileLayout& layout, const Block& block, std::byte* staged, Direction direction,
                          Done done) {
   std::vector<std::pair<Device*, Copy>> copies;
-  for (const Extent& extent : extents_in(image, block.offset, block.end())) {
+  for (const Extent& extent : extents_in(layout, block.offset, block.end())) {
     if (is_host(extent.memory)) continue;
     const std::uint64_t begin = std::max(extent.offset, block.offset);
     copies.emplace_back(extent.memory.device, Copy{.direction = direction,

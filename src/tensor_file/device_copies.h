@@ -22,7 +22,7 @@ class DeviceCopies {
 
   // Begins the copies between a block's bytes at `staged` and those of its extents that are in the memory of
   // devices, of which there is one at least. `done` is told of the first error, when all have ended.
-  void start(const Image& image, const Block& block, std::byte* staged, Direction direction, Done done);
+  void start(const FileLayout& layout, const Block& block, std::byte* staged, Direction direction, Done done);
 
  private:
   struct Queue {
@@ -47,6 +47,6 @@ class DeviceCopies {
 };
 
 // The first device that a block has bytes of; null where all are in host memory.
-Device* device_of(const Image& image, const Block& block);
+Device* device_of(const FileLayout& layout, const Block& block);
 
 }  // namespace trunkline::tensor_file

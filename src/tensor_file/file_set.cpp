@@ -22,16 +22,16 @@ namespace trunkline::tensor_file {
 FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
     : engine_(engine), options_(options), generation_(os::fork_generation()) {}
 
-Result<std::unique_ptr<FileSet>> FileSet::create(const Engine& engine, std::vector<Image> images,
+Result<std::unique_ptr<FileSet>> FileSet::create(const Engine& engine, std::vector<FileLayout> layouts,
                                                  const FileSetOptions& options) {
   std::unique_ptr<FileSet> set(new FileSet(engine, options));
-  std::vector<ImageWriter::Target> targets;
-  for (Image& image : images) {
-    auto file = set->create_file(image);
+  std::vector<FileWriter::Target> targets;
+  for (FileLayout& layout : layouts) {
+    auto file = set->create_file(layout);
     if (!file) return std::unexpected(file.error());
-    targets.push_back({.file = std::move(*file), .image = std::move(image)});
+    targets.push_back({.file = std::move(*file), .layout = std::move(layout)});
   }
-  set->writer_ = std::make_unique<ImageWriter>(engine, std::move(targets), options.write);
+  set->writer_ = std::make_unique<FileWriter>(engine, std::move(targets), options.write);
   return set;
 }
 
@@ -43,17 +43,17 @@ FileSet::~FileSet() {
   discard();
 }
 
-Result<File> FileSet::create_file(const Image& image) {
+Result<File> FileSet::create_file(const FileLayout& layout) {
   Place place;
   mode_t mode = 0666;
   if (options_.replace) {
-    auto replaced = os::ReplacedFile::find(image.path, "saving to " + image.path);
+    auto replaced = os::ReplacedFile::find(layout.path, "saving to " + layout.path);
     if (!replaced) return std::unexpected(replaced.error());
     place.path = replaced->path();
     mode = replaced->create_mode();
     place.replaced = std::make_unique<os::ReplacedFile>(std::move(*replaced));
   } else {
-    place.path = image.path;
+    place.path = layout.path;
   }
   place.directory = os::directory_of(place.path);
   if (options_.replace && std::ranges::find(places_, place.directory, &Place::directory) == places_.end())
@@ -78,8 +78,8 @@ Result<File> FileSet::create_file(const Image& image) {
     Error error = file.error();
     if (options_.replace && error.code != 0) {
       error = system_error(error.code,
-                           fmt::format("saving {}: creating a file in {}", image.path, place.directory),
-                           image.path);
+                           fmt::format("saving {}: creating a file in {}", layout.path, place.directory),
+                           layout.path);
     }
     return std::unexpected(std::move(error));
   }

@@ -8,7 +8,7 @@
 #include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
-#include "tensor_file/image_writer.h"
+#include "tensor_file/file_writer.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::tensor_file {
@@ -32,14 +32,15 @@ struct FileSetOptions {
 // error may be kept long after, with everything that led to it.
 class FileSet {
  public:
-  // Creates the files. `images` are arranged.
-  static Result<std::unique_ptr<FileSet>> create(const Engine& engine, std::vector<Image> images,
+  // Creates the files. `layouts` are arranged.
+  static Result<std::unique_ptr<FileSet>> create(const Engine& engine, std::vector<FileLayout> layouts,
                                                  const FileSetOptions& options);
   FileSet(const FileSet&) = delete;
   FileSet& operator=(const FileSet&) = delete;
   ~FileSet();
 
-  // Once it returns, the images' memory is not read any more if options.write.stage_all; else after finish().
+  // Once it returns, the layouts' memory is not read any more if options.write.stage_all; else after
+  // finish().
   Status stage();
 
   // Everything is written, durable, and under its name. After an error some files may have their names all
@@ -53,7 +54,7 @@ class FileSet {
 
   std::uint64_t bytes_total() const { return writer_->bytes_total(); }
   std::uint64_t bytes_done() const { return writer_->bytes_done(); }
-  const std::vector<std::uint32_t>& sums(std::size_t image) const { return writer_->sums(image); }
+  const std::vector<std::uint32_t>& checksums(std::size_t layout) const { return writer_->checksums(layout); }
 
  private:
   struct Place {
@@ -71,7 +72,7 @@ class FileSet {
   };
 
   FileSet(const Engine& engine, const FileSetOptions& options);
-  Result<File> create_file(const Image& image);
+  Result<File> create_file(const FileLayout& layout);
   Status claim(Place& place, const File& file) const;
   Status write_files();
   Status ended(Status status);
@@ -85,7 +86,7 @@ class FileSet {
   const FileSetOptions options_;
   const unsigned generation_;  // a forked child must not remove what its parent writes
   std::vector<Place> places_;
-  std::unique_ptr<ImageWriter> writer_;
+  std::unique_ptr<FileWriter> writer_;
 };
 
 }  // namespace trunkline::tensor_file

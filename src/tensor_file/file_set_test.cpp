@@ -9,7 +9,7 @@
 
 #include "io/engine_core.h"
 #include "mem/staging_pool.h"
-#include "tensor_file/image_fixture.h"
+#include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
 namespace {
@@ -18,10 +18,10 @@ using test::contents_of;
 using test::random_sample;
 using test::Sample;
 
-class FileSetTest : public test::ImageTest {
+class FileSetTest : public test::FileLayoutTest {
  protected:
-  static Status save(const Engine& engine, std::vector<Image> images, FileSetOptions options = {}) {
-    auto set = FileSet::create(engine, std::move(images), options);
+  static Status save(const Engine& engine, std::vector<FileLayout> layouts, FileSetOptions options = {}) {
+    auto set = FileSet::create(engine, std::move(layouts), options);
     if (!set) return std::unexpected(set.error());
     if (auto staged = (*set)->stage(); !staged) return staged;
     return (*set)->finish();
@@ -34,7 +34,7 @@ class FileSetTest : public test::ImageTest {
   std::mt19937_64 random_{11};
 };
 
-TEST_F(FileSetTest, FilesHoldWhatTheImagesSay) {
+TEST_F(FileSetTest, FilesHoldWhatTheLayoutsSay) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(40); ++round) {
     FileSetOptions options{.durable = round % 3 == 0, .replace = true, .write = {}};
@@ -42,12 +42,12 @@ TEST_F(FileSetTest, FilesHoldWhatTheImagesSay) {
     options.write.copiers = 1 + round % 3;
     options.write.staging_bytes = (random_() % 8) * 4 * kMiB;
     std::vector<Sample> samples;
-    std::vector<Image> images;
+    std::vector<FileLayout> layouts;
     for (int file = 0; file < 1 + round % 3; ++file) {
       samples.push_back(sample(random_() % (test::scaled(24 * kMiB)), fmt::format("f{}", file)));
-      images.push_back(samples.back().image);
+      layouts.push_back(samples.back().layout);
     }
-    auto set = FileSet::create(engine, images, options);
+    auto set = FileSet::create(engine, layouts, options);
     ASSERT_TRUE(set) << set.error().message;
     ASSERT_TRUE((*set)->stage());
     if (options.write.stage_all) {
@@ -57,9 +57,10 @@ TEST_F(FileSetTest, FilesHoldWhatTheImagesSay) {
     }
     ASSERT_TRUE((*set)->finish());
     for (std::size_t i = 0; i < samples.size(); ++i) {
-      EXPECT_EQ(contents_of(samples[i].image.path), samples[i].file) << "round " << round;
-      for (std::size_t sum = 0; sum < samples[i].image.sums.size(); ++sum)
-        EXPECT_EQ((*set)->sums(i)[sum], samples[i].sum_of(samples[i].image.sums[sum]));
+      EXPECT_EQ(contents_of(samples[i].layout.path), samples[i].file) << "round " << round;
+      for (std::size_t checksum = 0; checksum < samples[i].layout.checksums.size(); ++checksum)
+        EXPECT_EQ((*set)->checksums(i)[checksum],
+                  samples[i].checksum_of(samples[i].layout.checksums[checksum]));
     }
     EXPECT_EQ((*set)->bytes_done(), (*set)->bytes_total());
   }
@@ -70,30 +71,30 @@ TEST_F(FileSetTest, StagingBlocksAreKeptForTheNextSaveAndGoWhenTheBudgetIsShort)
   const Engine engine = make_engine({.block_bytes = 64 * kKiB, .pinned_budget_bytes = 64 * kMiB});
   const Sample data = sample(20 * kMiB, "f");
   const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 32 * kMiB}};
-  ASSERT_TRUE(save(engine, {data.image}, options));
+  ASSERT_TRUE(save(engine, {data.layout}, options));
   const std::uint64_t kept = engine.stats().pinned_bytes;
   EXPECT_GE(kept, 4 * kMiB);
-  ASSERT_TRUE(save(engine, {data.image}, options));
+  ASSERT_TRUE(save(engine, {data.layout}, options));
   EXPECT_LE(engine.stats().pinned_bytes, 32 * kMiB + kept);
   EXPECT_TRUE(engine.allocate(40 * kMiB));
-  EXPECT_EQ(contents_of(data.image.path), data.file);
+  EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
 TEST_F(FileSetTest, TooSmallABudgetIsAnErrorAndASmallOneIsEnough) {
   const Sample data = sample(40 * kMiB, "f");
   const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 64 * kMiB, .copiers = 3}};
   const Status status =
-      save(make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 2 * kMiB}), {data.image},
-           options);
+      save(make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 2 * kMiB}),
+           {data.layout}, options);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::out_of_budget);
   EXPECT_TRUE(names().empty());
   // Room for a few blocks besides what the lane bounces through.
   const Engine small = make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 40 * kMiB});
-  const Status enough = save(small, {data.image}, options);
+  const Status enough = save(small, {data.layout}, options);
   ASSERT_TRUE(enough) << enough.error().message;
   EXPECT_LE(small.stats().peak_pinned_bytes, 40 * kMiB);
-  EXPECT_EQ(contents_of(data.image.path), data.file);
+  EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
 TEST_F(FileSetTest, EveryFailedCompletionLeavesTheOldFile) {
@@ -102,19 +103,19 @@ TEST_F(FileSetTest, EveryFailedCompletionLeavesTheOldFile) {
   for (const bool stage_all : {false, true}) {
     for (std::uint64_t at = 0;; ++at) {
       for (const Op op : {Op::write, Op::sync}) {
-        ASSERT_TRUE(save(make_engine(), {before.image}));
+        ASSERT_TRUE(save(make_engine(), {before.layout}));
         const auto faults = Faults::create();
         faults->fail(op, at, op == Op::sync ? EIO : ENOSPC);
-        const Status status = save(make_engine({.block_bytes = kMiB, .faults = faults}), {after.image},
+        const Status status = save(make_engine({.block_bytes = kMiB, .faults = faults}), {after.layout},
                                    {.write = {.stage_all = stage_all, .copiers = 2}});
         if (faults->injected() == 0) {
           ASSERT_TRUE(status) << status.error().message;
-          EXPECT_EQ(contents_of(after.image.path), after.file);
+          EXPECT_EQ(contents_of(after.layout.path), after.file);
         } else {
           ASSERT_FALSE(status);
           EXPECT_EQ(status.error().code, op == Op::sync ? EIO : ENOSPC);
-          EXPECT_EQ(status.error().path, before.image.path);
-          EXPECT_EQ(contents_of(before.image.path), before.file);
+          EXPECT_EQ(status.error().path, before.layout.path);
+          EXPECT_EQ(contents_of(before.layout.path), before.file);
         }
         EXPECT_EQ(names(), (std::vector<std::string>{"f"}));
         if (op == Op::write && faults->injected() == 0) goto next;
@@ -129,8 +130,9 @@ TEST_F(FileSetTest, DisturbedCompletionsChangeNothing) {
     const auto faults = Faults::create();
     faults->disturb(seed, 0.2, 0.2);
     const Sample data = sample(9 * kMiB + seed, "f");
-    ASSERT_TRUE(save(make_engine({.faults = faults}), {data.image}, {.write = {.stage_all = seed % 2 == 0}}));
-    EXPECT_EQ(contents_of(data.image.path), data.file);
+    ASSERT_TRUE(
+        save(make_engine({.faults = faults}), {data.layout}, {.write = {.stage_all = seed % 2 == 0}}));
+    EXPECT_EQ(contents_of(data.layout.path), data.file);
   }
 }
 
@@ -143,10 +145,10 @@ TEST_F(FileSetTest, WhatTookThePlaceOfAFileIsNotTakenForIt) {
     const Engine engine = make_engine();
     const Sample before = sample(300'000, "run/f");
     if (replace) {
-      ASSERT_TRUE(save(engine, {before.image}));
+      ASSERT_TRUE(save(engine, {before.layout}));
     }
     const Sample after = sample(300'000, "run/f");
-    auto set = FileSet::create(engine, {after.image}, {.replace = replace});
+    auto set = FileSet::create(engine, {after.layout}, {.replace = replace});
     ASSERT_TRUE(set) << set.error().message;
     fs::copy(root_.file("run"), root_.file("copy"), fs::copy_options::recursive);
     fs::rename(root_.file("run"), root_.file("old"));
@@ -155,9 +157,9 @@ TEST_F(FileSetTest, WhatTookThePlaceOfAFileIsNotTakenForIt) {
     const Status finished = (*set)->finish();
     ASSERT_FALSE(finished);
     EXPECT_EQ(finished.error().code, ESTALE);
-    EXPECT_EQ(finished.error().path, before.image.path);
+    EXPECT_EQ(finished.error().path, before.layout.path);
     if (replace) {
-      EXPECT_EQ(contents_of(before.image.path), before.file);
+      EXPECT_EQ(contents_of(before.layout.path), before.file);
     }
   }
 }
@@ -168,7 +170,7 @@ TEST_F(FileSetTest, CancelledOrDroppedItLeavesNothing) {
   const Engine engine = make_engine({.faults = faults});
   const Sample data = sample(30 * kMiB, "f");
   {
-    auto set = FileSet::create(engine, {data.image}, {.write = {.staging_bytes = 16 * kMiB}});
+    auto set = FileSet::create(engine, {data.layout}, {.write = {.staging_bytes = 16 * kMiB}});
     ASSERT_TRUE(set);
     EXPECT_EQ(names().size(), 1U);
     (*set)->cancel();
@@ -180,7 +182,7 @@ TEST_F(FileSetTest, CancelledOrDroppedItLeavesNothing) {
     faults->release();
   }
   {
-    auto set = FileSet::create(engine, {data.image}, {});
+    auto set = FileSet::create(engine, {data.layout}, {});
     ASSERT_TRUE(set);
     EXPECT_EQ(names().size(), 1U);
   }
@@ -195,7 +197,7 @@ TEST_F(FileSetTest, AFailureGivesFilesAndMemoryBackAtOnce) {
       faults->fail(op, 0, EIO);
       const Engine engine = make_engine({.faults = faults});
       const Sample data = sample(9 * kMiB, "f");
-      auto set = FileSet::create(engine, {data.image}, {.replace = replace, .write = {.stage_all = true}});
+      auto set = FileSet::create(engine, {data.layout}, {.replace = replace, .write = {.stage_all = true}});
       ASSERT_TRUE(set);
       const bool failed = !(*set)->stage() || !(*set)->finish();
       EXPECT_TRUE(failed);
@@ -210,12 +212,12 @@ TEST_F(FileSetTest, AFailureGivesFilesAndMemoryBackAtOnce) {
 
 TEST_F(FileSetTest, DiscardingAFinishedSetChangesNothing) {
   const Sample data = sample(kMiB, "f");
-  auto set = FileSet::create(make_engine(), {data.image}, {});
+  auto set = FileSet::create(make_engine(), {data.layout}, {});
   ASSERT_TRUE(set);
   ASSERT_TRUE((*set)->stage());
   ASSERT_TRUE((*set)->finish());
   (*set)->discard();
-  EXPECT_EQ(contents_of(data.image.path), data.file);
+  EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
 TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWritesStays) {
@@ -227,33 +229,33 @@ TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWrite
 
   const Engine engine = make_engine();
   const Sample first = sample(kMiB, "first"), second = sample(kMiB, "second");
-  auto set = FileSet::create(engine, {first.image}, {});
+  auto set = FileSet::create(engine, {first.layout}, {});
   ASSERT_TRUE(set);
   const std::vector<std::string> living = names();
   ASSERT_EQ(living.size(), 1U);
   leave_debris();
   // Files under names of their own have no temporary ones: who writes those cleans up in his own way.
-  ASSERT_TRUE(save(engine, {second.image}, {.replace = false}));
+  ASSERT_TRUE(save(engine, {second.layout}, {.replace = false}));
   EXPECT_TRUE(std::filesystem::exists(root_.file(dead)));
-  ASSERT_TRUE(save(engine, {second.image}));
+  ASSERT_TRUE(save(engine, {second.layout}));
   EXPECT_EQ(names(), (std::vector<std::string>{living[0], "second"}));
   ASSERT_TRUE((*set)->stage());
   os::remove_dead_temporary_files(root_.path());
   ASSERT_TRUE((*set)->finish());
   EXPECT_EQ(names(), (std::vector<std::string>{"first", "second"}));
-  EXPECT_EQ(contents_of(first.image.path), first.file);
+  EXPECT_EQ(contents_of(first.layout.path), first.file);
 }
 
 TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "f");
   const FileSetOptions options{.replace = false};
-  ASSERT_TRUE(save(engine, {data.image}, options));
-  EXPECT_EQ(contents_of(data.image.path), data.file);
-  const Status again = save(engine, {data.image}, options);
+  ASSERT_TRUE(save(engine, {data.layout}, options));
+  EXPECT_EQ(contents_of(data.layout.path), data.file);
+  const Status again = save(engine, {data.layout}, options);
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, EEXIST);
-  EXPECT_EQ(contents_of(data.image.path), data.file);
+  EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
 TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
@@ -268,7 +270,7 @@ TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
   for (const mode_t mode : {0640U, 0600U, 0604U, 0666U, 0200U}) {
     std::ofstream(root_.file("f")) << "old";
     ASSERT_EQ(::chmod(root_.file("f").c_str(), mode), 0);
-    auto set = FileSet::create(engine, {data.image}, {});
+    auto set = FileSet::create(engine, {data.layout}, {});
     ASSERT_TRUE(set) << set.error().message;
     const std::vector<std::string> found = names();
     ASSERT_EQ(found.size(), 2U);
@@ -278,7 +280,7 @@ TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
     EXPECT_EQ(mode_of("f"), mode);
     ASSERT_EQ(::unlink(root_.file("f").c_str()), 0);
   }
-  ASSERT_TRUE(save(engine, {data.image}));
+  ASSERT_TRUE(save(engine, {data.layout}));
   EXPECT_EQ(mode_of("f"), 0640U) << "a new file";
   ::umask(before);
 }
@@ -289,7 +291,7 @@ TEST_F(FileSetTest, WhatChangesWhileTheFileIsSavedCounts) {
   const auto begin = [&] {
     std::ofstream(root_.file("f")) << "old";
     EXPECT_EQ(::chmod(root_.file("f").c_str(), 0644), 0);
-    auto set = FileSet::create(engine, {data.image}, {});
+    auto set = FileSet::create(engine, {data.layout}, {});
     EXPECT_TRUE(set && (*set)->stage());
     return std::move(*set);
   };
@@ -320,16 +322,16 @@ TEST_F(FileSetTest, LinksAreFollowedAndOthersThanFilesRefused) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "link");
   ASSERT_EQ(::symlink(root_.file("real").c_str(), root_.file("link").c_str()), 0);
-  ASSERT_TRUE(save(engine, {data.image}));
+  ASSERT_TRUE(save(engine, {data.layout}));
   EXPECT_EQ(contents_of(root_.file("real")), data.file);
   EXPECT_TRUE(std::filesystem::is_symlink(root_.file("link")));
 
   std::filesystem::create_directory(root_.file("d"));
   ASSERT_EQ(::mkfifo(root_.file("p").c_str(), 0600), 0);
   const auto refused = [&](const std::string& path) {
-    Image image = data.image;
-    image.path = path;
-    const Status status = save(engine, {image});
+    FileLayout layout = data.layout;
+    layout.path = path;
+    const Status status = save(engine, {layout});
     EXPECT_FALSE(status) << path;
     return status ? Error{} : status.error();
   };

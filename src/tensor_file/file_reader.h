@@ -1,4 +1,4 @@
-// Reads images into the memory of their extents, and checks their checksums as the bytes pass.
+// Reads layouts into the memory of their extents, and checks their checksums as the bytes pass.
 #pragma once
 
 #include <atomic>
@@ -11,47 +11,47 @@
 
 #include "tensor_file/block_plan.h"
 #include "tensor_file/block_queue.h"
+#include "tensor_file/checksum_combiner.h"
 #include "tensor_file/device_copies.h"
 #include "tensor_file/staging_ring.h"
-#include "tensor_file/sum_fold.h"
 #include "trunkline/engine.h"
 #include "trunkline/file.h"
 
 namespace trunkline::tensor_file {
 
 struct ReadOptions {
-  bool verify = true;    // compute the sums; those with an expected value must have it
-  unsigned workers = 1;  // threads that sum and copy
+  bool verify = true;    // compute the checksums; those with an expected value must have it
+  unsigned workers = 1;  // threads that checksum and copy
   std::uint64_t staging_bytes = 64ULL << 20;
 };
 
 // A checksum that a file does not have, though it should.
 struct ChecksumMismatch {
-  std::size_t image = 0;
-  std::uint32_t sum = 0;
+  std::size_t layout = 0;
+  std::uint32_t checksum = 0;
   std::uint32_t expected = 0;
   std::uint32_t found = 0;
 };
 
 // The path of one block: sent to be read, into its extent's memory where that is aligned, else into a staging
-// block -> arrived -> a worker sums it and copies it to where it belongs, into the memory of devices while
-// the worker goes on.
+// block -> arrived -> a worker checksums it and copies it to where it belongs, into the memory of devices
+// while the worker goes on.
 //
 // read() once, from any thread, as cancel() and bytes_done().
-class ImageReader {
+class FileReader {
  public:
   struct Target {
     File file;  // open for reading
-    Image image;
+    FileLayout layout;
   };
 
-  ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options);
-  ImageReader(const ImageReader&) = delete;
-  ImageReader& operator=(const ImageReader&) = delete;
-  ~ImageReader();
+  FileReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options);
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+  ~FileReader();
 
   // All memory of all extents is filled, or the first error: `corrupt` for a checksum (mismatch() says which)
-  // and for a file that is not as long as its image.
+  // and for a file that is not as long as its layout.
   Status read();
 
   void cancel();
@@ -59,7 +59,9 @@ class ImageReader {
   std::uint64_t bytes_total() const { return bytes_total_; }
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
   const std::optional<ChecksumMismatch>& mismatch() const { return mismatch_; }
-  const std::vector<std::uint32_t>& sums(std::size_t image) const { return sums_[image].values(); }
+  const std::vector<std::uint32_t>& checksums(std::size_t layout) const {
+    return checksums_[layout].values();
+  }
 
  private:
   struct Arrived {
@@ -74,8 +76,8 @@ class ImageReader {
   void send(std::unique_lock<std::mutex>& lock);
   void grow_ring(std::unique_lock<std::mutex>& lock);
   void arrived(const Arrived& block, const Result<std::uint64_t>& result);
-  std::vector<PartialSum> unpack(const Arrived& arrived) const;
-  void check(const Arrived& arrived, std::vector<PartialSum> sums);
+  std::vector<PartialChecksum> unpack(const Arrived& arrived) const;
+  void check(const Arrived& arrived, std::vector<PartialChecksum> checksums);
   void land(std::unique_lock<std::mutex>& lock, const Arrived& arrived, StagingRing::Index slot,
             Device& device);
   void release(const Arrived& arrived);
@@ -92,7 +94,7 @@ class ImageReader {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::unique_ptr<StagingRing> ring_;
-  std::vector<SumFold> sums_;
+  std::vector<ChecksumCombiner> checksums_;
   std::size_t next_ = 0;  // in order_
   std::size_t reading_ = 0;
   std::size_t direct_pending_ = 0;  // sent, and not summed yet

@@ -1,4 +1,4 @@
-// Writes images through a bounded ring of staging blocks, with their checksums computed as the bytes pass.
+// Writes layouts through a bounded ring of staging blocks, with their checksums computed as the bytes pass.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,9 @@
 
 #include "tensor_file/block_plan.h"
 #include "tensor_file/block_queue.h"
+#include "tensor_file/checksum_combiner.h"
 #include "tensor_file/device_copies.h"
 #include "tensor_file/staging_ring.h"
-#include "tensor_file/sum_fold.h"
 #include "trunkline/engine.h"
 #include "trunkline/file.h"
 
@@ -25,29 +25,29 @@ struct WriteOptions {
   // what is aligned is written from where it lies.
   bool stage_all = false;
   std::uint64_t staging_bytes = 64ULL << 20;  // at most, rounded to blocks; at least three blocks
-  unsigned copiers = 1;                       // threads that copy and sum
+  unsigned copiers = 1;                       // threads that copy and checksum
 };
 
 // The path of one block: a copier claims it -> what it has in the memory of devices is fetched into a staging
 // block, while the copier goes on -> a copier copies the rest, summing all -> when all blocks before it are
-// summed whose checksums stand in it, it is patched -> it is written -> its staging block is free again.
+// summed whose checksums stand in it, it is filled -> it is written -> its staging block is free again.
 // Blocks are claimed in order and only by a copier that has a staging block, so the first one that others
 // wait for is always under way.
 //
 // stage(), then finish(), from one thread; the rest from any.
-class ImageWriter {
+class FileWriter {
  public:
   struct Target {
     File file;  // open for writing, empty
-    Image image;
+    FileLayout layout;
   };
 
-  ImageWriter(const Engine& engine, std::vector<Target> targets, const WriteOptions& options);
-  ImageWriter(const ImageWriter&) = delete;
-  ImageWriter& operator=(const ImageWriter&) = delete;
-  ~ImageWriter();  // cancels, and waits for what is under way
+  FileWriter(const Engine& engine, std::vector<Target> targets, const WriteOptions& options);
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+  ~FileWriter();  // cancels, and waits for what is under way
 
-  // Returns when no more bytes are read from the images' memory but by direct writes (none with stage_all).
+  // Returns when no more bytes are read from the layouts' memory but by direct writes (none with stage_all).
   Status stage();
 
   // Waits for the writes. After that the bytes are in the files, not yet durable.
@@ -62,9 +62,11 @@ class ImageWriter {
   std::uint64_t bytes_total() const { return bytes_total_; }
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
 
-  // Of the image's sums, once stage() has succeeded.
-  const std::vector<std::uint32_t>& sums(std::size_t image) const { return progress_[image].sums.values(); }
-  const File& file(std::size_t image) const { return targets_[image].file; }
+  // Of the layout's checksums, once stage() has succeeded.
+  const std::vector<std::uint32_t>& checksums(std::size_t layout) const {
+    return progress_[layout].checksums.values();
+  }
+  const File& file(std::size_t layout) const { return targets_[layout].file; }
 
  private:
   struct Held {  // staged, and waiting for checksums that stand in it
@@ -73,7 +75,7 @@ class ImageWriter {
     std::size_t after;  // until so many blocks are folded
   };
   struct Progress {
-    SumFold sums;
+    ChecksumCombiner checksums;
     std::vector<Held> held;
   };
   struct Ready {
@@ -92,10 +94,10 @@ class ImageWriter {
   void grow_ring(std::unique_lock<std::mutex>& lock);
   bool fetch(const Ready& claimed);
   void fetched(const Ready& claimed, const Status& status);
-  std::vector<PartialSum> fill(const Image& image, const Block& block, std::byte* slot) const;
-  std::vector<Ready> staged(const Ready& filled, std::vector<PartialSum> sums);
-  std::size_t release_point(std::size_t image, const Block& block) const;
-  void apply_patches(std::size_t image, const Block& block, std::byte* slot) const;
+  std::vector<PartialChecksum> fill(const FileLayout& layout, const Block& block, std::byte* slot) const;
+  std::vector<Ready> staged(const Ready& filled, std::vector<PartialChecksum> checksums);
+  std::size_t release_point(std::size_t layout, const Block& block) const;
+  void fill_checksum_fields(std::size_t layout, const Block& block, std::byte* slot) const;
   void write(const Ready& ready);
   void written(const Ready& ready, const Result<std::uint64_t>& result);
   void fail(Error error);

@@ -1,4 +1,4 @@
-#include "tensor_file/image_writer.h"
+#include "tensor_file/file_writer.h"
 
 #include <fmt/format.h>
 
@@ -17,32 +17,32 @@ namespace {
 
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
 
-std::string encoded(const Patch& patch, std::uint32_t value) {
-  if (patch.encoding == PatchEncoding::hex) return fmt::format("{:08x}", value);
+std::string encoded(const ChecksumField& field, std::uint32_t value) {
+  if (field.encoding == ChecksumEncoding::hex) return fmt::format("{:08x}", value);
   std::string bytes;
   for (unsigned shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(value >> shift));
   return bytes;
 }
 
-std::uint64_t total_of(const std::vector<ImageWriter::Target>& targets) {
+std::uint64_t total_of(const std::vector<FileWriter::Target>& targets) {
   std::uint64_t total = 0;
-  for (const auto& target : targets) total += target.image.bytes;
+  for (const auto& target : targets) total += target.layout.bytes;
   return total;
 }
 
 }  // namespace
 
-ImageWriter::ImageWriter(const Engine& engine, std::vector<Target> targets, const WriteOptions& options)
+FileWriter::FileWriter(const Engine& engine, std::vector<Target> targets, const WriteOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)), bytes_total_(total_of(targets_)) {
   std::size_t held = 0;
-  for (std::size_t image = 0; image < targets_.size(); ++image) {
-    const Target& target = targets_[image];
+  for (std::size_t layout = 0; layout < targets_.size(); ++layout) {
+    const Target& target = targets_[layout];
     BlockRules rules = rules_for(target.file);
     rules.allow_direct = !options.stage_all;
-    blocks_.push_back(cut_into_blocks(target.image, rules));
-    progress_.push_back({.sums = SumFold(target.image, blocks_.back().size()), .held = {}});
+    blocks_.push_back(cut_into_blocks(target.layout, rules));
+    progress_.push_back({.checksums = ChecksumCombiner(target.layout, blocks_.back().size()), .held = {}});
     for (std::size_t index = 0; index < blocks_.back().size(); ++index) {
-      if (release_point(image, blocks_.back()[index]) > index + 1) ++held;
+      if (release_point(layout, blocks_.back()[index]) > index + 1) ++held;
     }
   }
   order_ = in_turns(blocks_);
@@ -53,9 +53,9 @@ ImageWriter::ImageWriter(const Engine& engine, std::vector<Target> targets, cons
   defer_ = options.stage_all && wanted == order_.size();
 }
 
-ImageWriter::~ImageWriter() { stop(); }
+FileWriter::~FileWriter() { stop(); }
 
-void ImageWriter::stop() {
+void FileWriter::stop() {
   cancel();
   {
     std::unique_lock lock(mutex_);
@@ -68,26 +68,26 @@ void ImageWriter::stop() {
   for (const Target& target : targets_) std::ignore = target.file.close();
 }
 
-void ImageWriter::cancel() {
+void FileWriter::cancel() {
   const std::scoped_lock lock(mutex_);
   fail(make_error(ErrorKind::cancelled, "writing was cancelled"));
 }
 
-void ImageWriter::fail(Error error) {
+void FileWriter::fail(Error error) {
   if (!error_) error_ = std::move(error);
   changed_.notify_all();
 }
 
-Status ImageWriter::outcome() const {
+Status FileWriter::outcome() const {
   if (error_) return std::unexpected(*error_);
   return {};
 }
 
-Status ImageWriter::stage() {
+Status FileWriter::stage() {
   for (const Target& target : targets_) {
     // All room at once: a full disk shows before anything is copied.
-    if (target.image.bytes == 0) continue;
-    if (auto room = target.file.core()->extend(0, target.image.bytes, 0); !room) {
+    if (target.layout.bytes == 0) continue;
+    if (auto room = target.file.core()->extend(0, target.layout.bytes, 0); !room) {
       const std::scoped_lock lock(mutex_);
       fail(room.error());
       return outcome();
@@ -99,13 +99,13 @@ Status ImageWriter::stage() {
   return outcome();
 }
 
-Status ImageWriter::finish() {
+Status FileWriter::finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return writing_ == 0; });
   return outcome();
 }
 
-void ImageWriter::copy_blocks() {
+void FileWriter::copy_blocks() {
   std::unique_lock lock(mutex_);
   Claimed claimed;
   while (claim(lock, claimed)) {
@@ -115,11 +115,12 @@ void ImageWriter::copy_blocks() {
       lock.lock();
       continue;
     }
-    const Image& image = targets_[filled.place.image].image;
-    const Block& block = blocks_[filled.place.image][filled.place.block];
-    std::vector<PartialSum> sums = fill(image, block, filled.slot ? ring_->block(*filled.slot) : nullptr);
+    const FileLayout& layout = targets_[filled.place.layout].layout;
+    const Block& block = blocks_[filled.place.layout][filled.place.block];
+    std::vector<PartialChecksum> checksums =
+        fill(layout, block, filled.slot ? ring_->block(*filled.slot) : nullptr);
     lock.lock();
-    const std::vector<Ready> ready = staged(filled, std::move(sums));
+    const std::vector<Ready> ready = staged(filled, std::move(checksums));
     deferred_.insert(deferred_.end(), ready.begin(), ready.end());
     if (!defer_) write_deferred(lock);
     --filling_;
@@ -127,7 +128,7 @@ void ImageWriter::copy_blocks() {
   }
 }
 
-void ImageWriter::write_deferred(std::unique_lock<std::mutex>& lock) {
+void FileWriter::write_deferred(std::unique_lock<std::mutex>& lock) {
   const std::vector<Ready> ready = std::exchange(deferred_, {});
   writing_ += ready.size();
   lock.unlock();
@@ -136,7 +137,7 @@ void ImageWriter::write_deferred(std::unique_lock<std::mutex>& lock) {
 }
 
 // The next block and what it needs, or false when there is none (any more).
-bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
+bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
   while (!error_ && (next_ < order_.size() || fetching_ > 0)) {
     if (!fetched_.empty()) {
       claimed = {.ready = fetched_.front(), .fetched = true};
@@ -149,7 +150,7 @@ bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
       continue;
     }
     const BlockPlace place = order_[next_];
-    if (blocks_[place.image][place.block].direct != nullptr) {
+    if (blocks_[place.layout][place.block].direct != nullptr) {
       if (direct_writing_ < kMostDirect) {
         ++direct_writing_;
         claimed = {.ready = {.place = place, .slot = std::nullopt}};
@@ -175,7 +176,7 @@ bool ImageWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
   return false;
 }
 
-void ImageWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
+void FileWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
   ++filling_;  // the ring is in use meanwhile
   const auto grown = ring_->grow(lock, least_slots_);
   --filling_;
@@ -185,10 +186,10 @@ void ImageWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
 
 // Begins to copy what the block has in the memory of devices, after which it can be claimed again; false
 // where there is nothing.
-bool ImageWriter::fetch(const Ready& claimed) {
-  const Image& image = targets_[claimed.place.image].image;
-  const Block& block = blocks_[claimed.place.image][claimed.place.block];
-  Device* const device = device_of(image, block);
+bool FileWriter::fetch(const Ready& claimed) {
+  const FileLayout& layout = targets_[claimed.place.layout].layout;
+  const Block& block = blocks_[claimed.place.layout][claimed.place.block];
+  Device* const device = device_of(layout, block);
   if (device == nullptr || !claimed.slot) return false;
   const StagingRing::Index slot = *claimed.slot;
   ring_->pin(slot, *device);
@@ -196,12 +197,12 @@ bool ImageWriter::fetch(const Ready& claimed) {
     const std::scoped_lock lock(mutex_);
     ++fetching_;
   }
-  devices_->start(image, block, ring_->block(slot), Direction::to_host,
+  devices_->start(layout, block, ring_->block(slot), Direction::to_host,
                   [this, claimed](const Status& status) { fetched(claimed, status); });
   return true;
 }
 
-void ImageWriter::fetched(const Ready& claimed, const Status& status) {
+void FileWriter::fetched(const Ready& claimed, const Status& status) {
   const std::scoped_lock lock(mutex_);
   if (!status) fail(status.error());
   if (error_) {
@@ -212,9 +213,10 @@ void ImageWriter::fetched(const Ready& claimed, const Status& status) {
   changed_.notify_all();  // under the lock: whoever waits may destroy this next
 }
 
-std::vector<PartialSum> ImageWriter::fill(const Image& image, const Block& block, std::byte* slot) const {
-  BlockSums sums(image);
-  for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
+std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Block& block,
+                                              std::byte* slot) const {
+  BlockChecksums checksums(layout);
+  for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     const std::byte* source = nullptr;
     std::byte* target = slot == nullptr ? nullptr : slot + (segment.offset - block.offset);
     if (segment.extent == nullptr) {
@@ -225,67 +227,68 @@ std::vector<PartialSum> ImageWriter::fill(const Image& image, const Block& block
     } else {
       source = target;  // fetched
     }
-    sums.add(segment.sum, {source, segment.bytes}, source == target ? nullptr : target);
+    checksums.add(segment.checksum, {source, segment.bytes}, source == target ? nullptr : target);
   });
-  return sums.take();
+  return checksums.take();
 }
 
 // What can be written now that a block is filled: itself, and others that waited for its checksums.
-std::vector<ImageWriter::Ready> ImageWriter::staged(const Ready& filled, std::vector<PartialSum> sums) {
-  const auto [image, index] = filled.place;
-  Progress& progress = progress_[image];
-  progress.sums.add(index, std::move(sums));
+std::vector<FileWriter::Ready> FileWriter::staged(const Ready& filled,
+                                                  std::vector<PartialChecksum> checksums) {
+  const auto [layout, index] = filled.place;
+  Progress& progress = progress_[layout];
+  progress.checksums.add(index, std::move(checksums));
   std::vector<Ready> ready;
-  const std::size_t after = release_point(image, blocks_[image][index]);
-  if (after == 0 || !filled.slot) {  // patched blocks are never direct
+  const std::size_t after = release_point(layout, blocks_[layout][index]);
+  if (after == 0 || !filled.slot) {  // filled blocks are never direct
     ready.push_back(filled);
   } else {
     progress.held.push_back({.block = index, .slot = *filled.slot, .after = after});
   }
   std::erase_if(progress.held, [&](const Held& held) {
-    if (progress.sums.folded() < held.after) return false;
-    apply_patches(image, blocks_[image][held.block], ring_->block(held.slot));
-    ready.push_back({.place = {.image = image, .block = held.block}, .slot = held.slot});
+    if (progress.checksums.folded() < held.after) return false;
+    fill_checksum_fields(layout, blocks_[layout][held.block], ring_->block(held.slot));
+    ready.push_back({.place = {.layout = layout, .block = held.block}, .slot = held.slot});
     return true;
   });
   return ready;
 }
 
-// How many blocks of the image must be folded before all checksums that stand in this one are known.
-std::size_t ImageWriter::release_point(std::size_t image, const Block& block) const {
-  const Image& of = targets_[image].image;
+// How many blocks of the layout must be folded before all checksums that stand in this one are known.
+std::size_t FileWriter::release_point(std::size_t layout, const Block& block) const {
+  const FileLayout& of = targets_[layout].layout;
   std::size_t after = 0;
-  for (const Patch& patch : patches_in(of, block.offset, block.end())) {
-    const Sum& sum = of.sums[patch.sum];
-    const auto last =
-        std::ranges::partition_point(blocks_[image], [&](const Block& each) { return each.end() < sum.end; });
-    after = std::max(after, static_cast<std::size_t>(last - blocks_[image].begin()) + 1);
+  for (const ChecksumField& field : checksum_fields_in(of, block.offset, block.end())) {
+    const Checksum& checksum = of.checksums[field.checksum];
+    const auto last = std::ranges::partition_point(
+        blocks_[layout], [&](const Block& each) { return each.end() < checksum.end; });
+    after = std::max(after, static_cast<std::size_t>(last - blocks_[layout].begin()) + 1);
   }
   return after;
 }
 
-void ImageWriter::apply_patches(std::size_t image, const Block& block, std::byte* slot) const {
-  for (const Patch& patch : patches_in(targets_[image].image, block.offset, block.end())) {
-    const std::string text = encoded(patch, progress_[image].sums.value(patch.sum));
-    const std::uint64_t begin = std::max(patch.offset, block.offset);
-    const std::uint64_t end = std::min(patch.end(), block.end());
-    std::memcpy(slot + (begin - block.offset), text.data() + (begin - patch.offset), end - begin);
+void FileWriter::fill_checksum_fields(std::size_t layout, const Block& block, std::byte* slot) const {
+  for (const ChecksumField& field : checksum_fields_in(targets_[layout].layout, block.offset, block.end())) {
+    const std::string text = encoded(field, progress_[layout].checksums.value(field.checksum));
+    const std::uint64_t begin = std::max(field.offset, block.offset);
+    const std::uint64_t end = std::min(field.end(), block.end());
+    std::memcpy(slot + (begin - block.offset), text.data() + (begin - field.offset), end - begin);
   }
 }
 
-void ImageWriter::write(const Ready& ready) {
-  const Block& block = blocks_[ready.place.image][ready.place.block];
+void FileWriter::write(const Ready& ready) {
+  const Block& block = blocks_[ready.place.layout][ready.place.block];
   std::byte* data = nullptr;
   if (ready.slot) {
     data = ring_->block(*ready.slot);
   } else {
     data = block.direct->memory.data + (block.offset - block.direct->offset);
   }
-  Future future = targets_[ready.place.image].file.async_pwrite({data, block.bytes}, block.offset);
+  Future future = targets_[ready.place.layout].file.async_pwrite({data, block.bytes}, block.offset);
   future.on_done([this, ready, future] { written(ready, future.result()); });
 }
 
-void ImageWriter::written(const Ready& ready, const Result<std::uint64_t>& result) {
+void FileWriter::written(const Ready& ready, const Result<std::uint64_t>& result) {
   const std::scoped_lock lock(mutex_);
   if (result) {
     bytes_done_.fetch_add(*result, std::memory_order_relaxed);

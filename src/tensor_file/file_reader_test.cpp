@@ -1,11 +1,11 @@
-#include "tensor_file/image_reader.h"
+#include "tensor_file/file_reader.h"
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
 
 #include "io/file/file_core.h"
-#include "tensor_file/image_fixture.h"
+#include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
 namespace {
@@ -13,11 +13,11 @@ namespace {
 using test::random_sample;
 using test::Sample;
 
-class ImageReaderTest : public test::ImageTest {
+class FileReaderTest : public test::FileLayoutTest {
  protected:
   // A file with the sample's bytes.
   void store(const Sample& sample) const {
-    std::ofstream file(sample.image.path, std::ios::binary);
+    std::ofstream file(sample.layout.path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(sample.file.data()),
                static_cast<std::streamsize>(sample.file.size()));
   }
@@ -25,32 +25,32 @@ class ImageReaderTest : public test::ImageTest {
   // The same places, with memory to read into; some extents are left out.
   static Sample targets_of(const Sample& sample, std::mt19937_64& random, bool all) {
     Sample targets;
-    targets.image.path = sample.image.path;
-    targets.image.bytes = sample.image.bytes;
-    targets.image.sums = sample.image.sums;
-    for (Sum& sum : targets.image.sums) sum.expected = sample.sum_of(sum);
-    for (const Extent& extent : sample.image.extents) {
+    targets.layout.path = sample.layout.path;
+    targets.layout.bytes = sample.layout.bytes;
+    targets.layout.checksums = sample.layout.checksums;
+    for (Checksum& checksum : targets.layout.checksums) checksum.expected = sample.checksum_of(checksum);
+    for (const Extent& extent : sample.layout.extents) {
       if (!all && random() % 3 == 0) continue;
       const MemoryView view =
           targets.make_memory(random, extent.memory.bytes, random() % 2 == 0 ? 0 : random() % 4096);
-      targets.image.extents.push_back({.offset = extent.offset, .memory = view});
+      targets.layout.extents.push_back({.offset = extent.offset, .memory = view});
     }
     return targets;
   }
 
-  static std::vector<ImageReader::Target> open(const Engine& engine,
-                                               const std::vector<const Sample*>& samples) {
-    std::vector<ImageReader::Target> opened;
+  static std::vector<FileReader::Target> open(const Engine& engine,
+                                              const std::vector<const Sample*>& samples) {
+    std::vector<FileReader::Target> opened;
     for (const Sample* sample : samples) {
-      auto file = File::open(engine, sample->image.path);
+      auto file = File::open(engine, sample->layout.path);
       EXPECT_TRUE(file);
-      opened.push_back({.file = *file, .image = sample->image});
+      opened.push_back({.file = *file, .layout = sample->layout});
     }
     return opened;
   }
 
   static void expect_filled(const Sample& targets, const Sample& sample) {
-    for (const Extent& extent : targets.image.extents) {
+    for (const Extent& extent : targets.layout.extents) {
       ASSERT_EQ(std::memcmp(extent.memory.data, sample.file.data() + extent.offset, extent.memory.bytes), 0);
     }
   }
@@ -58,7 +58,7 @@ class ImageReaderTest : public test::ImageTest {
   std::mt19937_64 random_{5};
 };
 
-TEST_F(ImageReaderTest, FillsAllMemory) {
+TEST_F(FileReaderTest, FillsAllMemory) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(40); ++round) {
     std::vector<Sample> samples;
@@ -71,51 +71,52 @@ TEST_F(ImageReaderTest, FillsAllMemory) {
     }
     std::vector<const Sample*> all;
     for (const Sample& each : targets) all.push_back(&each);
-    ImageReader reader(engine, open(engine, all),
-                       {.verify = round % 4 != 0,
-                        .workers = 1 + static_cast<unsigned>(round) % 3,
-                        .staging_bytes = (random_() % 5) * 4 * kMiB});
+    FileReader reader(engine, open(engine, all),
+                      {.verify = round % 4 != 0,
+                       .workers = 1 + static_cast<unsigned>(round) % 3,
+                       .staging_bytes = (random_() % 5) * 4 * kMiB});
     const Status status = reader.read();
     ASSERT_TRUE(status) << status.error().message;
     for (std::size_t i = 0; i < samples.size(); ++i) expect_filled(targets[i], samples[i]);
   }
 }
 
-TEST_F(ImageReaderTest, AFlippedBitIsFoundAndPlaced) {
+TEST_F(FileReaderTest, AFlippedBitIsFoundAndPlaced) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(30); ++round) {
     Sample sample = random_sample(random_, 1 + random_() % (12 * kMiB), root_.file("f"));
     const Sample targets = targets_of(sample, random_, round % 2 == 0);
-    const auto& sums = sample.image.sums;
-    const std::size_t hit = random_() % sums.size();
-    sample.file[sums[hit].begin + random_() % (sums[hit].end - sums[hit].begin)] ^= std::byte{1};
+    const auto& checksums = sample.layout.checksums;
+    const std::size_t hit = random_() % checksums.size();
+    sample.file[checksums[hit].begin + random_() % (checksums[hit].end - checksums[hit].begin)] ^=
+        std::byte{1};
     store(sample);
-    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2});
+    FileReader reader(engine, open(engine, {&targets}), {.workers = 2});
     const Status status = reader.read();
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
-    EXPECT_EQ(status.error().path, sample.image.path);
+    EXPECT_EQ(status.error().path, sample.layout.path);
     ASSERT_TRUE(reader.mismatch());
-    EXPECT_EQ(reader.mismatch()->sum, hit);
-    EXPECT_EQ(reader.mismatch()->found, sample.sum_of(sums[hit]));
+    EXPECT_EQ(reader.mismatch()->checksum, hit);
+    EXPECT_EQ(reader.mismatch()->found, sample.checksum_of(checksums[hit]));
   }
 }
 
-TEST_F(ImageReaderTest, AFileOfAnotherSizeIsCorrupt) {
+TEST_F(FileReaderTest, AFileOfAnotherSizeIsCorrupt) {
   const Engine engine = make_engine();
   Sample sample = random_sample(random_, 100'000, root_.file("f"));
   const Sample targets = targets_of(sample, random_, true);
   for (const std::size_t bytes : {0UZ, 99'999UZ, 100'001UZ}) {
     sample.file.resize(bytes);
     store(sample);
-    ImageReader reader(engine, open(engine, {&targets}), {});
+    FileReader reader(engine, open(engine, {&targets}), {});
     const Status status = reader.read();
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
   }
 }
 
-TEST_F(ImageReaderTest, EveryFailedCompletionIsReported) {
+TEST_F(FileReaderTest, EveryFailedCompletionIsReported) {
   const Sample sample = random_sample(random_, 14 * kMiB, root_.file("f"));
   store(sample);
   for (std::uint64_t at = 0;; ++at) {
@@ -123,7 +124,7 @@ TEST_F(ImageReaderTest, EveryFailedCompletionIsReported) {
     const auto faults = Faults::create();
     faults->fail(Op::read, at, EIO);
     const Engine engine = make_engine({.block_bytes = kMiB, .faults = faults});
-    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2, .staging_bytes = 8 * kMiB});
+    FileReader reader(engine, open(engine, {&targets}), {.workers = 2, .staging_bytes = 8 * kMiB});
     const Status status = reader.read();
     if (faults->injected() == 0) {
       ASSERT_TRUE(status) << status.error().message;
@@ -136,7 +137,7 @@ TEST_F(ImageReaderTest, EveryFailedCompletionIsReported) {
   }
 }
 
-TEST_F(ImageReaderTest, DisturbedCompletionsChangeNothing) {
+TEST_F(FileReaderTest, DisturbedCompletionsChangeNothing) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const Sample sample = random_sample(random_, 9 * kMiB + seed, root_.file("f"));
     store(sample);
@@ -144,43 +145,43 @@ TEST_F(ImageReaderTest, DisturbedCompletionsChangeNothing) {
     const auto faults = Faults::create();
     faults->disturb(seed, 0.2, 0.2);
     const Engine engine = make_engine({.faults = faults});
-    ImageReader reader(engine, open(engine, {&targets}), {.workers = 2});
+    FileReader reader(engine, open(engine, {&targets}), {.workers = 2});
     const Status status = reader.read();
     ASSERT_TRUE(status) << status.error().message;
     expect_filled(targets, sample);
   }
 }
 
-TEST_F(ImageReaderTest, CancelEndsIt) {
+TEST_F(FileReaderTest, CancelEndsIt) {
   const Engine engine = make_engine();
   const Sample sample = random_sample(random_, 30 * kMiB, root_.file("f"));
   store(sample);
   const Sample targets = targets_of(sample, random_, true);
-  ImageReader reader(engine, open(engine, {&targets}), {});
+  FileReader reader(engine, open(engine, {&targets}), {});
   reader.cancel();
   const Status status = reader.read();
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::cancelled);
 }
 
-TEST_F(ImageReaderTest, WithoutRoomForABlockWhatNeedsNoneIsRead) {
+TEST_F(FileReaderTest, WithoutRoomForABlockWhatNeedsNoneIsRead) {
   const Engine engine =
       make_engine({.lanes = 1, .queue_depth = 1, .block_bytes = 4096, .pinned_budget_bytes = 64 * kKiB});
   for (const std::uint64_t misplaced : {0U, 64U}) {
     Sample sample;
-    sample.image = {.path = root_.file("f"), .bytes = 2 * kMiB};
+    sample.layout = {.path = root_.file("f"), .bytes = 2 * kMiB};
     sample.file.resize(2 * kMiB, std::byte{7});
     store(sample);
     Sample targets;
-    targets.image = sample.image;
-    targets.image.extents.push_back(
+    targets.layout = sample.layout;
+    targets.layout.extents.push_back(
         {.offset = 0, .memory = targets.make_memory(random_, 2 * kMiB, misplaced)});
-    ImageReader reader(engine, open(engine, {&targets}), {});
+    FileReader reader(engine, open(engine, {&targets}), {});
     const Status status = reader.read();
     if (misplaced == 0) {
       ASSERT_TRUE(status) << status.error().message;
       expect_filled(targets, sample);
-    } else if (File::open(engine, sample.image.path)->core()->members.front().pair.limits.memory_alignment >
+    } else if (File::open(engine, sample.layout.path)->core()->members.front().pair.limits.memory_alignment >
                64) {
       ASSERT_FALSE(status);
       EXPECT_EQ(status.error().kind, ErrorKind::out_of_budget);

@@ -1,4 +1,4 @@
-// Images of random shape over random bytes, and what their files must hold.
+// Layouts of random shape over random bytes, and what their files must hold.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 
 #include "support/temp_directory.h"
 #include "support/thread_sanitizer.h"
-#include "tensor_file/image.h"
+#include "tensor_file/file_layout.h"
 #include "trunkline/buffer.h"
 #include "trunkline/checksum.h"
 #include "trunkline/engine.h"
@@ -28,9 +28,9 @@ constexpr T scaled(T count) {
   return trunkline::test::kUnderThreadSanitizer ? count / 4 : count;
 }
 
-// An image, its memory, and its file byte by byte, computed without the code under test.
+// An layout, its memory, and its file byte by byte, computed without the code under test.
 struct Sample {
-  Image image;
+  FileLayout layout;
   std::vector<Buffer> memory;
   std::vector<std::byte> file;
 
@@ -49,32 +49,32 @@ struct Sample {
   }
 
   void add(std::uint64_t offset, MemoryView view) {
-    image.extents.push_back({.offset = offset, .memory = view});
+    layout.extents.push_back({.offset = offset, .memory = view});
     std::memcpy(file.data() + offset, view.data, view.bytes);
   }
 
-  std::uint32_t sum_of(const Sum& sum) const {
-    const auto bytes = std::span(file).subspan(sum.begin, sum.end - sum.begin);
-    return sum.kind == SumKind::crc32 ? crc32(bytes) : crc32c(bytes);
+  std::uint32_t checksum_of(const Checksum& checksum) const {
+    const auto bytes = std::span(file).subspan(checksum.begin, checksum.end - checksum.begin);
+    return checksum.kind == ChecksumKind::crc32 ? crc32(bytes) : crc32c(bytes);
   }
 
-  void patch(const Patch& patch) {
-    image.patches.push_back(patch);
-    const std::uint32_t value = sum_of(image.sums[patch.sum]);
+  void field(const ChecksumField& field) {
+    layout.checksum_fields.push_back(field);
+    const std::uint32_t value = checksum_of(layout.checksums[field.checksum]);
     std::string text = fmt::format("{:08x}", value);
-    if (patch.encoding == PatchEncoding::le32) {
+    if (field.encoding == ChecksumEncoding::le32) {
       text = {static_cast<char>(value), static_cast<char>(value >> 8), static_cast<char>(value >> 16),
               static_cast<char>(value >> 24)};
     }
-    std::memcpy(file.data() + patch.offset, text.data(), text.size());
+    std::memcpy(file.data() + field.offset, text.data(), text.size());
   }
 };
 
 inline Sample random_sample(std::mt19937_64& random, std::uint64_t bytes, const std::string& path) {
   const auto below = [&](std::uint64_t bound) { return random() % bound; };
   Sample sample;
-  sample.image.path = path;
-  sample.image.bytes = bytes;
+  sample.layout.path = path;
+  sample.layout.bytes = bytes;
   sample.file.resize(bytes);
   for (std::uint64_t at = 0; at < bytes;) {
     if (below(3) == 0) at += below(2) == 0 ? below(5000) : 4096 - at % 4096;
@@ -84,12 +84,12 @@ inline Sample random_sample(std::mt19937_64& random, std::uint64_t bytes, const 
     sample.add(at, sample.make_memory(random, length, below(2) == 0 ? 0 : below(4096)));
     at += length;
   }
-  std::vector<std::uint64_t> gaps;  // room for a patch
+  std::vector<std::uint64_t> gaps;  // room for a field
   for (std::uint64_t at = 0; at < bytes;) {
     const std::uint64_t lengths[] = {1, 1000, kMiB, 5 * kMiB};
     const std::uint64_t end = std::min(bytes, at + lengths[below(std::size(lengths))]);
-    sample.image.sums.push_back(
-        {.kind = below(2) == 0 ? SumKind::crc32 : SumKind::crc32c, .begin = at, .end = end});
+    sample.layout.checksums.push_back(
+        {.kind = below(2) == 0 ? ChecksumKind::crc32 : ChecksumKind::crc32c, .begin = at, .end = end});
     at = end;
     if (below(2) == 0 && at + 20 < bytes) {
       gaps.push_back(at);
@@ -97,13 +97,13 @@ inline Sample random_sample(std::mt19937_64& random, std::uint64_t bytes, const 
     }
   }
   for (const std::uint64_t gap : gaps) {
-    sample.patch({.offset = gap + 3,
-                  .sum = static_cast<std::uint32_t>(below(sample.image.sums.size())),
-                  .encoding = below(2) == 0 ? PatchEncoding::le32 : PatchEncoding::hex});
+    sample.field({.offset = gap + 3,
+                  .checksum = static_cast<std::uint32_t>(below(sample.layout.checksums.size())),
+                  .encoding = below(2) == 0 ? ChecksumEncoding::le32 : ChecksumEncoding::hex});
   }
-  std::ranges::shuffle(sample.image.extents, random);
-  std::ranges::shuffle(sample.image.patches, random);
-  const Status arranged = sample.image.arrange();
+  std::ranges::shuffle(sample.layout.extents, random);
+  std::ranges::shuffle(sample.layout.checksum_fields, random);
+  const Status arranged = sample.layout.arrange();
   EXPECT_TRUE(arranged) << arranged.error().message;
   return sample;
 }
@@ -116,7 +116,7 @@ inline std::vector<std::byte> contents_of(const std::string& path) {
   return bytes;
 }
 
-class ImageTest : public testing::Test {
+class FileLayoutTest : public testing::Test {
  protected:
   static Engine make_engine(EngineOptions options = {}) {
     if (!options.lanes) options.lanes = 2;

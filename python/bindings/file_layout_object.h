@@ -14,18 +14,18 @@
 #include "buffer_view.h"
 #include "file_object.h"
 #include "format/pt_archive.h"
-#include "tensor_file/image.h"
+#include "tensor_file/file_layout.h"
 
 namespace trunkline::python {
 
-// An Image, and the Python memory that its extents are in.
-class FileImageObject {
+// An FileLayout, and the Python memory that its extents are in.
+class FileLayoutObject {
  public:
-  FileImageObject(nanobind::handle path, nanobind::handle bytes);
-  FileImageObject(std::string path, std::uint64_t bytes);
-  FileImageObject(const FileImageObject&) = delete;
-  FileImageObject& operator=(const FileImageObject&) = delete;
-  ~FileImageObject() = default;
+  FileLayoutObject(nanobind::handle path, nanobind::handle bytes);
+  FileLayoutObject(std::string path, std::uint64_t bytes);
+  FileLayoutObject(const FileLayoutObject&) = delete;
+  FileLayoutObject& operator=(const FileLayoutObject&) = delete;
+  ~FileLayoutObject() = default;
 
   // Memory to write from, and memory to read into. Empty buffers are no extents. Of memory of a GPU: what the
   // stream holds by now comes first.
@@ -44,17 +44,17 @@ class FileImageObject {
   // A part of memory to read into, `fresh` as above, and checksums to compare with.
   void add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
                        std::pair<std::uint64_t, std::uint64_t> part, bool fresh);
-  void expect_sums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
+  void expect_checksums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
 
   // The open file to read, in place of what `path` leads to when the reading begins.
   void set_source(const FileObject& file) { source_ = file.file(); }
   const std::optional<File>& source() const { return source_; }
 
-  std::uint32_t add_sum(nanobind::handle kind, nanobind::handle begin, nanobind::handle end,
-                        nanobind::handle expected);
-  void add_patch(nanobind::handle offset, nanobind::handle sum, nanobind::handle encoding);
+  std::uint32_t add_checksum(nanobind::handle kind, nanobind::handle begin, nanobind::handle end,
+                             nanobind::handle expected);
+  void add_checksum_field(nanobind::handle offset, nanobind::handle checksum, nanobind::handle encoding);
 
-  const tensor_file::Image& image() const { return image_; }
+  const tensor_file::FileLayout& layout() const { return layout_; }
   bool only_targets() const { return only_targets_; }
 
  private:
@@ -66,7 +66,7 @@ class FileImageObject {
   };
   void add_view(nanobind::handle offset, const Added& added);
 
-  tensor_file::Image image_;
+  tensor_file::FileLayout layout_;
   bool only_targets_ = true;
   std::optional<File> source_;
   std::vector<std::shared_ptr<BufferView>> views_;

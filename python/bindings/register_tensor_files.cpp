@@ -19,7 +19,7 @@
 #include "bindings.h"
 #include "engine_object.h"
 #include "errors.h"
-#include "file_image_object.h"
+#include "file_layout_object.h"
 #include "format/pt_archive.h"
 #include "interruptible.h"
 #include "os/durable.h"
@@ -27,8 +27,8 @@
 #include "os/local_filesystem.h"
 #include "os/replaced_file.h"
 #include "os/same_file.h"
+#include "tensor_file/file_reader.h"
 #include "tensor_file/file_set.h"
-#include "tensor_file/image_reader.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline::python {
@@ -37,7 +37,7 @@ using namespace nb::literals;
 
 namespace {
 
-std::uint32_t sum_argument(nb::handle value, const char* name) {
+std::uint32_t checksum_argument(nb::handle value, const char* name) {
   const std::uint64_t given = count_argument(value, name);
   if (given > std::numeric_limits<std::uint32_t>::max())
     raise_value_error(std::string(name) + ": must be less than 2^32");
@@ -46,37 +46,37 @@ std::uint32_t sum_argument(nb::handle value, const char* name) {
 
 }  // namespace
 
-FileImageObject::FileImageObject(nb::handle path, nb::handle bytes) {
-  image_.path = path_argument(path, "path");
-  image_.bytes = count_argument(bytes, "nbytes");
+FileLayoutObject::FileLayoutObject(nb::handle path, nb::handle bytes) {
+  layout_.path = path_argument(path, "path");
+  layout_.bytes = count_argument(bytes, "nbytes");
 }
 
-FileImageObject::FileImageObject(std::string path, std::uint64_t bytes) {
-  image_.path = std::move(path);
-  image_.bytes = bytes;
+FileLayoutObject::FileLayoutObject(std::string path, std::uint64_t bytes) {
+  layout_.path = std::move(path);
+  layout_.bytes = bytes;
 }
 
-void FileImageObject::add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
-                                      std::pair<std::uint64_t, std::uint64_t> part, bool fresh) {
+void FileLayoutObject::add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
+                                       std::pair<std::uint64_t, std::uint64_t> part, bool fresh) {
   MemoryView memory = view->memory();
   memory.data += part.first;
   memory.bytes = part.second;
   if (memory.bytes == 0) return;
   Fence after;
   if (memory.device != nullptr) after = unwrap(memory.device->fence(memory.stream));
-  image_.extents.push_back({.offset = offset, .memory = memory, .fresh = fresh, .after = std::move(after)});
+  layout_.extents.push_back({.offset = offset, .memory = memory, .fresh = fresh, .after = std::move(after)});
   if (views_.empty() || views_.back() != view) views_.push_back(view);
 }
 
-void FileImageObject::expect_sums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes) {
+void FileLayoutObject::expect_checksums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes) {
   for (std::size_t i = 0; i < crc32c.size(); ++i) {
     const std::uint64_t begin = i * chunk_bytes;
-    image_.sums.push_back(
-        {.begin = begin, .end = std::min(begin + chunk_bytes, image_.bytes), .expected = crc32c[i]});
+    layout_.checksums.push_back(
+        {.begin = begin, .end = std::min(begin + chunk_bytes, layout_.bytes), .expected = crc32c[i]});
   }
 }
 
-void FileImageObject::add_view(nb::handle offset, const Added& added) {
+void FileLayoutObject::add_view(nb::handle offset, const Added& added) {
   const std::uint64_t at = count_argument(offset, "offset");
   auto view =
       std::make_unique<BufferView>(added.buffer, added.access, "buffer", Reach::devices, added.stream);
@@ -85,119 +85,121 @@ void FileImageObject::add_view(nb::handle offset, const Added& added) {
   view->keep_storage();
   Fence after;
   if (memory.device != nullptr) after = unwrap(memory.device->fence(memory.stream));
-  image_.extents.push_back({.offset = at, .memory = memory, .fresh = added.fresh, .after = std::move(after)});
+  layout_.extents.push_back(
+      {.offset = at, .memory = memory, .fresh = added.fresh, .after = std::move(after)});
   views_.push_back(std::move(view));
 }
 
-void FileImageObject::add(nb::handle offset, nb::handle buffer, nb::handle stream) {
+void FileLayoutObject::add(nb::handle offset, nb::handle buffer, nb::handle stream) {
   only_targets_ = false;
   add_view(offset, {.buffer = buffer, .stream = stream, .access = Access::read_only, .fresh = false});
 }
 
-void FileImageObject::add_target(nb::handle offset, nb::handle buffer, bool fresh) {
+void FileLayoutObject::add_target(nb::handle offset, nb::handle buffer, bool fresh) {
   const nb::object none = nb::none();
   add_view(offset, {.buffer = buffer, .stream = none, .access = Access::writable, .fresh = fresh});
 }
 
-std::uint32_t FileImageObject::add_sum(nb::handle kind, nb::handle begin, nb::handle end,
-                                       nb::handle expected) {
-  tensor_file::Sum sum{.begin = count_argument(begin, "begin"), .end = count_argument(end, "end")};
+std::uint32_t FileLayoutObject::add_checksum(nb::handle kind, nb::handle begin, nb::handle end,
+                                             nb::handle expected) {
+  tensor_file::Checksum checksum{.begin = count_argument(begin, "begin"), .end = count_argument(end, "end")};
   if (kind.equal(nb::str("crc32"))) {
-    sum.kind = tensor_file::SumKind::crc32;
+    checksum.kind = tensor_file::ChecksumKind::crc32;
   } else if (!kind.equal(nb::str("crc32c"))) {
     raise_value_error("kind: must be \"crc32\" or \"crc32c\"");
   }
-  if (!expected.is_none()) sum.expected = sum_argument(expected, "expected");
-  image_.sums.push_back(sum);
-  return static_cast<std::uint32_t>(image_.sums.size() - 1);
+  if (!expected.is_none()) checksum.expected = checksum_argument(expected, "expected");
+  layout_.checksums.push_back(checksum);
+  return static_cast<std::uint32_t>(layout_.checksums.size() - 1);
 }
 
-void FileImageObject::add_patch(nb::handle offset, nb::handle sum, nb::handle encoding) {
-  tensor_file::Patch patch{.offset = count_argument(offset, "offset"),
-                           .sum = optional_count_argument(sum, "sum").value_or(0)};
+void FileLayoutObject::add_checksum_field(nb::handle offset, nb::handle checksum, nb::handle encoding) {
+  tensor_file::ChecksumField field{.offset = count_argument(offset, "offset"),
+                                   .checksum = optional_count_argument(checksum, "sum").value_or(0)};
   if (encoding.equal(nb::str("hex"))) {
-    patch.encoding = tensor_file::PatchEncoding::hex;
+    field.encoding = tensor_file::ChecksumEncoding::hex;
   } else if (!encoding.equal(nb::str("le32"))) {
     raise_value_error("encoding: must be \"le32\" or \"hex\"");
   }
-  image_.patches.push_back(patch);
+  layout_.checksum_fields.push_back(field);
 }
 
-void FileImageObject::add_archive(const std::shared_ptr<const format::ArchiveLayout>& layout,
-                                  const std::vector<std::uint64_t>& addresses, nb::handle owner) {
+void FileLayoutObject::add_archive(const std::shared_ptr<const format::ArchiveLayout>& layout,
+                                   const std::vector<std::uint64_t>& addresses, nb::handle owner) {
   if (addresses.size() != layout->payloads.size())
     raise_value_error("addresses: must be as many as the layout has payloads");
   only_targets_ = false;
   for (const format::ArchivePiece& piece : layout->pieces) {
     auto* bytes = reinterpret_cast<std::byte*>(const_cast<char*>(piece.bytes.data()));  // is only read
-    image_.extents.push_back({.offset = piece.offset, .memory = {bytes, piece.bytes.size()}});
+    layout_.extents.push_back({.offset = piece.offset, .memory = {bytes, piece.bytes.size()}});
   }
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     const format::ArchivePayload& payload = layout->payloads[i];
     if (payload.bytes == 0) continue;
     if (addresses[i] != 0) {
       auto* bytes = reinterpret_cast<std::byte*>(addresses[i]);  // NOLINT(performance-no-int-to-ptr)
-      image_.extents.push_back({.offset = payload.offset, .memory = {bytes, payload.bytes}});
+      layout_.extents.push_back({.offset = payload.offset, .memory = {bytes, payload.bytes}});
     }
-    const auto sum = static_cast<std::uint32_t>(image_.sums.size());
-    image_.sums.push_back({.kind = tensor_file::SumKind::crc32,
-                           .begin = payload.offset,
-                           .end = payload.offset + payload.bytes});
+    const auto checksum = static_cast<std::uint32_t>(layout_.checksums.size());
+    layout_.checksums.push_back({.kind = tensor_file::ChecksumKind::crc32,
+                                 .begin = payload.offset,
+                                 .end = payload.offset + payload.bytes});
     for (const std::uint64_t at : {payload.descriptor_crc_at, payload.entry_crc_at})
-      image_.patches.push_back({.offset = at, .sum = sum, .encoding = tensor_file::PatchEncoding::le32});
+      layout_.checksum_fields.push_back(
+          {.offset = at, .checksum = checksum, .encoding = tensor_file::ChecksumEncoding::le32});
   }
   layouts_.push_back(layout);
   owners_.push_back(nb::borrow(owner));
 }
 
-void FileImageObject::add_targets(const std::vector<std::uint64_t>& offsets,
-                                  const std::vector<std::uint64_t>& sizes,
-                                  const std::vector<std::uint64_t>& addresses, nb::handle owner) {
+void FileLayoutObject::add_targets(const std::vector<std::uint64_t>& offsets,
+                                   const std::vector<std::uint64_t>& sizes,
+                                   const std::vector<std::uint64_t>& addresses, nb::handle owner) {
   if (sizes.size() != offsets.size() || addresses.size() != offsets.size())
     raise_value_error("offsets, sizes, addresses: must be equally many");
   for (std::size_t i = 0; i < offsets.size(); ++i) {
     if (sizes[i] == 0) continue;
     auto* bytes = reinterpret_cast<std::byte*>(addresses[i]);  // NOLINT(performance-no-int-to-ptr)
-    image_.extents.push_back({.offset = offsets[i], .memory = {bytes, sizes[i]}});
+    layout_.extents.push_back({.offset = offsets[i], .memory = {bytes, sizes[i]}});
   }
   owners_.push_back(nb::borrow(owner));
 }
 
 namespace {
 
-// Threads that copy and sum at a few GB/s each: enough for fast disks, few enough for what else runs.
+// Threads that copy and checksum at a few GB/s each: enough for fast disks, few enough for what else runs.
 constexpr unsigned kMostCopiers = 4;
 
 unsigned copiers(unsigned share) {
   return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMostCopiers);
 }
 
-std::vector<tensor_file::Image> arranged(const std::vector<nb::object>& objects) {
-  std::vector<tensor_file::Image> images;
+std::vector<tensor_file::FileLayout> arranged(const std::vector<nb::object>& objects) {
+  std::vector<tensor_file::FileLayout> layouts;
   for (const nb::object& object : objects) {
-    if (!nb::isinstance<FileImageObject>(object))
+    if (!nb::isinstance<FileLayoutObject>(object))
       raise_type_error("images: must hold only FileImage, not " + shown_type(object));
-    images.push_back(nb::cast<FileImageObject&>(object).image());
-    unwrap(images.back().arrange());
+    layouts.push_back(nb::cast<FileLayoutObject&>(object).layout());
+    unwrap(layouts.back().arrange());
   }
-  return images;
+  return layouts;
 }
 
-std::vector<nb::object> listed(nb::handle images) {
+std::vector<nb::object> listed(nb::handle layouts) {
   std::vector<nb::object> objects;
-  for (const nb::handle image : nb::borrow<nb::sequence>(images)) objects.push_back(nb::borrow(image));
+  for (const nb::handle layout : nb::borrow<nb::sequence>(layouts)) objects.push_back(nb::borrow(layout));
   return objects;
 }
 
 class FileSetObject {
  public:
-  FileSetObject(nb::handle images, nb::handle engine, bool durable, bool replace, bool stage_all,
+  FileSetObject(nb::handle layouts, nb::handle engine, bool durable, bool replace, bool stage_all,
                 nb::handle staging_bytes)
-      : images_(listed(images)), stage_all_(stage_all) {
+      : layouts_(listed(layouts)), stage_all_(stage_all) {
     tensor_file::FileSetOptions options{.durable = durable, .replace = replace, .write = {}};
     options.write.stage_all = stage_all;
     options.write.copiers = copiers(stage_all ? 1 : 2);
-    std::vector<tensor_file::Image> wanted = arranged(images_);
+    std::vector<tensor_file::FileLayout> wanted = arranged(layouts_);
     const Engine used = engine_or_default(engine);
     if (stage_all) options.write.staging_bytes = used.config().pinned_budget_bytes / 2;
     if (const auto bytes = optional_size_argument(staging_bytes, "staging_bytes"))
@@ -218,7 +220,7 @@ class FileSetObject {
       const GilReleased unlocked;
       return set_->stage();
     }();
-    if (stage_all_ || !status) images_.clear();  // after an error nothing is read either
+    if (stage_all_ || !status) layouts_.clear();  // after an error nothing is read either
     unwrap(std::move(status));
   }
   void finish() {
@@ -226,7 +228,7 @@ class FileSetObject {
       const GilReleased unlocked;
       return set_->finish();
     }();
-    images_.clear();
+    layouts_.clear();
     unwrap(std::move(status));
   }
   void cancel() { set_->cancel(); }
@@ -235,50 +237,50 @@ class FileSetObject {
       const GilReleased unlocked;
       set_->discard();
     }
-    images_.clear();
+    layouts_.clear();
   }
   std::pair<std::uint64_t, std::uint64_t> progress() const {
     return {set_->bytes_done(), set_->bytes_total()};
   }
-  std::vector<std::uint32_t> sums(std::size_t image) const { return set_->sums(image); }
+  std::vector<std::uint32_t> checksums(std::size_t layout) const { return set_->checksums(layout); }
 
  private:
-  std::vector<nb::object> images_;  // whose memory is read
+  std::vector<nb::object> layouts_;  // whose memory is read
   const bool stage_all_;
   std::unique_ptr<tensor_file::FileSet> set_;
 };
 
-class ImageReadObject {
+class FileReadObject {
  public:
-  ImageReadObject(nb::handle images, nb::handle engine, bool verify, nb::handle direct)
-      : images_(listed(images)), generation_(os::fork_generation()) {
-    std::vector<tensor_file::Image> wanted = arranged(images_);
+  FileReadObject(nb::handle layouts, nb::handle engine, bool verify, nb::handle direct)
+      : layouts_(listed(layouts)), generation_(os::fork_generation()) {
+    std::vector<tensor_file::FileLayout> wanted = arranged(layouts_);
     std::vector<std::optional<File>> sources;
-    for (const nb::object& object : images_) {
-      const auto& image = nb::cast<FileImageObject&>(object);
-      if (!image.only_targets()) raise_value_error("images: memory to read into is added by add_target");
-      sources.push_back(image.source());
+    for (const nb::object& object : layouts_) {
+      const auto& layout = nb::cast<FileLayoutObject&>(object);
+      if (!layout.only_targets()) raise_value_error("images: memory to read into is added by add_target");
+      sources.push_back(layout.source());
     }
     const OpenOptions open = open_options_argument(nb::str("r"), direct);
     const Engine used = engine_or_default(engine);
-    using Targets = std::vector<tensor_file::ImageReader::Target>;
+    using Targets = std::vector<tensor_file::FileReader::Target>;
     Targets targets = unwrap(call_interruptibly(
         [used, open, sources = std::move(sources), wanted = std::move(wanted)]() mutable -> Result<Targets> {
           Targets opened;
           for (std::size_t i = 0; i < wanted.size(); ++i) {
             auto file = sources[i] ? Result<File>(*sources[i]) : File::open(used, wanted[i].path, open);
             if (!file) return std::unexpected(file.error());
-            opened.push_back({.file = std::move(*file), .image = std::move(wanted[i])});
+            opened.push_back({.file = std::move(*file), .layout = std::move(wanted[i])});
           }
           return opened;
         }));
     const GilReleased unlocked;
-    reader_ = std::make_unique<tensor_file::ImageReader>(
+    reader_ = std::make_unique<tensor_file::FileReader>(
         used, std::move(targets), tensor_file::ReadOptions{.verify = verify, .workers = copiers(1)});
   }
-  ImageReadObject(const ImageReadObject&) = delete;
-  ImageReadObject& operator=(const ImageReadObject&) = delete;
-  ~ImageReadObject() {
+  FileReadObject(const FileReadObject&) = delete;
+  FileReadObject& operator=(const FileReadObject&) = delete;
+  ~FileReadObject() {
     if (generation_ != os::fork_generation()) {
       static_cast<void>(reader_.release());  // its threads and transfers are the parent's
       return;
@@ -295,8 +297,8 @@ class ImageReadObject {
     if (status) return;
     const nb::object exception = exception_of(status.error());
     if (const auto& mismatch = reader_->mismatch()) {
-      exception.attr("image") = mismatch->image;
-      exception.attr("sum") = mismatch->sum;
+      exception.attr("image") = mismatch->layout;
+      exception.attr("sum") = mismatch->checksum;
     }
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
     throw nb::python_error();
@@ -305,23 +307,23 @@ class ImageReadObject {
   std::pair<std::uint64_t, std::uint64_t> progress() const {
     return {reader_->bytes_done(), reader_->bytes_total()};
   }
-  std::vector<std::uint32_t> sums(std::size_t image) const { return reader_->sums(image); }
+  std::vector<std::uint32_t> checksums(std::size_t layout) const { return reader_->checksums(layout); }
 
  private:
-  std::vector<nb::object> images_;  // whose memory is written
+  std::vector<nb::object> layouts_;  // whose memory is written
   const unsigned generation_;
-  std::unique_ptr<tensor_file::ImageReader> reader_;
+  std::unique_ptr<tensor_file::FileReader> reader_;
 };
 
 std::uint32_t crc32c_of(nb::handle buffer, nb::handle seed) {
   const BufferView view(buffer, Access::read_only);
-  const std::uint32_t start = sum_argument(seed, "seed");
+  const std::uint32_t start = checksum_argument(seed, "seed");
   const GilReleased unlocked;
   return crc32c({view.memory().data, view.memory().bytes}, start);
 }
 
 std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle second_bytes) {
-  return crc32c_combine(sum_argument(first, "first"), sum_argument(second, "second"),
+  return crc32c_combine(checksum_argument(first, "first"), checksum_argument(second, "second"),
                         count_argument(second_bytes, "second_bytes"));
 }
 
@@ -406,28 +408,28 @@ void register_archive_layout(nb::module_& module) {
            "Of each payload: offset, size, and the two places of its CRC-32 (0 where the size is 0).");
 }
 
-void register_file_image(nb::module_& module) {
-  nb::class_<FileImageObject>(
+void register_file_layout(nb::module_& module) {
+  nb::class_<FileLayoutObject>(
       module, "FileImage",
       "What a file of `nbytes` bytes holds, or shall hold: memory at offsets, checksums "
       "of ranges, and places\nwhere checksums stand. What no memory covers is zeros.")
       .def(nb::init<nb::handle, nb::handle>(), "path"_a.none(), "nbytes"_a.none(),
            nb::sig("def __init__(self, path: trunkline._types.Path, nbytes: int) -> None"))
-      .def("add", &FileImageObject::add, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
+      .def("add", &FileLayoutObject::add, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig(
                "def add(self, offset: int, buffer: trunkline._types.ReadableBuffer, *, stream: object | None "
                "= None) -> None"),
            "The file's bytes from `offset` on are those of `buffer`, to be written; in the memory of a GPU: "
            "those it\nhas once `stream` (None: the current one) has done what it holds now.")
-      .def("add_target", &FileImageObject::add_target, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
+      .def("add_target", &FileLayoutObject::add_target, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
            "fresh"_a = false,
            nb::sig(
                "def add_target(self, offset: int, buffer: trunkline._types.WritableBuffer, *, fresh: bool = "
                "False) -> None"),
            "The file's bytes from `offset` on are to be read into `buffer`, on a GPU after what the current "
            "stream\nholds now; `fresh`: of aligned_empty, not touched yet.")
-      .def("add_sum", &FileImageObject::add_sum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
+      .def("add_sum", &FileLayoutObject::add_checksum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
            "expected"_a = nb::none(),
            nb::sig(
                "def add_sum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, expected: "
@@ -435,13 +437,14 @@ void register_file_image(nb::module_& module) {
            "A checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
            "index.\n\n"
            "Ranges are added in the order of the file and do not overlap.")
-      .def("add_patch", &FileImageObject::add_patch, "offset"_a.none(), "sum"_a.none(), "encoding"_a.none(),
+      .def("add_patch", &FileLayoutObject::add_checksum_field, "offset"_a.none(), "sum"_a.none(),
+           "encoding"_a.none(),
            nb::sig(
                "def add_patch(self, offset: int, sum: int, encoding: typing.Literal['le32', 'hex']) -> None"),
            "Writing puts checksum `sum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
       .def(
           "add_archive",
-          [](FileImageObject& self, const ArchiveLayoutObject& layout,
+          [](FileLayoutObject& self, const ArchiveLayoutObject& layout,
              const std::vector<std::uint64_t>& addresses,
              nb::handle owner) { self.add_archive(layout.layout(), addresses, owner); },
           "layout"_a, "addresses"_a, "owner"_a,
@@ -449,28 +452,28 @@ void register_file_image(nb::module_& module) {
                   "owner: object) -> None"),
           "The file is that archive, its payloads being the main memory at `addresses`, which `owner` keeps "
           "alive\n(0: added by add()), each with its CRC-32.")
-      .def("add_targets", &FileImageObject::add_targets, "offsets"_a, "sizes"_a, "addresses"_a, "owner"_a,
+      .def("add_targets", &FileLayoutObject::add_targets, "offsets"_a, "sizes"_a, "addresses"_a, "owner"_a,
            nb::sig("def add_targets(self, offsets: collections.abc.Sequence[int], sizes: "
                    "collections.abc.Sequence[int], addresses: collections.abc.Sequence[int], owner: object) "
                    "-> None"),
            "Many add_target() of main memory that nothing else refers to yet, and which `owner` keeps alive.")
-      .def("read_from", &FileImageObject::set_source, "file"_a,
+      .def("read_from", &FileLayoutObject::set_source, "file"_a,
            nb::sig("def read_from(self, file: File) -> None"),
            "Reading reads `file`, and closes it, in place of opening `path`: which may be another one by "
            "then.")
       .def_prop_ro(
-          "path", [](const FileImageObject& self) { return decode_path(self.image().path); },
+          "path", [](const FileLayoutObject& self) { return decode_path(self.layout().path); },
           nb::for_getter(nb::sig("def path(self) -> str")), "The file's path (str).")
       .def_prop_ro(
-          "nbytes", [](const FileImageObject& self) { return self.image().bytes; },
+          "nbytes", [](const FileLayoutObject& self) { return self.layout().bytes; },
           "Size of the file in bytes (int).");
 }
 
 }  // namespace
 
-void register_images(nb::module_& module) {
+void register_tensor_files(nb::module_& module) {
   register_archive_layout(module);
-  register_file_image(module);
+  register_file_layout(module);
   nb::class_<FileSetObject>(
       module, "FileSet", nb::is_weak_referenceable(),
       "Files that are written whole and appear whole, under their names only at the end. "
@@ -490,8 +493,9 @@ void register_images(nb::module_& module) {
       .def("discard", &FileSetObject::discard,
            "Removes what was written, as an error does; nothing after finish(). Not while one of them runs.")
       .def("progress", &FileSetObject::progress, "(bytes written, bytes to write).")
-      .def("sums", &FileSetObject::sums, "image"_a, "Values of the checksums of one image (list of int).");
-  nb::class_<ImageReadObject>(
+      .def("sums", &FileSetObject::checksums, "image"_a,
+           "Values of the checksums of one image (list of int).");
+  nb::class_<FileReadObject>(
       module, "ImageRead",
       "Reads files into the memory of their images, once, by run(). Used from one thread, "
       "but for cancel() and\nprogress().")
@@ -501,12 +505,13 @@ void register_images(nb::module_& module) {
                "def __init__(self, images: collections.abc.Sequence[FileImage], *, engine: Engine | None = "
                "None, verify: bool = True, direct: trunkline._types.Direct = 'auto') -> None"))
       .def(
-          "run", &ImageReadObject::run,
+          "run", &FileReadObject::run,
           "Fills all memory. Raises Corrupt, with the attributes `image` and `sum` (indices), for a checksum "
           "that differs.")
-      .def("cancel", &ImageReadObject::cancel, "Makes run() raise Cancelled soon.")
-      .def("progress", &ImageReadObject::progress, "(bytes read, bytes to read).")
-      .def("sums", &ImageReadObject::sums, "image"_a, "Values of the checksums of one image (list of int).");
+      .def("cancel", &FileReadObject::cancel, "Makes run() raise Cancelled soon.")
+      .def("progress", &FileReadObject::progress, "(bytes read, bytes to read).")
+      .def("sums", &FileReadObject::checksums, "image"_a,
+           "Values of the checksums of one image (list of int).");
   module.def("fsync_directory", &fsync_directory, "path"_a.none(),
              nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
              "Makes names that were created, renamed or removed in a directory durable.");

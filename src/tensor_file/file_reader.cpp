@@ -1,4 +1,4 @@
-#include "tensor_file/image_reader.h"
+#include "tensor_file/file_reader.h"
 
 #include <fmt/format.h>
 
@@ -14,14 +14,14 @@
 
 namespace trunkline::tensor_file {
 
-ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
+FileReader::FileReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)) {
   for (Target& target : targets_) {
-    if (!options.verify) target.image.sums.clear();
+    if (!options.verify) target.layout.checksums.clear();
     BlockRules rules = rules_for(target.file);
     rules.skip_gaps = true;
-    blocks_.push_back(cut_into_blocks(target.image, rules));
-    sums_.emplace_back(target.image, blocks_.back().size());
+    blocks_.push_back(cut_into_blocks(target.layout, rules));
+    checksums_.emplace_back(target.layout, blocks_.back().size());
     for (const Block& block : blocks_.back()) bytes_total_ += block.bytes;
   }
   order_ = in_turns(blocks_);
@@ -31,39 +31,39 @@ ImageReader::ImageReader(const Engine& engine, std::vector<Target> targets, cons
   arrived_.reserve(order_.size());
 }
 
-ImageReader::~ImageReader() {
+FileReader::~FileReader() {
   cancel();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return reading_ == 0 && working_ == 0 && landing_ == 0; });
 }
 
-void ImageReader::cancel() {
+void FileReader::cancel() {
   const std::scoped_lock lock(mutex_);
   fail(make_error(ErrorKind::cancelled, "reading was cancelled"));
 }
 
-void ImageReader::fail(Error error) {
+void FileReader::fail(Error error) {
   if (!error_) error_ = std::move(error);
   changed_.notify_all();
 }
 
-Status ImageReader::check_sizes() const {
+Status FileReader::check_sizes() const {
   for (const Target& target : targets_) {
     const auto size = target.file.size();
     if (!size) return std::unexpected(size.error());
-    if (*size == target.image.bytes) continue;
-    const std::string& path = target.image.path;
+    if (*size == target.layout.bytes) continue;
+    const std::string& path = target.layout.path;
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format(
             "reading {}: it has {} bytes and should have {}; it was cut off, or belongs to another set", path,
-            *size, target.image.bytes),
+            *size, target.layout.bytes),
         path));
   }
   return {};
 }
 
-Status ImageReader::read() {
+Status FileReader::read() {
   Status status = read_all();
   devices_.reset();
   // Not only at destruction: an error may be kept long after, with everything that led to it.
@@ -73,7 +73,7 @@ Status ImageReader::read() {
   return status;
 }
 
-Status ImageReader::read_all() {
+Status FileReader::read_all() {
   if (auto sizes = check_sizes(); !sizes) return sizes;
   side_by_side(std::min<std::size_t>(options_.workers, order_.size()), [this] { work(); });
   std::unique_lock lock(mutex_);
@@ -82,8 +82,8 @@ Status ImageReader::read_all() {
   return {};
 }
 
-// Sending comes first, so that the disks are busy while this thread sums what has arrived.
-void ImageReader::work() {
+// Sending comes first, so that the disks are busy while this thread checksums what has arrived.
+void FileReader::work() {
   std::unique_lock lock(mutex_);
   while (!error_) {
     if (next_ < order_.size() && may_send()) {
@@ -92,11 +92,11 @@ void ImageReader::work() {
       const Arrived block = arrived_[taken_++];
       ++working_;
       lock.unlock();
-      std::vector<PartialSum> sums = unpack(block);
+      std::vector<PartialChecksum> checksums = unpack(block);
       lock.lock();
-      check(block, std::move(sums));
-      const auto [image, index] = block.place;
-      Device* const device = device_of(targets_[image].image, blocks_[image][index]);
+      check(block, std::move(checksums));
+      const auto [layout, index] = block.place;
+      Device* const device = device_of(targets_[layout].layout, blocks_[layout][index]);
       if (!error_ && device != nullptr && block.slot) {
         land(lock, block, *block.slot, *device);
       } else {
@@ -112,15 +112,15 @@ void ImageReader::work() {
   }
 }
 
-bool ImageReader::may_send() const {
-  const auto [image, index] = order_[next_];
-  if (blocks_[image][index].direct != nullptr) return direct_pending_ < kMostDirect;
+bool FileReader::may_send() const {
+  const auto [layout, index] = order_[next_];
+  if (blocks_[layout][index].direct != nullptr) return direct_pending_ < kMostDirect;
   return ring_->has_free() || ring_->may_grow();
 }
 
-void ImageReader::send(std::unique_lock<std::mutex>& lock) {
+void FileReader::send(std::unique_lock<std::mutex>& lock) {
   Arrived sent{.place = order_[next_], .slot = std::nullopt};
-  const Block& block = blocks_[sent.place.image][sent.place.block];
+  const Block& block = blocks_[sent.place.layout][sent.place.block];
   std::byte* data = nullptr;
   if (block.direct != nullptr) {
     ++direct_pending_;
@@ -138,12 +138,12 @@ void ImageReader::send(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   // Here, by several threads and ahead of the device, rather than one page at a time under its command.
   if (block.direct != nullptr && block.direct->fresh) make_present(data, block.bytes);
-  Future future = targets_[sent.place.image].file.async_pread({data, block.bytes}, block.offset);
+  Future future = targets_[sent.place.layout].file.async_pread({data, block.bytes}, block.offset);
   future.on_done([this, sent, future] { arrived(sent, future.result()); });
   lock.lock();
 }
 
-void ImageReader::grow_ring(std::unique_lock<std::mutex>& lock) {
+void FileReader::grow_ring(std::unique_lock<std::mutex>& lock) {
   ++working_;  // the ring is in use meanwhile
   const auto grown = ring_->grow(lock, 1);
   --working_;
@@ -151,7 +151,7 @@ void ImageReader::grow_ring(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-void ImageReader::arrived(const Arrived& block, const Result<std::uint64_t>& result) {
+void FileReader::arrived(const Arrived& block, const Result<std::uint64_t>& result) {
   const std::scoped_lock lock(mutex_);
   if (result) {
     bytes_done_.fetch_add(*result, std::memory_order_relaxed);
@@ -163,28 +163,28 @@ void ImageReader::arrived(const Arrived& block, const Result<std::uint64_t>& res
   changed_.notify_all();  // under the lock: whoever waits may destroy this next
 }
 
-std::vector<PartialSum> ImageReader::unpack(const Arrived& arrived) const {
-  const Image& image = targets_[arrived.place.image].image;
-  const Block& block = blocks_[arrived.place.image][arrived.place.block];
-  BlockSums sums(image);
-  for_each_segment(image, block.offset, block.end(), [&](const Segment& segment) {
+std::vector<PartialChecksum> FileReader::unpack(const Arrived& arrived) const {
+  const FileLayout& layout = targets_[arrived.place.layout].layout;
+  const Block& block = blocks_[arrived.place.layout][arrived.place.block];
+  BlockChecksums checksums(layout);
+  for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     std::byte* memory = nullptr;
     if (segment.extent != nullptr && is_host(segment.extent->memory))
       memory = segment.extent->memory.data + (segment.offset - segment.extent->offset);
     const std::byte* source =
         arrived.slot ? ring_->block(*arrived.slot) + (segment.offset - block.offset) : memory;
-    sums.add(segment.sum, {source, segment.bytes}, source == memory ? nullptr : memory);
+    checksums.add(segment.checksum, {source, segment.bytes}, source == memory ? nullptr : memory);
   });
-  return sums.take();
+  return checksums.take();
 }
 
-void ImageReader::land(std::unique_lock<std::mutex>& lock, const Arrived& arrived, StagingRing::Index slot,
-                       Device& device) {
-  const auto [image, index] = arrived.place;
+void FileReader::land(std::unique_lock<std::mutex>& lock, const Arrived& arrived, StagingRing::Index slot,
+                      Device& device) {
+  const auto [layout, index] = arrived.place;
   ++landing_;
   lock.unlock();
   ring_->pin(slot, device);
-  devices_->start(targets_[image].image, blocks_[image][index], ring_->block(slot), Direction::from_host,
+  devices_->start(targets_[layout].layout, blocks_[layout][index], ring_->block(slot), Direction::from_host,
                   [this, arrived](const Status& status) {
                     const std::scoped_lock landed(mutex_);
                     if (!status) fail(status.error());
@@ -195,7 +195,7 @@ void ImageReader::land(std::unique_lock<std::mutex>& lock, const Arrived& arrive
   lock.lock();
 }
 
-void ImageReader::release(const Arrived& arrived) {
+void FileReader::release(const Arrived& arrived) {
   if (arrived.slot) {
     ring_->give_back(*arrived.slot);
   } else {
@@ -203,19 +203,21 @@ void ImageReader::release(const Arrived& arrived) {
   }
 }
 
-void ImageReader::check(const Arrived& arrived, std::vector<PartialSum> sums) {
-  const auto [image, index] = arrived.place;
-  const Image& of = targets_[image].image;
-  for (const std::uint32_t sum : sums_[image].add(index, std::move(sums))) {
-    const auto& expected = of.sums[sum].expected;
-    const std::uint32_t found = sums_[image].value(sum);
+void FileReader::check(const Arrived& arrived, std::vector<PartialChecksum> checksums) {
+  const auto [layout, index] = arrived.place;
+  const FileLayout& of = targets_[layout].layout;
+  for (const std::uint32_t checksum : checksums_[layout].add(index, std::move(checksums))) {
+    const auto& expected = of.checksums[checksum].expected;
+    const std::uint32_t found = checksums_[layout].value(checksum);
     if (!expected || *expected == found || mismatch_) continue;
-    mismatch_ = ChecksumMismatch{.image = image, .sum = sum, .expected = *expected, .found = found};
-    fail(make_error(ErrorKind::corrupt,
-                    fmt::format("{}: bytes {} to {} have the checksum {:08x} where {:08x} was recorded; they "
-                                "changed after they were written",
-                                of.path, of.sums[sum].begin, of.sums[sum].end, found, *expected),
-                    of.path));
+    mismatch_ =
+        ChecksumMismatch{.layout = layout, .checksum = checksum, .expected = *expected, .found = found};
+    fail(make_error(
+        ErrorKind::corrupt,
+        fmt::format("{}: bytes {} to {} have the checksum {:08x} where {:08x} was recorded; they "
+                    "changed after they were written",
+                    of.path, of.checksums[checksum].begin, of.checksums[checksum].end, found, *expected),
+        of.path));
   }
 }
 

@@ -1,4 +1,4 @@
-// Images whose extents are in the memory of GPUs: the same files, the same contents, in the order of the
+// Layouts whose extents are in the memory of GPUs: the same files, the same contents, in the order of the
 // caller's streams, whatever of the driver fails.
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <list>
 
 #include "support/gpu.h"
+#include "tensor_file/file_layout_fixture.h"
+#include "tensor_file/file_reader.h"
 #include "tensor_file/file_set.h"
-#include "tensor_file/image_fixture.h"
-#include "tensor_file/image_reader.h"
 
 namespace trunkline::tensor_file {
 namespace {
@@ -30,7 +30,7 @@ struct GpuSample : Sample {
   std::list<GpuMemory> gpu_memory;
 
   GpuSample(Sample sample, std::mt19937_64& random, unsigned devices) : Sample(std::move(sample)) {
-    for (Extent& extent : image.extents) {
+    for (Extent& extent : layout.extents) {
       if (random() % 4 == 0) continue;
       const auto ordinal = static_cast<unsigned>(random() % devices);
       const std::uint64_t misplaced = random() % 2 == 0 ? 0 : random() % 512;
@@ -47,7 +47,7 @@ struct GpuSample : Sample {
 
   // All extents hold nothing of the file.
   void clear() const {
-    for (const Extent& extent : image.extents) {
+    for (const Extent& extent : layout.extents) {
       if (is_host(extent.memory)) std::memset(extent.memory.data, 0x5A, extent.memory.bytes);
     }
     for (const GpuMemory& each : gpu_memory)
@@ -55,7 +55,7 @@ struct GpuSample : Sample {
   }
 
   void expect_filled() const {
-    for (const Extent& extent : image.extents) {
+    for (const Extent& extent : layout.extents) {
       std::vector<std::byte> found(extent.memory.bytes);
       if (is_host(extent.memory)) {
         std::memcpy(found.data(), extent.memory.data, found.size());
@@ -67,44 +67,44 @@ struct GpuSample : Sample {
   }
 
   // With what reading must find.
-  Image target() const {
-    Image wanted = image;
-    wanted.patches.clear();
-    for (Sum& sum : wanted.sums) sum.expected = sum_of(sum);
+  FileLayout target() const {
+    FileLayout wanted = layout;
+    wanted.checksum_fields.clear();
+    for (Checksum& checksum : wanted.checksums) checksum.expected = checksum_of(checksum);
     return wanted;
   }
 };
 
-class ImageGpuTest : public test::ImageTest {
+class FileLayoutGpuTest : public test::FileLayoutTest {
  protected:
   GpuSample sample_of(std::uint64_t bytes, unsigned devices = 2) {
     return {random_sample(random_, bytes, root_.file("f")), random_, devices};
   }
 
   // A file of one extent, all of it in the memory of a GPU.
-  Image image_of(const GpuMemory& memory) const {
-    Image image{.path = root_.file("f"), .bytes = memory.view().bytes};
-    image.extents.push_back({.offset = 0, .memory = memory.view()});
-    image.sums.push_back({.begin = 0, .end = image.bytes});
-    return image;
+  FileLayout layout_of(const GpuMemory& memory) const {
+    FileLayout layout{.path = root_.file("f"), .bytes = memory.view().bytes};
+    layout.extents.push_back({.offset = 0, .memory = memory.view()});
+    layout.checksums.push_back({.begin = 0, .end = layout.bytes});
+    return layout;
   }
 
-  static Status save(const Engine& engine, const Image& image, const FileSetOptions& options) {
-    auto set = FileSet::create(engine, {image}, options);
+  static Status save(const Engine& engine, const FileLayout& layout, const FileSetOptions& options) {
+    auto set = FileSet::create(engine, {layout}, options);
     if (!set) return std::unexpected(set.error());
     if (auto staged = (*set)->stage(); !staged) return staged;
     return (*set)->finish();
   }
 
-  static Status load(const Engine& engine, const Image& image, unsigned workers = 1) {
-    auto file = File::open(engine, image.path);
+  static Status load(const Engine& engine, const FileLayout& layout, unsigned workers = 1) {
+    auto file = File::open(engine, layout.path);
     if (!file) return std::unexpected(file.error());
-    ImageReader reader(engine, {{.file = *file, .image = image}}, {.workers = workers});
+    FileReader reader(engine, {{.file = *file, .layout = layout}}, {.workers = workers});
     return reader.read();
   }
 
   void store(const Sample& sample) const {
-    std::ofstream(sample.image.path, std::ios::binary)
+    std::ofstream(sample.layout.path, std::ios::binary)
         .write(reinterpret_cast<const char*>(sample.file.data()),
                static_cast<std::streamsize>(sample.file.size()));
   }
@@ -113,24 +113,24 @@ class ImageGpuTest : public test::ImageTest {
   std::mt19937_64 random_{11};
 };
 
-TEST_F(ImageGpuTest, FilesAreWhatTheyAreFromHostMemory) {
+TEST_F(FileLayoutGpuTest, FilesAreWhatTheyAreFromHostMemory) {
   const Engine engine = make_engine();
   fakeCudaDelayUpTo(300);
   for (int round = 0; round < scaled(24); ++round) {
     const GpuSample sample = sample_of(random_() % scaled(24 * kMiB));
-    const Status saved = save(engine, sample.image,
+    const Status saved = save(engine, sample.layout,
                               {.durable = false,
                                .write = {.stage_all = round % 2 == 0,
                                          .staging_bytes = (random_() % 5) * 4 * kMiB,
                                          .copiers = 1 + static_cast<unsigned>(round) % 3}});
     ASSERT_TRUE(saved) << saved.error().message;
-    ASSERT_EQ(test::contents_of(sample.image.path), sample.file) << round;
+    ASSERT_EQ(test::contents_of(sample.layout.path), sample.file) << round;
   }
   EXPECT_GT(fakeCudaCopies(), scaled(20U));
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
 
-TEST_F(ImageGpuTest, MemoryOfGpusIsFilled) {
+TEST_F(FileLayoutGpuTest, MemoryOfGpusIsFilled) {
   const Engine engine = make_engine();
   fakeCudaDelayUpTo(300);
   for (int round = 0; round < scaled(24); ++round) {
@@ -145,12 +145,12 @@ TEST_F(ImageGpuTest, MemoryOfGpusIsFilled) {
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
 
-TEST_F(ImageGpuTest, AFlippedBitIsFound) {
+TEST_F(FileLayoutGpuTest, AFlippedBitIsFound) {
   const Engine engine = make_engine();
   for (int round = 0; round < scaled(12); ++round) {
     GpuSample sample = sample_of(1 + random_() % (12 * kMiB));
-    const Image target = sample.target();
-    const Sum& hit = target.sums[random_() % target.sums.size()];
+    const FileLayout target = sample.target();
+    const Checksum& hit = target.checksums[random_() % target.checksums.size()];
     sample.file[hit.begin + random_() % (hit.end - hit.begin)] ^= std::byte{1};
     store(sample);
     const Status loaded = load(engine, target);
@@ -159,7 +159,7 @@ TEST_F(ImageGpuTest, AFlippedBitIsFound) {
   }
 }
 
-TEST_F(ImageGpuTest, WhatTheCallersStreamHoldsComesFirst) {
+TEST_F(FileLayoutGpuTest, WhatTheCallersStreamHoldsComesFirst) {
   const Engine engine = make_engine();
   const GpuMemory memory(9 * kMiB);
   const GpuStream stream;
@@ -167,16 +167,16 @@ TEST_F(ImageGpuTest, WhatTheCallersStreamHoldsComesFirst) {
     const unsigned char value = stage_all ? 3 : 4;
     fakeCudaHold(stream.handle());
     ASSERT_EQ(fakeCudaFill(memory.address(), 9 * kMiB, value, stream.handle()), 0);
-    Image image = image_of(memory);
-    image.extents[0].after = *gpu().fence(stream.handle());
-    auto set = FileSet::create(engine, {image}, {.durable = false, .write = {.stage_all = stage_all}});
+    FileLayout layout = layout_of(memory);
+    layout.extents[0].after = *gpu().fence(stream.handle());
+    auto set = FileSet::create(engine, {layout}, {.durable = false, .write = {.stage_all = stage_all}});
     ASSERT_TRUE(set);
     auto staged = std::async(std::launch::async, [&] { return (*set)->stage(); });
     EXPECT_EQ(staged.wait_for(50ms), std::future_status::timeout);
     fakeCudaRelease();
     ASSERT_TRUE(staged.get());
     ASSERT_TRUE((*set)->finish());
-    EXPECT_EQ(test::contents_of(image.path), std::vector<std::byte>(9 * kMiB, std::byte{value}));
+    EXPECT_EQ(test::contents_of(layout.path), std::vector<std::byte>(9 * kMiB, std::byte{value}));
   }
   const std::vector<std::byte> stored(9 * kMiB, std::byte{5});
   {
@@ -185,21 +185,21 @@ TEST_F(ImageGpuTest, WhatTheCallersStreamHoldsComesFirst) {
   }
   fakeCudaHold(stream.handle());
   ASSERT_EQ(fakeCudaFill(memory.address(), 9 * kMiB, 6, stream.handle()), 0);
-  Image image = image_of(memory);
-  image.extents[0].after = *gpu().fence(stream.handle());
-  auto loaded = std::async(std::launch::async, [&] { return load(engine, image); });
+  FileLayout layout = layout_of(memory);
+  layout.extents[0].after = *gpu().fence(stream.handle());
+  auto loaded = std::async(std::launch::async, [&] { return load(engine, layout); });
   EXPECT_EQ(loaded.wait_for(50ms), std::future_status::timeout);
   fakeCudaRelease();
   ASSERT_TRUE(loaded.get());
   EXPECT_EQ(memory.contents(), stored);  // and not what the stream put there
 }
 
-TEST_F(ImageGpuTest, EveryFailureOfTheDriverIsReported) {
+TEST_F(FileLayoutGpuTest, EveryFailureOfTheDriverIsReported) {
   const char* functions[] = {"cuCtxPushCurrent_v2",  "cuStreamCreate",    "cuEventCreate",
                              "cuEventRecord",        "cuStreamWaitEvent", "cuMemcpyHtoDAsync_v2",
                              "cuMemcpyDtoHAsync_v2", "cuEventSynchronize"};
   const GpuSample sample = sample_of(scaled(14 * kMiB));
-  const Image target = sample.target();
+  const FileLayout target = sample.target();
   const std::uint64_t streams = fakeCudaLive("streams");
   const std::uint64_t events = fakeCudaLive("events");
   const std::uint64_t registrations = fakeCudaLive("registrations");
@@ -210,10 +210,10 @@ TEST_F(ImageGpuTest, EveryFailureOfTheDriverIsReported) {
       SCOPED_TRACE(fmt::format("{} after {}", function, after));
       const Engine engine = make_engine();
       fakeCudaFail(function, kOutOfMemory, after, 1);
-      const Status saved = save(engine, sample.image, {.durable = false, .write = {.copiers = 2}});
+      const Status saved = save(engine, sample.layout, {.durable = false, .write = {.copiers = 2}});
       EXPECT_EQ(names(), saved ? std::vector<std::string>{"f"} : std::vector<std::string>{});
       if (saved) {
-        ASSERT_EQ(test::contents_of(sample.image.path), sample.file);
+        ASSERT_EQ(test::contents_of(sample.layout.path), sample.file);
       }
       store(sample);
       sample.clear();
@@ -228,7 +228,7 @@ TEST_F(ImageGpuTest, EveryFailureOfTheDriverIsReported) {
       fakeCudaReset();
       ASSERT_TRUE(load(engine, target));
       sample.expect_filled();
-      std::filesystem::remove(sample.image.path);
+      std::filesystem::remove(sample.layout.path);
       if (none) break;
       after += after / 4;  // later ones are like earlier ones
     }
@@ -239,20 +239,20 @@ TEST_F(ImageGpuTest, EveryFailureOfTheDriverIsReported) {
   expect_left("registrations", registrations);
 }
 
-TEST_F(ImageGpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
+TEST_F(FileLayoutGpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
   for (unsigned after = 0; after < 4; ++after) {
     SCOPED_TRACE(after);
     const GpuMemory memory(21 * kMiB);
     const Engine engine = make_engine();
     fakeCudaBreakDuringWork(after);
-    const Status saved = save(engine, image_of(memory), {.durable = false});
+    const Status saved = save(engine, layout_of(memory), {.durable = false});
     ASSERT_FALSE(saved);
     EXPECT_EQ(saved.error().kind, ErrorKind::device);
     EXPECT_TRUE(names().empty());
     fakeCudaReset();
-    ASSERT_TRUE(save(engine, image_of(memory), {.durable = false}));
+    ASSERT_TRUE(save(engine, layout_of(memory), {.durable = false}));
     fakeCudaBreakDuringWork(after);
-    const Status loaded = load(engine, image_of(memory));
+    const Status loaded = load(engine, layout_of(memory));
     ASSERT_FALSE(loaded);
     EXPECT_EQ(loaded.error().kind, ErrorKind::device);
     fakeCudaReset();
@@ -260,10 +260,10 @@ TEST_F(ImageGpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
   }
 }
 
-TEST_F(ImageGpuTest, CancelEndsWhatWaitsForAStream) {
+TEST_F(FileLayoutGpuTest, CancelEndsWhatWaitsForAStream) {
   const Engine engine = make_engine();
   const GpuMemory memory(30 * kMiB);
-  auto set = FileSet::create(engine, {image_of(memory)}, {.write = {.stage_all = true}});
+  auto set = FileSet::create(engine, {layout_of(memory)}, {.write = {.stage_all = true}});
   ASSERT_TRUE(set);
   fakeCudaHoldCopies();
   auto staged = std::async(std::launch::async, [&] { return (*set)->stage(); });
@@ -278,38 +278,38 @@ TEST_F(ImageGpuTest, CancelEndsWhatWaitsForAStream) {
   EXPECT_TRUE(names().empty());
 }
 
-TEST_F(ImageGpuTest, MemoryThatCannotBePinnedIsOnlySlower) {
+TEST_F(FileLayoutGpuTest, MemoryThatCannotBePinnedIsOnlySlower) {
   const Engine engine = make_engine();
   const GpuSample sample = sample_of(9 * kMiB);
   fakeCudaFail("cuMemHostRegister_v2", kOutOfMemory, 0, 1000);
-  ASSERT_TRUE(save(engine, sample.image, {.durable = false}));
-  EXPECT_EQ(test::contents_of(sample.image.path), sample.file);
+  ASSERT_TRUE(save(engine, sample.layout, {.durable = false}));
+  EXPECT_EQ(test::contents_of(sample.layout.path), sample.file);
   sample.clear();
   ASSERT_TRUE(load(engine, sample.target()));
   sample.expect_filled();
   EXPECT_GT(fakeCudaPageableCopies(), 0U);
 }
 
-TEST_F(ImageGpuTest, PinsAreKeptForTheNextUseAndGivenBackWithTheirMemory) {
+TEST_F(FileLayoutGpuTest, PinsAreKeptForTheNextUseAndGivenBackWithTheirMemory) {
   const std::uint64_t before = fakeCudaLive("registrations");
   {
     const Engine engine = make_engine();
     const GpuSample sample = sample_of(20 * kMiB);
-    ASSERT_TRUE(save(engine, sample.image, {.durable = false}));
+    ASSERT_TRUE(save(engine, sample.layout, {.durable = false}));
     const std::uint64_t kept = fakeCudaLive("registrations");
     EXPECT_GT(kept, before);
-    ASSERT_TRUE(save(engine, sample.image, {.durable = false}));
+    ASSERT_TRUE(save(engine, sample.layout, {.durable = false}));
     EXPECT_LE(fakeCudaLive("registrations"), kept + 1);  // one block more or less is used at a time
   }
   expect_left("registrations", before);
 }
 
-TEST_F(ImageGpuTest, CapturesAreNotSpoilt) {
+TEST_F(FileLayoutGpuTest, CapturesAreNotSpoilt) {
   const Engine engine = make_engine();
   const GpuSample sample = sample_of(9 * kMiB);
   const GpuStream stream;
   fakeCudaCapture(stream.handle());
-  ASSERT_TRUE(save(engine, sample.image, {.durable = false}));
+  ASSERT_TRUE(save(engine, sample.layout, {.durable = false}));
   sample.clear();
   ASSERT_TRUE(load(engine, sample.target()));
   sample.expect_filled();
