@@ -79,7 +79,7 @@ nb::list images(const ManifestObject& self, const nb::list& targets, bool verify
   }
   nb::list list;
   for (std::size_t i = 0; i < made.size(); ++i) {
-    if (verify) made[i]->expect_sums(manifest.shards[i].crc32c, manifest.chunk_bytes);
+    if (verify) made[i]->expect_checksums(manifest.shards[i].crc32c, manifest.chunk_bytes);
     list.append(nb::cast(made[i].release(), nb::rv_policy::take_ownership));
   }
   return list;

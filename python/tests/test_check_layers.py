@@ -43,8 +43,8 @@ def test_a_tree_that_only_includes_downward_passes(tmp_path: Path) -> None:
             '#include "io/lane/lane.h"\n',
             'src/os/up.cpp:1: includes "io/lane/lane.h", but os stands below io',
         ),
-        ("src/os/up.cpp", '\n#  include "../io/lane.h"\n', "src/os/up.cpp:2"),
-        ("src/os/up.cpp", "#include <io/lane.h>\n", "os stands below io"),
+        ("src/os/up.cpp", '\n#  include "../io/lane/lane.h"\n', "src/os/up.cpp:2"),
+        ("src/os/up.cpp", "#include <io/lane/lane.h>\n", "os stands below io"),
         ("include/trunkline/bad.h", '#include "os/fd.h"\n', "a public header must not include a private one"),
         (
             "include/trunkline/bad.h",
