@@ -12,9 +12,9 @@
 
 #include "arguments.h"
 #include "bindings.h"
-#include "checkpoint/home.h"
 #include "checkpoint/store.h"
 #include "checkpoint/verify.h"
+#include "checkpoint/volume_owner.h"
 #include "engine_object.h"
 #include "errors.h"
 #include "gil.h"
@@ -60,7 +60,7 @@ Manifest manifest_argument(nb::handle value) {
   return std::move(*manifest);
 }
 
-nb::dict dict_of(const checkpoint::SweepResult& result) {
+nb::dict dict_of(const checkpoint::CollectionResult& result) {
   nb::list removed;
   for (const checkpoint::Removed& each : result.removed) {
     nb::dict entry;
@@ -230,9 +230,9 @@ nb::dict abandon(const StoreObject& self) {
 }
 
 nb::dict collect(const StoreObject& self, bool dry_run) {
-  using checkpoint::Sweep;
+  using checkpoint::GarbageCollector;
   auto result = call_interruptibly([store = self.store, dry_run] {
-    return store->collect(dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no);
+    return store->collect(dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no);
   });
   return dict_of(unwrap(std::move(result)));
 }

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/descriptor_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
-#include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 
 namespace trunkline::checkpoint {

@@ -5,9 +5,9 @@
 
 #include <cerrno>
 
-#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/store_fixture.h"
+#include "checkpoint/volume_owner.h"
 #include "os/durable.h"
 
 namespace trunkline::checkpoint {
@@ -120,10 +120,10 @@ TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
   const auto other = open();
   const auto save_and_retain = [](Store& store, std::uint64_t step) {
     EXPECT_TRUE(store.commit(write_shards(step, begin(store, step))));
-    auto swept = store.retain(1);
-    EXPECT_TRUE(swept) << swept.error().message;
+    auto collected = store.retain(1);
+    EXPECT_TRUE(collected) << collected.error().message;
     store.release();
-    return swept.value_or(SweepResult{}).problems;
+    return collected.value_or(CollectionResult{}).problems;
   };
   const auto told = save_and_retain(*one, 3);
   ASSERT_EQ(told.size(), 1U);
@@ -162,9 +162,9 @@ TEST_F(ContinuationTest, CheckpointsOfOthersAreToldOnceThereAreMoreThanAreKept) 
   for (const std::uint64_t step : {1, 2, 3}) {
     const auto store = open();
     ASSERT_TRUE(store->commit(write_shards(step, begin(*store, step))));
-    const auto swept = store->retain(2);
-    ASSERT_TRUE(swept);
-    EXPECT_EQ(swept->problems.size(), step > 2 ? 1U : 0U) << "a store for each save, after step " << step;
+    const auto collected = store->retain(2);
+    ASSERT_TRUE(collected);
+    EXPECT_EQ(collected->problems.size(), step > 2 ? 1U : 0U) << "a store for each save, after step " << step;
     store->release();
   }
   EXPECT_EQ(open()->steps(), (Steps{1, 2, 3}));
@@ -319,10 +319,10 @@ TEST_F(ContinuationTest, AStepMovedBackFromAsideStays) {
   EXPECT_EQ(open()->latest(), 1U);
   const auto save_and_retain = [](Store& saving, std::uint64_t step) {
     EXPECT_TRUE(saving.commit(write_shards(step, begin(saving, step))));
-    auto swept = saving.retain(2);
-    EXPECT_TRUE(swept) << swept.error().message;
+    auto collected = saving.retain(2);
+    EXPECT_TRUE(collected) << collected.error().message;
     saving.release();
-    return swept.value_or(SweepResult{}).problems;
+    return collected.value_or(CollectionResult{}).problems;
   };
   const auto told = save_and_retain(*store, 2);
   ASSERT_EQ(told.size(), 1U) << "the run goes on";

@@ -2,10 +2,10 @@
 // that a manifest below the directory names is removed.
 #include <gtest/gtest.h>
 
-#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
 #include "checkpoint/store_fixture.h"
+#include "checkpoint/volume_owner.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -35,8 +35,8 @@ class MovedStepsTest : public test::StoreTest {
     const auto store = open();
     load(*store);
     save(*store, 3, 2);
-    const auto swept = store->collect();
-    ASSERT_TRUE(swept) << swept.error().message;
+    const auto collected = store->collect();
+    ASSERT_TRUE(collected) << collected.error().message;
     for (const std::uint64_t number : {4, 1, 5, 6, 7}) save(*store, number, 2);
     ASSERT_TRUE(store->collect());
     EXPECT_EQ(store->steps(), (Steps{6, 7}));
@@ -51,12 +51,12 @@ TEST_F(MovedStepsTest, AStepMovedBackDuringACollectionKeepsItsShards) {
   fs::rename(step(1), out);
   const std::string debris = step(2) + "/shard-00009-of-00010-0123456789abcdef.safetensors";
   std::ofstream(debris) << "debris";
-  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+  const DirectoryOps ops([&](DirectoryOps::Kind, const std::string& path) -> Status {
     if (path == debris && fs::exists(out)) fs::rename(out, step(1));
     return {};
   });
-  Sweep sweep(directory(), open()->descriptor(), changes, Sweep::DryRun::no);
-  sweep.clean_all();
+  GarbageCollector collector(directory(), open()->descriptor(), ops, GarbageCollector::DryRun::no);
+  collector.clean_all();
   ASSERT_TRUE(fs::exists(step(1))) << "the debris is removed after the steps were listed";
   EXPECT_TRUE(is_first_whole());
 }
@@ -75,13 +75,13 @@ TEST_F(MovedStepsTest, AStepMovedBackWhileItsVolumesAreCleanedKeepsItsShards) {
   descriptor.volumes.push_back(root_.file("late"));
   const std::string on_volume = descriptor.volumes.back() + "/" + step_directory(1);
   fs::create_directories(on_volume);
-  ASSERT_TRUE(take_home(descriptor.volumes.back(), elsewhere, Changes()));
-  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+  ASSERT_TRUE(record_owner(descriptor.volumes.back(), elsewhere, DirectoryOps()));
+  const DirectoryOps ops([&](DirectoryOps::Kind, const std::string& path) -> Status {
     if (path == on_volume && fs::exists(out)) fs::rename(out, own);
     return {};
   });
-  Sweep sweep(elsewhere, descriptor, changes, Sweep::DryRun::no);
-  sweep.clean_all();
+  GarbageCollector collector(elsewhere, descriptor, ops, GarbageCollector::DryRun::no);
+  collector.clean_all();
   EXPECT_FALSE(fs::exists(on_volume));
   ASSERT_TRUE(fs::exists(own));
   EXPECT_TRUE(is_whole(**store, saved));
@@ -111,12 +111,14 @@ TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideKeepsItsShards) {
       fmt::format("{} holds steps that were moved out of {}, to which", directory(), aside);
   EXPECT_TRUE(removed.error().message.starts_with(advice)) << removed.error().message;
   EXPECT_TRUE(is_first_whole());
-  const auto collected = (*Store::open(aside))->collect(Sweep::DryRun::no, Sweep::Orphans::remove);
+  const auto collected =
+      (*Store::open(aside))->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove);
   ASSERT_TRUE(collected) << collected.error().message;
   EXPECT_TRUE(is_first_whole());
   // Moved out altogether, nothing is known to name them.
   fs::rename(step(1), root_.file("elsewhere"));
-  ASSERT_TRUE((*Store::open(aside))->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  ASSERT_TRUE(
+      (*Store::open(aside))->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove));
   EXPECT_FALSE(is_first_whole());
 }
 
@@ -147,7 +149,7 @@ TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
   const auto collected = open()->collect();
   EXPECT_EQ(collected->problems.size(), 2U);
   EXPECT_EQ(everything(), before);
-  ASSERT_TRUE(open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  ASSERT_TRUE(open()->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove));
   EXPECT_FALSE(is_first_whole());
   for (const std::string& path : everything())
     EXPECT_TRUE(path.find("step-00000001") == std::string::npos) << path;
@@ -173,7 +175,7 @@ TEST_F(MovedStepsTest, AStepUnderTheNumberOfAnotherKeepsItsShards) {
 TEST_F(MovedStepsTest, AStepThatWasMovedAwayLeavesItsShardsUntilToldOtherwise) {
   fs::rename(step(1), root_.file("archive"));
   const auto before = everything();
-  for (const auto dry : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+  for (const auto dry : {GarbageCollector::DryRun::yes, GarbageCollector::DryRun::no}) {
     const auto collected = open()->collect(dry);
     ASSERT_EQ(collected->problems.size(), 1U);
     EXPECT_EQ(collected->problems[0].kind, ErrorKind::unsupported);
@@ -192,8 +194,8 @@ TEST_F(MovedStepsTest, AStepThatWasMovedAwayLeavesItsShardsUntilToldOtherwise) {
 TEST_F(MovedStepsTest, OrphansGoWithTheirListWhenTheyAreAskedFor) {
   fs::rename(step(1), root_.file("archive"));
   train_on();
-  const auto dry = open()->collect(Sweep::DryRun::yes, Sweep::Orphans::remove);
-  const auto collected = open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove);
+  const auto dry = open()->collect(GarbageCollector::DryRun::yes, GarbageCollector::Orphans::remove);
+  const auto collected = open()->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove);
   EXPECT_EQ(dry->bytes(), collected->bytes());
   EXPECT_GE(collected->bytes(), 4U * 5000);
   EXPECT_FALSE(is_first_whole());
@@ -207,7 +209,7 @@ TEST_F(MovedStepsTest, ALinkToAStepElsewhereKeepsItsShards) {
   fs::create_directory_symlink(root_.file("archive"), directory() + "/best");
   fs::create_directory_symlink(".", directory() + "/loop");
   EXPECT_TRUE(open()->collect()->problems.empty());
-  ASSERT_TRUE(open()->collect(Sweep::DryRun::no, Sweep::Orphans::remove));
+  ASSERT_TRUE(open()->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove));
   EXPECT_TRUE(is_first_whole());
 }
 
@@ -342,7 +344,8 @@ TEST_F(MovedStepsTest, AVolumeThatIsNoLongerUsedIsCleanedOnceItIsMountedAgain) {
   load(*store);
   save(*store, 3);
   ASSERT_TRUE(store->remove(1));
-  for (const Sweep::DryRun dry_run : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+  for (const GarbageCollector::DryRun dry_run :
+       {GarbageCollector::DryRun::yes, GarbageCollector::DryRun::no}) {
     const auto collected = open()->collect(dry_run);
     ASSERT_TRUE(collected);
     ASSERT_EQ(collected->problems.size(), 1U);
@@ -384,15 +387,16 @@ TEST_F(MovedStepsTest, AStepThatIsMovedBackWhileOrphansAreRemovedStays) {
   const std::string debris = step(2) + "/shard-00009-of-00010-0123456789abcdef.safetensors";
   std::ofstream(debris) << "debris";
   bool is_moved_back = false;
-  const Changes changes([&](Changes::Kind, const std::string& path) -> Status {
+  const DirectoryOps ops([&](DirectoryOps::Kind, const std::string& path) -> Status {
     if (path == debris && !is_moved_back) {
       is_moved_back = true;
       fs::rename(out, step(1));
     }
     return {};
   });
-  Sweep sweep(directory(), open()->descriptor(), changes, Sweep::DryRun::no, Sweep::Orphans::remove);
-  sweep.clean_all();
+  GarbageCollector collector(directory(), open()->descriptor(), ops, GarbageCollector::DryRun::no,
+                             GarbageCollector::Orphans::remove);
+  collector.clean_all();
   EXPECT_TRUE(is_moved_back);
   EXPECT_TRUE(is_first_whole());
 }

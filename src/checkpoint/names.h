@@ -10,7 +10,7 @@ namespace trunkline::checkpoint {
 
 inline constexpr std::string_view kDescriptorFile = "trunkline-checkpoints.json";
 inline constexpr std::string_view kLockFile = "lock";
-inline constexpr std::string_view kHomeFile = "home";                 // in the directories on volumes
+inline constexpr std::string_view kOwnerFile = "home";                // in the directories on volumes
 inline constexpr std::string_view kMovedShardsFile = "moved-shards";  // in those of their steps
 
 std::string step_directory(std::uint64_t step);   // "step-00000012"

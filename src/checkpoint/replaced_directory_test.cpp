@@ -14,7 +14,7 @@ namespace trunkline::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using Kind = Changes::Kind;
+using Kind = DirectoryOps::Kind;
 using Steps = std::vector<std::uint64_t>;
 
 class ReplacedDirectoryTest : public test::StoreTest {
@@ -83,7 +83,7 @@ TEST_F(ReplacedDirectoryTest, ALockThatIsGoneIsMadeAnew) {
 
 TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
   save(*open({.volumes = volumes()}), 1);
-  const std::string record = fmt::format("{}/{}", open()->descriptor().volumes[0], kHomeFile);
+  const std::string record = fmt::format("{}/{}", open()->descriptor().volumes[0], kOwnerFile);
   const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1000);
   const std::vector<std::string> kept = {lock_path(), record,
                                          fmt::format("{}/{}", directory(), kDescriptorFile)};
@@ -162,10 +162,10 @@ TEST_F(ReplacedDirectoryTest, RemovingStopsWhereAVolumeIsReplaced) {
       ASSERT_FALSE(removed);
       EXPECT_EQ(removed.error().code, ESTALE) << removed.error().message;
     } else {
-      const auto swept = store->collect();
-      ASSERT_TRUE(swept);
-      ASSERT_FALSE(swept->problems.empty());
-      EXPECT_EQ(swept->problems.front().code, ESTALE) << swept->problems.front().message;
+      const auto collected = store->collect();
+      ASSERT_TRUE(collected);
+      ASSERT_FALSE(collected->problems.empty());
+      EXPECT_EQ(collected->problems.front().code, ESTALE) << collected->problems.front().message;
     }
     ASSERT_FALSE(is_armed);
     const std::string volume = open()->descriptor().volumes[0];
@@ -210,10 +210,10 @@ TEST_F(ReplacedDirectoryTest, RetentionStopsWhereAFormerVolumeIsReplaced) {
   load(*store);
   ASSERT_TRUE(store->commit(write_shards(3, begin(*store, 3))));
   is_armed = true;
-  const auto swept = store->retain(1);
-  ASSERT_TRUE(swept);
+  const auto collected = store->retain(1);
+  ASSERT_TRUE(collected);
   EXPECT_FALSE(is_armed);
-  EXPECT_FALSE(swept->problems.empty());
+  EXPECT_FALSE(collected->problems.empty());
   const std::string former = store->descriptor().former_volumes.at(0);
   for (const std::uint64_t step : {1, 2})
     EXPECT_TRUE(fs::exists(fmt::format("{}/{}", former, step_directory(step)))) << "step " << step;
@@ -241,7 +241,7 @@ TEST_F(ReplacedDirectoryTest, DeletingInACopyRemovesNothingFromAVolumeWithoutARe
   const std::string copy = root_.file("copy");
   fs::copy(directory(), copy, fs::copy_options::recursive);
   for (const std::string& volume : store->descriptor().volumes)
-    fs::remove(volume + "/" + std::string(kHomeFile));
+    fs::remove(volume + "/" + std::string(kOwnerFile));
   const auto other = Store::open(copy);
   ASSERT_TRUE(other);
   EXPECT_FALSE((*other)->remove(1));
@@ -257,7 +257,7 @@ TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecor
   fs::copy(directory(), copy, fs::copy_options::recursive);
   save(*store, 1);
   for (const std::string& volume : store->descriptor().volumes)
-    fs::remove(volume + "/" + std::string(kHomeFile));
+    fs::remove(volume + "/" + std::string(kOwnerFile));
   const auto other = Store::open(copy);
   ASSERT_TRUE(other);
   EXPECT_TRUE((*other)->collect_if_used());
@@ -282,9 +282,9 @@ TEST_F(ReplacedDirectoryTest, RetentionStopsWhereTheDirectoryIsReplaced) {
   }});
   load(*store);
   ASSERT_TRUE(store->commit(write_shards(6, begin(*store, 6))));
-  const auto swept = store->retain(1);
-  ASSERT_TRUE(swept);
-  EXPECT_FALSE(swept->problems.empty());
+  const auto collected = store->retain(1);
+  ASSERT_TRUE(collected);
+  EXPECT_FALSE(collected->problems.empty());
   EXPECT_EQ(open()->steps(), (Steps{1, 2, 3, 4, 5})) << "those of the backup";
 }
 
@@ -318,7 +318,7 @@ TEST_F(ReplacedDirectoryTest, WhatIsReportedAsSavedIsWholeWhereverTheLockIsRemov
     const Manifest manifest = write_shards(2, begin(*store, 2));
     removes = true;
     const auto committed = store->commit(manifest);
-    const auto retained = committed ? store->retain(1) : Result<SweepResult>(SweepResult{});
+    const auto retained = committed ? store->retain(1) : Result<CollectionResult>(CollectionResult{});
     removes = false;
     if (!committed) {
       ++failed;

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/home.h"
+#include "checkpoint/descriptor_io.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
-#include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
+#include "checkpoint/volume_owner.h"
 #include "os/replaceable.h"
 
 namespace trunkline::checkpoint {
@@ -51,17 +51,17 @@ std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
 
 // A folder that was not there, with a descriptor; whoever creates the descriptor has the folder.
 Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
-                                const Changes& changes) {
+                                const DirectoryOps& ops) {
   const std::string time = time_for_name();
   for (unsigned number = 1; number <= kMostFolders; ++number) {
     std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
     if (exists(path)) continue;
-    if (auto made = changes.make_directory(path); !made) return std::unexpected(made.error());
+    if (auto made = ops.make_directory(path); !made) return std::unexpected(made.error());
     // Its volumes are there: they are those of the directory.
-    const auto written = write_store_descriptor(path, descriptor, std::nullopt, changes);
+    const auto written = write_store_descriptor(path, descriptor, std::nullopt, ops);
     if (!written && written.error().code == EEXIST) continue;
     if (!written) return std::unexpected(written.error());
-    if (auto synced = changes.sync_directory(directory); !synced) return std::unexpected(synced.error());
+    if (auto synced = ops.sync_directory(directory); !synced) return std::unexpected(synced.error());
     return path;
   }
   return std::unexpected(
@@ -124,42 +124,43 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
 
 // Volumes decide the order: a directory searches those that its descriptor owns for debris, so that no two
 // descriptors may own one while steps of both have shards there.
-// 0. The directory is on record as the home (home.h) of its volumes.
-// 1. The folder, durably, with a copy of the descriptor. It has no steps, and is not the home of the volumes:
+// 0. The directory is on record as the owner (volume_owner.h) of its volumes.
+// 1. The folder, durably, with a copy of the descriptor. It has no steps, and is not the owner of the
+// volumes:
 //    nothing there is its to remove.
 // 2. The directory gets a descriptor with another id, and directories of its own on the volumes. From here on
 //    it searches only those; the steps that are still in it can be read, saved after, and removed one by one.
-//    While it has any, it is the home of their volumes, and the folder removes nothing there.
+//    While it has any, it is the owner of their volumes, and the folder removes nothing there.
 // 3. The steps move, each in one rename, and both directories are made durable. The one that was committed
 //    last goes last: until then it is the latest, and what is committed after a crash gets a higher number.
-// 4. The folder becomes the home. Before, it would have taken the shards of steps not moved yet for debris.
+// 4. The folder becomes the owner. Before, it would have taken the shards of steps not moved yet for debris.
 // A crash at any point leaves each step in one of the two; setting aside again moves the rest into another
 // folder.
 Result<std::string> set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before,
-                              const StoreDescriptor& after, const Changes& changes) {
+                              const StoreDescriptor& after, const DirectoryOps& ops) {
   const StoreDescriptor old =
       before.value_or(StoreDescriptor{.id = random_hex(kIdDigits), .volumes = {}, .former_volumes = {}});
   for (const std::string& volume : existing_volumes(old)) {
-    if (auto taken = take_home(volume, directory, changes); !taken) return std::unexpected(taken.error());
+    if (auto taken = record_owner(volume, directory, ops); !taken) return std::unexpected(taken.error());
   }
-  auto folder = make_folder(directory, old, changes);
+  auto folder = make_folder(directory, old, ops);
   if (!folder) return folder;
-  if (auto written = write_store_descriptor(directory, after, before, changes); !written)
+  if (auto written = write_store_descriptor(directory, after, before, ops); !written)
     return std::unexpected(written.error());
   const auto steps = own_steps_in(directory);
   if (!steps) return std::unexpected(steps.error());
   for (const StepEntry& entry : *steps) {
     const std::string name = step_directory(entry.step);
     const std::string from = fmt::format("{}/{}", directory, name);
-    if (auto moved = changes.rename(from, fmt::format("{}/{}", *folder, name)); !moved)
+    if (auto moved = ops.rename(from, fmt::format("{}/{}", *folder, name)); !moved)
       return std::unexpected(moved.error());
   }
   for (const std::string& each : {*folder, directory}) {
-    if (auto synced = changes.sync_directory(each); !synced) return std::unexpected(synced.error());
+    if (auto synced = ops.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
   for (const std::string& volume : existing_volumes(old)) {
     // Also where a manifest in the folder cannot be read: all of it has moved there.
-    if (auto given = adopt_home(volume, *folder, changes); !given) return std::unexpected(given.error());
+    if (auto given = adopt_volume(volume, *folder, ops); !given) return std::unexpected(given.error());
   }
   return folder;
 }

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/changes.h"
+#include "checkpoint/directory_ops.h"
 #include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
 
@@ -21,6 +21,6 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
 // in the directory or in the folder, whole; the descriptor is `before` or `after`, and `after` if any step
 // has moved.
 Result<std::string> set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before,
-                              const StoreDescriptor& after, const Changes& changes);
+                              const StoreDescriptor& after, const DirectoryOps& ops);
 
 }  // namespace trunkline::checkpoint

@@ -156,7 +156,7 @@ Result<std::set<std::string>> moved_shards(const std::string& volume_step) {
   return names;
 }
 
-Status keep_moved_shards(const std::string& volume_step, const Changes& changes) {
+Status keep_moved_shards(const std::string& volume_step, const DirectoryOps& ops) {
   const auto files = names_in(volume_step);
   if (!files) return is_gone(files.error()) ? Status{} : std::unexpected(files.error());
   auto listed = moved_shards(volume_step);
@@ -166,7 +166,7 @@ Status keep_moved_shards(const std::string& volume_step, const Changes& changes)
     if (is_shard_file(name)) listed->insert(name);
   }
   if (listed->size() == before) return {};
-  return changes.replace_file_durably(list_path(volume_step), fmt::format("{}\n", fmt::join(*listed, "\n")));
+  return ops.replace_file_durably(list_path(volume_step), fmt::format("{}\n", fmt::join(*listed, "\n")));
 }
 
 }  // namespace trunkline::checkpoint

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/changes.h"
+#include "checkpoint/directory_ops.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
@@ -29,7 +29,7 @@ Result<std::set<std::string>> shards_named_beside(const std::string& step_direct
 // A step directory that was moved out of the directory of checkpoints left its shards on the volumes. Before
 // the same step is saved again, they are listed in a file beside them, and stay when that step goes.
 // `volume_step` is the step's directory on a volume.
-Status keep_moved_shards(const std::string& volume_step, const Changes& changes);
+Status keep_moved_shards(const std::string& volume_step, const DirectoryOps& ops);
 Result<std::set<std::string>> moved_shards(const std::string& volume_step);
 
 }  // namespace trunkline::checkpoint

@@ -17,11 +17,11 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/home.h"
+#include "checkpoint/descriptor_io.h"
 #include "checkpoint/names.h"
-#include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/shard_references.h"
+#include "checkpoint/volume_owner.h"
 #include "os/file_lock.h"
 #include "os/fork_private_fd.h"
 #include "os/local_filesystem.h"
@@ -211,8 +211,8 @@ struct Store::Save {
   std::optional<std::uint64_t> committed = {};
 };
 
-Store::Store(std::string directory, Volumes volumes, Changes changes)
-    : directory_(std::move(directory)), volumes_(std::move(volumes)), changes_(std::move(changes)) {}
+Store::Store(std::string directory, Volumes volumes, DirectoryOps ops)
+    : directory_(std::move(directory)), volumes_(std::move(volumes)), ops_(std::move(ops)) {}
 
 Store::~Store() = default;
 
@@ -263,13 +263,13 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
 
 // That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
 Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
-                            Unrecorded unrecorded, const Changes& changes) const {
-  if (auto ours = check_homes(descriptor, directory_); !ours) return ours;
+                            Unrecorded unrecorded, const DirectoryOps& ops) const {
+  if (auto ours = check_owners(descriptor, directory_); !ours) return ours;
   for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (std::size_t i = 0; i < volumes->size(); ++i) {
       if (!is_directory((*volumes)[i])) continue;
-      if (unrecorded == Unrecorded::leave && !check_recorded_home((*volumes)[i], directory_)) continue;
-      auto taken = take_home((*volumes)[i], directory_, changes);
+      if (unrecorded == Unrecorded::leave && !check_recorded_owner((*volumes)[i], directory_)) continue;
+      auto taken = record_owner((*volumes)[i], directory_, ops);
       const bool written_to = volumes == &descriptor.volumes && shards[i] > 0;
       if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
     }
@@ -278,12 +278,12 @@ Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const s
 }
 
 Status Store::make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
-                                    const Changes& changes) const {
+                                    const DirectoryOps& ops) const {
   // Also when they exist: whoever made them may have died before that was durable.
   const auto make = [&](const std::string& parent) -> Status {
-    if (auto made = changes.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
+    if (auto made = ops.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
       return made;
-    return changes.sync_directory(parent);
+    return ops.sync_directory(parent);
   };
   // Where the directory has no such step, shards of it on volumes belong to one that was moved out: they are
   // put on record before those of this save lie beside them. Former volumes have such shards, too.
@@ -291,7 +291,7 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
     for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
       for (const std::string& volume : *volumes) {
         const std::string there = volume_step_directory(directory_, volume, step);
-        if (auto kept = keep_moved_shards(there, changes); !kept) return kept;
+        if (auto kept = keep_moved_shards(there, ops); !kept) return kept;
       }
     }
   }
@@ -346,23 +346,22 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   // only known after that: links to steps go aside with the run, and the volumes are those of the new
   // descriptor. So a begin() that fails may have set the run aside: aside(). What is checked again was not
   // locked before.
-  const Changes changes = changes_.checked_by([&save] { return save->lock->check_with_volumes(); });
+  const DirectoryOps ops = ops_.checked_by([&save] { return save->lock->check_with_volumes(); });
   if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
   if (auto own = check_not_of_dcp(directory_, step); !own) return std::unexpected(own.error());
   const auto before = read_store_descriptor(directory_);
   if (!before) return std::unexpected(before.error());
   if (const std::optional<StoreDescriptor>& known = *before) save->lock->hold_volumes(*known);
-  const auto earlier = settle_earlier_steps(step, changes);
+  const auto earlier = settle_earlier_steps(step, ops);
   if (!earlier) return std::unexpected(earlier.error());
   if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
-  if (auto recorded = record_descriptor(*earlier, changes); !recorded)
-    return std::unexpected(recorded.error());
+  if (auto recorded = record_descriptor(*earlier, ops); !recorded) return std::unexpected(recorded.error());
   save->lock->hold_volumes(descriptor_);
   if (const auto device = device_of_directory(directory_)) device_ = *device;
   if (shards.size() != std::max<std::size_t>(1, descriptor_.volumes.size())) return other_volumes(directory_);
-  if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim, changes); !claimed)
+  if (auto claimed = claim_volumes(descriptor_, shards, Unrecorded::claim, ops); !claimed)
     return std::unexpected(claimed.error());
-  if (auto made = make_step_directories(step, shards, changes); !made) return std::unexpected(made.error());
+  if (auto made = make_step_directories(step, shards, ops); !made) return std::unexpected(made.error());
   if (auto held = hold_directories(*save, shards); !held) return std::unexpected(held.error());
   // They are below the directory that is locked.
   if (auto same = save->check_lock(); !same) return std::unexpected(same.error());
@@ -423,7 +422,7 @@ Status Store::check_shards(const Manifest& manifest) const {
 // 7. The name is made durable (fsync of the directory). Only then, and if the lock and the directories are
 //    still those of begin(), is the checkpoint reported as saved. Else the manifest is removed again, unless
 //    the lock was lost and the step had one before: who took the lock may have removed that on account of it.
-// 8. Only now may older ones go: retain(), in the order of Sweep::sweep().
+// 8. Only now may older ones go: retain(), in the order of GarbageCollector::collect().
 Result<std::uint64_t> Store::commit(Manifest manifest) {
   const auto guard = enter();
   if (!save_ || save_->committed) return invalid("commit: no save was begun");
@@ -444,7 +443,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   for (const Shard& shard : manifest.shards)
     directories.insert(volume_step_directory(directory_, manifest.volumes[shard.volume], manifest.step));
   for (const std::string& each : directories) {
-    if (auto synced = changes_.sync_directory(each); !synced) return std::unexpected(synced.error());
+    if (auto synced = ops_.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
   // All that took its time.
   if (auto same = save_->check_places(); !same) return std::unexpected(same.error());
@@ -453,7 +452,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   const Commit commit{
       .step = manifest.step, .number = manifest.commit, .first_line = std::string(first_line(*text))};
   known_.saved.insert(commit);
-  if (auto written = changes_.create_file_durably(path, *text); !written) {
+  if (auto written = ops_.create_file_durably(path, *text); !written) {
     if (written.error().code == EEXIST)  // another process has made it
       known_.saved.erase(commit);
     else
@@ -478,7 +477,7 @@ Result<std::uint64_t> Store::commit(Manifest manifest) {
   return manifest.commit;
 }
 
-Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
+Result<CollectionResult> Store::retain(std::optional<std::uint64_t> keep) {
   if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
   const auto guard = enter();
   if (!save_ || !save_->committed) return invalid("retain: nothing was committed; commit a save first");
@@ -489,11 +488,11 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
   // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
   // would make every save slower than the one before.
   if (!keep) std::erase_if(*entries, [this](const StepEntry& entry) { return entry.step != save_->step; });
-  const Changes changes = changes_.checked_by([this] {
+  const DirectoryOps ops = ops_.checked_by([this] {
     if (auto same = save_->check_places(); !same) return same;
     return save_->lock->check_with_volumes();
   });
-  Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
+  GarbageCollector collector(directory_, descriptor_, ops, GarbageCollector::DryRun::no);
   std::vector<Error> problems;
   struct Candidate {
     const StepEntry* entry;
@@ -523,17 +522,17 @@ Result<SweepResult> Store::retain(std::optional<std::uint64_t> keep) {
       doomed.push_back(entry);
     } else {
       ++kept;
-      if (entry->commits.size() > 1) sweep.clean(*entry);
+      if (entry->commits.size() > 1) collector.clean(*entry);
     }
   }
   if (kept + strangers.size() <= most) strangers.clear();
-  if (!std::ranges::all_of(strangers, [&](const Commit& each) { return told_.contains(each); })) {
+  if (!std::ranges::all_of(strangers, [&](const Commit& each) { return reported_.contains(each); })) {
     problems.push_back(not_removed(directory_, strangers, most));
-    told_.insert(strangers.begin(), strangers.end());
+    reported_.insert(strangers.begin(), strangers.end());
   }
   // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
-  for (const StepEntry* entry : std::views::reverse(doomed)) sweep.remove(*entry);
-  SweepResult result = sweep.take_result();
+  for (const StepEntry* entry : std::views::reverse(doomed)) collector.remove(*entry);
+  CollectionResult result = collector.take_result();
   result.problems.insert(result.problems.end(), problems.begin(), problems.end());
   return result;
 }
@@ -543,22 +542,22 @@ void Store::release() {
   save_.reset();
 }
 
-Result<SweepResult> Store::abandon() {
+Result<CollectionResult> Store::abandon() {
   const auto guard = enter();
   const std::unique_ptr<Save> save = std::move(save_);
-  if (!save || save->committed) return SweepResult{};
-  if (!save->check_places()) return SweepResult{};  // what is there may be another's
+  if (!save || save->committed) return CollectionResult{};
+  if (!save->check_places()) return CollectionResult{};  // what is there may be another's
   auto commits = commits_in(directory_, save->step);
   if (!commits) return std::unexpected(commits.error());
   // Its name is there, and making that durable failed. That it can be synced now proves nothing, since an
   // error is reported once: what it replaces may be all that a power failure leaves.
   const bool attempted = std::ranges::any_of(
       *commits, [&](const std::uint64_t commit) { return std::optional(commit) == save->attempted; });
-  if (attempted) return SweepResult{};
-  const Changes changes = changes_.checked_by([&save] { return save->lock->check_with_volumes(); });
-  Sweep sweep(directory_, descriptor_, changes, Sweep::DryRun::no);
-  sweep.clean({.step = save->step, .commits = std::move(*commits)});
-  return sweep.take_result();
+  if (attempted) return CollectionResult{};
+  const DirectoryOps ops = ops_.checked_by([&save] { return save->lock->check_with_volumes(); });
+  GarbageCollector collector(directory_, descriptor_, ops, GarbageCollector::DryRun::no);
+  collector.clean({.step = save->step, .commits = std::move(*commits)});
+  return collector.take_result();
 }
 
 Status Store::remove(std::uint64_t step) {
@@ -577,36 +576,37 @@ Status Store::remove(std::uint64_t step) {
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory_, step);
   (*locked)->hold_volumes(descriptor);
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
-  Sweep sweep(directory_, descriptor, changes, Sweep::DryRun::no);
-  sweep.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
-  SweepResult result = sweep.take_result();
+  const DirectoryOps ops = ops_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  GarbageCollector collector(directory_, descriptor, ops, GarbageCollector::DryRun::no);
+  collector.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
+  CollectionResult result = collector.take_result();
   if (!result.problems.empty()) return std::unexpected(std::move(result.problems.front()));
-  return changes_.sync_directory(directory_);
+  return ops_.sync_directory(directory_);
 }
 
-Result<SweepResult> Store::collect(Sweep::DryRun dry_run, Sweep::Orphans orphans) {
-  return sweep_all(dry_run == Sweep::DryRun::yes ? Occasion::dry_run : Occasion::asked, orphans);
+Result<CollectionResult> Store::collect(GarbageCollector::DryRun dry_run, GarbageCollector::Orphans orphans) {
+  return collect_garbage(dry_run == GarbageCollector::DryRun::yes ? Occasion::dry_run : Occasion::asked,
+                         orphans);
 }
 
-Result<SweepResult> Store::collect_if_used() {
+Result<CollectionResult> Store::collect_if_used() {
   struct stat status{};
-  if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return SweepResult{};
-  return sweep_all(Occasion::opening, Sweep::Orphans::leave);
+  if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return CollectionResult{};
+  return collect_garbage(Occasion::opening, GarbageCollector::Orphans::leave);
 }
 
-Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) {
+Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans) {
   const auto guard = enter();
-  SweepResult busy;
+  CollectionResult busy;
   busy.busy = true;
   if (save_) return busy;
   const auto is_ours = has_checkpoints(directory_);
   if (!is_ours) return std::unexpected(is_ours.error());
-  if (!*is_ours) return SweepResult{};
+  if (!*is_ours) return CollectionResult{};
   const auto locked = lock(occasion == Occasion::asked);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
-  if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return SweepResult{};
+  if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
   // As it is by now: the directories on volumes that another process has given up are not ours to search.
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
@@ -614,13 +614,14 @@ Result<SweepResult> Store::sweep_all(Occasion occasion, Sweep::Orphans orphans) 
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
   (*locked)->hold_volumes(descriptor);
-  const Changes changes = changes_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
-  auto ours = dry_run ? check_homes(descriptor, directory_)
-                      : claim_volumes(descriptor, no_shards, Unrecorded::leave, changes);
+  const DirectoryOps ops = ops_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  auto ours = dry_run ? check_owners(descriptor, directory_)
+                      : claim_volumes(descriptor, no_shards, Unrecorded::leave, ops);
   if (!ours) return std::unexpected(ours.error());
-  Sweep sweep(directory_, descriptor, changes, dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no, orphans);
-  sweep.clean_all();
-  SweepResult result = sweep.take_result();
+  GarbageCollector collector(directory_, descriptor, ops,
+                             dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no, orphans);
+  collector.clean_all();
+  CollectionResult result = collector.take_result();
   if (occasion != Occasion::opening) {
     for (const std::string& volume : result.missing_volumes)
       result.problems.push_back(volume_is_missing(volume));
@@ -662,7 +663,7 @@ Result<Store::Adopted> Store::adopt() {
     if (auto can = check_can_adopt(volume, directory_); !can) return std::unexpected(can.error());
   }
   for (const std::string& volume : adopted.volumes) {
-    if (auto done = adopt_home(volume, directory_, changes_); !done) return std::unexpected(done.error());
+    if (auto done = adopt_volume(volume, directory_, ops_); !done) return std::unexpected(done.error());
   }
   return adopted;
 }

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/changes.h"
 #include "checkpoint/continuation.h"
+#include "checkpoint/directory_ops.h"
+#include "checkpoint/garbage_collector.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/store_descriptor.h"
-#include "checkpoint/sweep.h"
 #include "os/fork_takeover.h"
 #include "trunkline/error.h"
 
@@ -32,7 +32,7 @@ struct StoreOptions {
   // The first begin() sets the checkpoints that it finds aside (set_aside.h), unless continue_from() was
   // called before.
   bool fresh = false;
-  Changes::Watch watch = {};
+  DirectoryOps::Watch watch = {};
 };
 
 // Where the shards of a save go: what its manifest says of them as well, once bytes and checksums are known.
@@ -76,7 +76,7 @@ class Store {
   void continue_from(Position position);
   // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.
   void start_over(bool fresh);
-  // What begin() would say now; system (EEXIST) as there. Changes nothing.
+  // What begin() would say now; system (EEXIST) as there. DirectoryOps nothing.
   Status check_continues(std::uint64_t step);
 
   // Makes the directories of the step, durably, and before them what the directory itself lacks. `shards`:
@@ -85,7 +85,7 @@ class Store {
   // again with the new one); with EEXIST, having changed nothing, when there are
   // checkpoints of this step or later ones that this store has neither loaded nor saved, or the directory of
   // the step is a symbolic link; with unsupported in
-  // a copy of a directory whose shards lie on volumes (home.h).
+  // a copy of a directory whose shards lie on volumes (volume_owner.h).
   Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 
   // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
@@ -99,7 +99,7 @@ class Store {
   // has gone back behind, then the others, both in the order of their commits. Checkpoints that it neither
   // loaded nor saved may be all that is left of another run: they do not count and are left alone, which is a
   // problem (EEXIST) once. One whose manifest is damaged is left alone as well.
-  Result<SweepResult> retain(std::optional<std::uint64_t> keep);
+  Result<CollectionResult> retain(std::optional<std::uint64_t> keep);
 
   // The folder that a begin() has set the earlier run aside in, until a save is committed: an error of that
   // save should say where the run is.
@@ -109,7 +109,7 @@ class Store {
   void release();
 
   // The same, and removes what was written and not committed.
-  Result<SweepResult> abandon();
+  Result<CollectionResult> abandon();
 
   // Removes the checkpoint of a step, durably, whatever its manifest is like, and with what it replaced.
   // Fails with system: ENOENT when there is no such checkpoint, EBUSY while somebody saves; unsupported in a
@@ -121,12 +121,12 @@ class Store {
   // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
   // begin(). Nothing either in a directory with neither a descriptor nor steps. `orphans`: shards on volumes
   // whose step was moved or removed by hand.
-  Result<SweepResult> collect(Sweep::DryRun dry_run = Sweep::DryRun::no,
-                              Sweep::Orphans orphans = Sweep::Orphans::leave);
+  Result<CollectionResult> collect(GarbageCollector::DryRun dry_run = GarbageCollector::DryRun::no,
+                                   GarbageCollector::Orphans orphans = GarbageCollector::Orphans::leave);
 
   // Records this directory as the one that its volumes belong to, in place of another that is gone or was
   // given up: a copy of it can be saved into from then on. Fails with EBUSY while somebody saves, and with
-  // unsupported where the original is still in its place (home.h).
+  // unsupported where the original is still in its place (volume_owner.h).
   struct Adopted {
     std::vector<std::string> volumes;  // that belong to this directory now
     std::vector<std::string> missing;  // that are not there, and stay as they are
@@ -136,7 +136,7 @@ class Store {
   // For those who open the directory, maybe only to read: the same as collect() where a save has been begun
   // before, so that no lock has to be made, and where the lock excludes every writer: on a filesystem of this
   // machine, which has locks. Else nothing.
-  Result<SweepResult> collect_if_used();
+  Result<CollectionResult> collect_if_used();
 
  private:
   struct Lock;
@@ -144,11 +144,11 @@ class Store {
 
   using Volumes = std::optional<std::vector<std::string>>;
 
-  Store(std::string directory, Volumes volumes, Changes changes);
+  Store(std::string directory, Volumes volumes, DirectoryOps ops);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
   enum class Occasion { asked, dry_run, opening };
-  Result<SweepResult> sweep_all(Occasion occasion, Sweep::Orphans orphans);
+  Result<CollectionResult> collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans);
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
@@ -162,29 +162,29 @@ class Store {
     bool of_another_run = false;
     bool is_elsewhere = false;  // is_elsewhere()
   };
-  // `changes` of these: changes_, which fail once the lock is not what others meet.
-  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const Changes& changes);
-  Status record_descriptor(const EarlierSteps& earlier, const Changes& changes);
+  // `ops` of these: ops_, which fail once the lock is not what others meet.
+  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops);
+  Status record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops);
   // Only a save records whose a volume without a record is.
   enum class Unrecorded { leave, claim };
   Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
-                       Unrecorded unrecorded, const Changes& changes) const;
+                       Unrecorded unrecorded, const DirectoryOps& ops) const;
   Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
-                               const Changes& changes) const;
+                               const DirectoryOps& ops) const;
   Status hold_directories(Save& save, std::span<const std::uint64_t> shards) const;
   Status check_shards(const Manifest& manifest) const;
   Result<std::set<std::string>> all_volumes() const;
 
   const std::string directory_;
   const Volumes volumes_;  // StoreOptions::volumes
-  const Changes changes_;
+  const DirectoryOps ops_;
 
   std::mutex mutex_;  // guards what follows, and keeps the functions that change the directory apart
   StoreDescriptor descriptor_;
   bool recorded_ = false;                // descriptor_ has been in the directory
   std::optional<std::uint64_t> device_;  // on which the directory was
   Continuation known_;                   // its id is that of the descriptor when it was last looked at
-  std::set<Commit> told_;                // that retain() left alone, and has said so
+  std::set<Commit> reported_;            // that retain() left alone, and has said so
   bool fresh_ = false;                   // what is in the directory goes aside
   std::optional<std::string> aside_;     // where it went, until a save is committed
   std::unique_ptr<Save> save_;

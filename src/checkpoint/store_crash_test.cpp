@@ -13,7 +13,7 @@ namespace trunkline::checkpoint {
 namespace {
 
 using test::CrashPoint;
-using Kind = Changes::Kind;
+using Kind = DirectoryOps::Kind;
 
 class StoreCrashTest : public test::StoreTest {
  protected:
@@ -45,8 +45,8 @@ class StoreCrashTest : public test::StoreTest {
     const Manifest manifest = write_shards(step, *placement);
     outcome.committed = store.commit(manifest).has_value();
     if (!outcome.committed) return outcome;
-    const auto swept = store.retain(keep);
-    outcome.finished = swept && swept->problems.empty();
+    const auto collected = store.retain(keep);
+    outcome.finished = collected && collected->problems.empty();
     return outcome;
   }
 

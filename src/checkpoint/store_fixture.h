@@ -28,7 +28,7 @@ using checkpoint::Store;
 using checkpoint::StoreOptions;
 
 struct Change {
-  checkpoint::Changes::Kind kind;
+  checkpoint::DirectoryOps::Kind kind;
   std::string path;
 };
 
@@ -37,8 +37,8 @@ struct CrashPoint {
   std::size_t allowed = std::numeric_limits<std::size_t>::max();
   std::vector<Change> passed = {};
 
-  checkpoint::Changes::Watch watch() {
-    return [this](checkpoint::Changes::Kind kind, const std::string& path) -> Status {
+  checkpoint::DirectoryOps::Watch watch() {
+    return [this](checkpoint::DirectoryOps::Kind kind, const std::string& path) -> Status {
       if (passed.size() >= allowed) return std::unexpected(make_error(ErrorKind::cancelled, "crash", path));
       passed.push_back({kind, path});
       return {};
@@ -99,9 +99,9 @@ class StoreTest : public testing::Test {
                             std::size_t bytes = 5000) {
     const auto commit = store.commit(write_shards(step, begin(store, step), bytes));
     EXPECT_TRUE(commit) << commit.error().message;
-    const auto swept = store.retain(keep);
-    EXPECT_TRUE(swept) << swept.error().message;
-    EXPECT_TRUE(swept->problems.empty());
+    const auto collected = store.retain(keep);
+    EXPECT_TRUE(collected) << collected.error().message;
+    EXPECT_TRUE(collected->problems.empty());
     store.release();
     return commit.value_or(0);
   }

@@ -9,12 +9,12 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/home.h"
+#include "checkpoint/descriptor_io.h"
 #include "checkpoint/names.h"
-#include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/set_aside.h"
 #include "checkpoint/store.h"
+#include "checkpoint/volume_owner.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -144,7 +144,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
     if (!ours) return std::unexpected(ours.error());
     if (!*ours) return no_store(*path, device->has_value());
   }
-  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), Changes(options.watch)));
+  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), DirectoryOps(options.watch)));
   store->device_ = *device;
   store->fresh_ = options.fresh;
   store->recorded_ = recorded->has_value();
@@ -154,7 +154,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
       return invalid(fmt::format(
           "volumes: they differ from those on which {} has its shards; leave volumes out to open it as it is",
           store->directory_));
-    if (auto ours = check_homes(store->descriptor_, store->directory_); !ours)
+    if (auto ours = check_owners(store->descriptor_, store->directory_); !ours)
       return std::unexpected(ours.error());
   }
   return store;
@@ -209,11 +209,11 @@ Status Store::check_device() const {
 Status Store::make_directory() {
   if (auto mounted = check_device(); !mounted) return mounted;
   if (auto ours = check_not_foreign(directory_); !ours) return ours;
-  return changes_.make_directories_durably(directory_);
+  return ops_.make_directories_durably(directory_);
 }
 
 // Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
-Status Store::record_descriptor(const EarlierSteps& earlier, const Changes& changes) {
+Status Store::record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops) {
   for (bool again = true;; again = false) {
     const auto recorded = read_store_descriptor(directory_);
     if (!recorded) return std::unexpected(recorded.error());
@@ -223,9 +223,9 @@ Status Store::record_descriptor(const EarlierSteps& earlier, const Changes& chan
     recorded_ = recorded->has_value();
     if (*recorded == descriptor_) return {};
     if (recorded_) {
-      if (auto ours = check_homes(descriptor_, directory_); !ours) return ours;
+      if (auto ours = check_owners(descriptor_, directory_); !ours) return ours;
     }
-    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, changes);
+    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, ops);
     if (written) {
       recorded_ = true;
       return {};
@@ -233,14 +233,14 @@ Status Store::record_descriptor(const EarlierSteps& earlier, const Changes& chan
     if (written.error().code != EEXIST || recorded_ || !again) return written;
     // Where the filesystem has no locks, another process may have been first: that one's counts.
     for (const std::string& volume : descriptor_.volumes) {
-      if (auto removed = changes.remove_directory(volume); !removed) return removed;
+      if (auto removed = ops.remove_directory(volume); !removed) return removed;
     }
   }
 }
 
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
 // in it goes aside. The lock is held.
-Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const Changes& changes) {
+Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops) {
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
@@ -259,7 +259,7 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
   }
   if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {
-    if (auto ours = check_homes(*known, directory_); !ours) return std::unexpected(ours.error());
+    if (auto ours = check_owners(*known, directory_); !ours) return std::unexpected(ours.error());
   }
   if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be)
     return std::unexpected(can_be.error());
@@ -268,7 +268,7 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
       .id = random_hex(kIdDigits), .volumes = {}, .first_commit = first_commit_of(*recorded)};
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
-  auto moved = set_aside(directory_, *recorded, after, changes);
+  auto moved = set_aside(directory_, *recorded, after, ops);
   if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
   aside_ = *std::move(moved);
   fresh_ = false;  // also if this save fails: what is there at the next one may be another job's

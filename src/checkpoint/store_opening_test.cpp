@@ -31,7 +31,7 @@ TEST_F(StoreOpeningTest, OpeningAndReadingCreateNothing) {
   EXPECT_EQ(missing.error().code, ENOENT);
   EXPECT_NE(missing.error().message.find("does not exist"), std::string::npos) << missing.error().message;
   for (const auto& collected :
-       {(*store)->collect(), (*store)->collect(Sweep::DryRun::yes), (*store)->collect_if_used()}) {
+       {(*store)->collect(), (*store)->collect(GarbageCollector::DryRun::yes), (*store)->collect_if_used()}) {
     ASSERT_TRUE(collected) << collected.error().message;
     EXPECT_FALSE(collected->busy);
   }

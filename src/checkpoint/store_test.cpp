@@ -113,9 +113,9 @@ TEST_F(StoreTest, SavingAStepAgainReplacesItAndBecomesTheLatest) {
   EXPECT_EQ(store->commit(manifest), 3U);
   EXPECT_EQ(store->read_manifest(5)->commit, 3U);
   EXPECT_TRUE(is_whole(*store, *old)) << "nothing goes before retain()";
-  const auto swept = store->retain(std::nullopt);
-  ASSERT_TRUE(swept);
-  EXPECT_EQ(swept->removed.size(), 3U) << "a manifest and two shards";
+  const auto collected = store->retain(std::nullopt);
+  ASSERT_TRUE(collected);
+  EXPECT_EQ(collected->removed.size(), 3U) << "a manifest and two shards";
   EXPECT_EQ(store->latest(), 5U);
   EXPECT_EQ(store->steps(), (Steps{5, 9}));
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(5)));
@@ -170,9 +170,9 @@ TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
 
   begin(*store, 4);
   ASSERT_TRUE(store->commit(Manifest{.step = 4, .volumes = {"."}}));
-  const auto swept = store->retain(2);
-  ASSERT_TRUE(swept);
-  EXPECT_EQ(swept->problems.size(), 1U);
+  const auto retained = store->retain(2);
+  ASSERT_TRUE(retained);
+  EXPECT_EQ(retained->problems.size(), 1U);
   EXPECT_EQ(store->steps(), (Steps{2, 3, 4}));
 }
 
@@ -238,7 +238,7 @@ TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
   std::filesystem::create_directory(store->descriptor().volumes[0] + "/step-00000099");
   const auto with_debris = everything();
 
-  const auto dry = store->collect(Sweep::DryRun::yes);
+  const auto dry = store->collect(GarbageCollector::DryRun::yes);
   ASSERT_TRUE(dry) << dry.error().message;
   EXPECT_EQ(everything(), with_debris);
   const auto collected = store->collect();
@@ -298,7 +298,7 @@ TEST_F(StoreTest, WhatAnotherWritesIsNotDebris) {
       ASSERT_TRUE(files.back().valid());
       claims.push_back(std::make_unique<os::WriterClaim>(files.back().get()));
     }
-    for (const auto dry_run : {Sweep::DryRun::yes, Sweep::DryRun::no}) {
+    for (const auto dry_run : {GarbageCollector::DryRun::yes, GarbageCollector::DryRun::no}) {
       const auto collected = store->collect(dry_run);
       ASSERT_TRUE(collected) << collected.error().message;
       EXPECT_TRUE(collected->removed.empty());
@@ -392,7 +392,7 @@ TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   EXPECT_EQ(other->begin(2, Steps{1}).error().code, EBUSY);
   EXPECT_EQ(store->begin(2, Steps{1}).error().code, EBUSY);
   EXPECT_TRUE(other->collect()->busy);
-  EXPECT_TRUE(other->collect(Sweep::DryRun::yes)->busy);
+  EXPECT_TRUE(other->collect(GarbageCollector::DryRun::yes)->busy);
   EXPECT_TRUE(store->collect()->busy);
   EXPECT_EQ(open({.volumes = volumes()})->begin(2, Steps{1, 1}).error().code, EBUSY);
   store->release();
@@ -429,9 +429,9 @@ TEST_F(StoreTest, AbandoningLeavesNothing) {
   const auto before = everything();
   for (const std::uint64_t step : {1, 2}) {
     write_shards(step, begin(*store, step));
-    const auto swept = store->abandon();
-    ASSERT_TRUE(swept && swept->problems.empty());
-    EXPECT_GE(swept->removed.size(), 4U);
+    const auto collected = store->abandon();
+    ASSERT_TRUE(collected && collected->problems.empty());
+    EXPECT_GE(collected->removed.size(), 4U);
     EXPECT_EQ(everything(), before);
   }
   EXPECT_TRUE(store->abandon()->removed.empty()) << "nothing was begun";
@@ -516,7 +516,7 @@ TEST_F(StoreTest, AReadOnlyDirectoryIsReadAndLookedThrough) {
   std::filesystem::permissions(directory(), std::filesystem::perms(0555));
   const auto store = open({.if_missing = IfMissing::fail});
   EXPECT_TRUE(store->read_manifest(1));
-  EXPECT_TRUE(store->collect(Sweep::DryRun::yes));
+  EXPECT_TRUE(store->collect(GarbageCollector::DryRun::yes));
   EXPECT_EQ(store->collect().error().code, EACCES);
   EXPECT_EQ(store->begin(2, Steps{1}).error().code, EACCES);
   std::filesystem::permissions(directory(), std::filesystem::perms(0755));

@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "base/threads.h"
-#include "checkpoint/home.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/tensor_places.h"
+#include "checkpoint/volume_owner.h"
 #include "trunkline/checksum.h"
 #include "trunkline/file.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/home_record.h"
+#include "checkpoint/volume_owner_record.h"
 #include "trunkline/checksum.h"
 
 namespace {
@@ -18,17 +18,17 @@ void check(std::string_view text) {
   using namespace trunkline;
   constexpr std::size_t kMaxMessageBytes = 1024;
   constexpr std::size_t kVersionBytes = std::string_view("trunkline home 2").size();
-  const auto home = checkpoint::parse_home(text, "fuzz/home");
+  const auto home = checkpoint::parse_volume_owner(text, "fuzz/home");
   if (!home) {
     if (home.error().kind != ErrorKind::format && home.error().kind != ErrorKind::corrupt) std::abort();
     if (home.error().message.size() > kMaxMessageBytes) std::abort();
     return;
   }
   if (!home->path.starts_with('/')) std::abort();
-  const std::string written = checkpoint::format_home(*home);
+  const std::string written = checkpoint::format_volume_owner(*home);
   const bool is_newest = written.substr(0, kVersionBytes) == text.substr(0, kVersionBytes);
   if (is_newest && written != text) std::abort();
-  const auto again = checkpoint::parse_home(written, "fuzz/home");
+  const auto again = checkpoint::parse_volume_owner(written, "fuzz/home");
   if (!again || *again != *home) std::abort();
 }
 

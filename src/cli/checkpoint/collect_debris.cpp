@@ -10,11 +10,12 @@ namespace trunkline::cli {
 using Json = nlohmann::ordered_json;
 
 int collect_debris(const CheckpointArguments& arguments) {
-  using checkpoint::Sweep;
+  using checkpoint::GarbageCollector;
   const auto store = open_store(arguments);
   if (!store) return fail(arguments, "gc", store.error());
-  const auto result = (*store)->collect(arguments.dry_run ? Sweep::DryRun::yes : Sweep::DryRun::no,
-                                        arguments.orphaned ? Sweep::Orphans::remove : Sweep::Orphans::leave);
+  const auto result = (*store)->collect(
+      arguments.dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no,
+      arguments.orphaned ? GarbageCollector::Orphans::remove : GarbageCollector::Orphans::leave);
   if (!result) return fail(arguments, "gc", result.error());
 
   Json document = document_of("gc", arguments);

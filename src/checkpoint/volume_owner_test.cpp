@@ -1,10 +1,10 @@
-#include "checkpoint/home.h"
+#include "checkpoint/volume_owner.h"
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/home_record.h"
 #include "checkpoint/names.h"
 #include "checkpoint/store_fixture.h"
+#include "checkpoint/volume_owner_record.h"
 #include "os/durable.h"
 
 namespace trunkline::checkpoint {
@@ -14,13 +14,13 @@ namespace fs = std::filesystem;
 
 using Steps = std::vector<std::uint64_t>;
 
-class HomeTest : public test::StoreTest {
+class VolumeOwnerTest : public test::StoreTest {
  protected:
   void SetUp() override {
     const auto store = open({.volumes = volumes()});
     save(*store, 1);
     save(*store, 2);
-    home_ = store->descriptor().volumes[0] + "/" + std::string(kHomeFile);
+    owner_ = store->descriptor().volumes[0] + "/" + std::string(kOwnerFile);
   }
 
   std::string copy(const std::string& name) const {
@@ -43,7 +43,7 @@ class HomeTest : public test::StoreTest {
     EXPECT_TRUE(is_whole(store, *store.read_manifest(2)));
     for (const Error& error :
          {store.begin(3, Steps{1, 1}).error(), store.begin(3, Steps{0, 0}).error(), store.collect().error(),
-          store.remove(2).error(), store.collect(Sweep::DryRun::yes).error(),
+          store.remove(2).error(), store.collect(GarbageCollector::DryRun::yes).error(),
           Store::open(directory, {.volumes = {{root_.file("v2")}}}).error()}) {
       EXPECT_EQ(error.kind, ErrorKind::unsupported) << error.message;
       EXPECT_NE(error.message.find(directory), std::string::npos) << error.message;
@@ -52,10 +52,10 @@ class HomeTest : public test::StoreTest {
     EXPECT_EQ(shards(), before);
   }
 
-  std::string home_;  // the record of the first volume
+  std::string owner_;  // the record of the first volume
 };
 
-TEST_F(HomeTest, ACopyIsReadAndNothingElse) {
+TEST_F(VolumeOwnerTest, ACopyIsReadAndNothingElse) {
   const std::string other = copy("copy");
   load_and_save(*open(), 3, 2);
   std::ofstream(other + "/step-00000002/" + shard_file(0, 1, random_hex(16))) << "debris";
@@ -64,7 +64,7 @@ TEST_F(HomeTest, ACopyIsReadAndNothingElse) {
   EXPECT_EQ(open()->steps(), Steps{4});
 }
 
-TEST_F(HomeTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
+TEST_F(VolumeOwnerTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
   const std::string other = copy("copy");
   fs::remove(other + "/trunkline-checkpoints.json");
   const auto before = shards();
@@ -72,23 +72,23 @@ TEST_F(HomeTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
   ASSERT_TRUE(store) << store.error().message;
   load(**store);
   ASSERT_TRUE((*store)->commit(write_shards(9, begin(**store, 9))));
-  const auto swept = (*store)->retain(1);
-  ASSERT_TRUE(swept);
-  EXPECT_EQ(swept->problems.size(), 2U);
-  EXPECT_TRUE(swept->removed.empty());
+  const auto collected = (*store)->retain(1);
+  ASSERT_TRUE(collected);
+  EXPECT_EQ(collected->problems.size(), 2U);
+  EXPECT_TRUE(collected->removed.empty());
   for (const std::string& path : before) EXPECT_TRUE(fs::exists(root_.file(path))) << path;
 }
 
-TEST_F(HomeTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
+TEST_F(VolumeOwnerTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
   fs::rename(directory(), root_.file("moved"));
   load_and_save(**Store::open(root_.file("moved")), 3, 1);
-  EXPECT_NE(os::read_text(home_)->find(root_.file("moved")), std::string::npos);
+  EXPECT_NE(os::read_text(owner_)->find(root_.file("moved")), std::string::npos);
   fs::copy(root_.file("moved"), directory(), fs::copy_options::recursive);  // a copy where it was
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
   load_and_save(**Store::open(root_.file("moved")), 4, 1);
 }
 
-TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo) {
+TEST_F(VolumeOwnerTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo) {
   const std::string other = copy("copy");
   EXPECT_EQ((*Store::open(other))->adopt().error().kind, ErrorKind::unsupported) << "the original is there";
   fs::remove_all(directory());
@@ -104,12 +104,12 @@ TEST_F(HomeTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo) {
 }
 
 // mv run run.bak; cp -r run.bak run
-TEST_F(HomeTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
+TEST_F(VolumeOwnerTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
   fs::rename(directory(), root_.file("run.bak"));
   fs::copy(root_.file("run.bak"), directory(), fs::copy_options::recursive);
   expect_refused(directory(), "a copy in its place");
   load_and_save(**Store::open(root_.file("run.bak")), 3, 1);
-  const std::string gone = *why_gone(fs::path(home_).parent_path(), directory(), 1);
+  const std::string gone = *why_gone(fs::path(owner_).parent_path(), directory(), 1);
   EXPECT_NE(gone.find("belong to " + root_.file("run.bak") + ", where step 1 was removed"), std::string::npos)
       << gone;
   // Where the user says so, the copy is the one that goes on.
@@ -123,7 +123,7 @@ TEST_F(HomeTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
 }
 
 // What it saved since the backup is in the directory that was moved out of the way.
-TEST_F(HomeTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
+TEST_F(VolumeOwnerTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
   const std::string backup = copy("backup");
   save(*open(), 3);
   fs::rename(directory(), root_.file("broken"));
@@ -145,7 +145,7 @@ TEST_F(HomeTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
   EXPECT_FALSE(is_whole(**broken, *(*broken)->read_manifest(2))) << "owned by the adopting directory";
 }
 
-TEST_F(HomeTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
+TEST_F(VolumeOwnerTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
   const std::string other = copy("copy");
   save(*open(), 3);
   fs::rename(directory(), root_.file("renamed"));
@@ -154,7 +154,7 @@ TEST_F(HomeTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
   expect_refused(other, "is a copy of " + root_.file("renamed"));
 }
 
-TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
+TEST_F(VolumeOwnerTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   save(*open({.volumes = volumes()}), 1);
@@ -164,46 +164,46 @@ TEST_F(HomeTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
 
-TEST_F(HomeTest, AnotherPathToTheSameDirectoryIsHome) {
+TEST_F(VolumeOwnerTest, AnotherPathToTheSameDirectoryIsTheOwner) {
   fs::create_directory_symlink(directory(), root_.file("link"));
-  const std::string before = *os::read_text(home_);
+  const std::string before = *os::read_text(owner_);
   load_and_save(**Store::open(root_.file("link")), 3, 1);
-  EXPECT_EQ(*os::read_text(home_), before);
+  EXPECT_EQ(*os::read_text(owner_), before);
   // As with a bind mount elsewhere: the recorded path leads nowhere, and the directory is the same.
   fs::rename(directory(), root_.file("mounted"));
   fs::remove(root_.file("link"));
   load_and_save(**Store::open(root_.file("mounted")), 4, 1);
 }
 
-TEST_F(HomeTest, AHomeWhoseFilesystemIsNotThereMayComeBack) {
+TEST_F(VolumeOwnerTest, AnOwnerWhoseFilesystemIsNotThereMayComeBack) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   // On a device that no filesystem here has.
   const std::string body = "18446744073709551615 7 " + directory() + "\n";
   const std::string text =
       fmt::format("trunkline home 1 crc32c={:08x}\n{}", crc32c(std::as_bytes(std::span(body))), body);
-  ASSERT_TRUE(os::write_file_durably(home_, text));
+  ASSERT_TRUE(os::write_file_durably(owner_, text));
   expect_refused(other, "is it mounted?");
-  fs::remove(home_);
-  const auto second = fs::path(volumes()[1]) / fs::path(home_).parent_path().filename() / kHomeFile;
+  fs::remove(owner_);
+  const auto second = fs::path(volumes()[1]) / fs::path(owner_).parent_path().filename() / kOwnerFile;
   fs::remove(second);
   load_and_save(**Store::open(other), 3, 1);
 }
 
 // As after a restart: the device number of the same filesystem is another one.
-TEST_F(HomeTest, ANewDeviceNumberIsNoOtherDirectory) {
-  auto record = parse_home(*os::read_text(home_), home_);
+TEST_F(VolumeOwnerTest, ANewDeviceNumberIsNoOtherDirectory) {
+  auto record = parse_volume_owner(*os::read_text(owner_), owner_);
   ASSERT_TRUE(record);
   record->device += 1;
-  ASSERT_TRUE(os::write_file_durably(home_, format_home(*record)));
+  ASSERT_TRUE(os::write_file_durably(owner_, format_volume_owner(*record)));
   save(*open(), 3);
   record->birth = 0;
   record->device += 1;
-  ASSERT_TRUE(os::write_file_durably(home_, format_home(*record)));
+  ASSERT_TRUE(os::write_file_durably(owner_, format_volume_owner(*record)));
   load_and_save(*open(), 4, 1);
 }
 
-TEST_F(HomeTest, AVolumeThatIsMissingIsNotAdopted) {
+TEST_F(VolumeOwnerTest, AVolumeThatIsMissingIsNotAdopted) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   fs::rename(volumes()[1], root_.file("unmounted"));
@@ -217,31 +217,31 @@ TEST_F(HomeTest, AVolumeThatIsMissingIsNotAdopted) {
   load_and_save(**Store::open(other), 3, 1);
 }
 
-TEST_F(HomeTest, ADirectoryWithoutRecordGetsOneFromASave) {
-  fs::remove(home_);
+TEST_F(VolumeOwnerTest, ADirectoryWithoutRecordGetsOneFromASave) {
+  fs::remove(owner_);
   load_and_save(*open(), 3, 1);
-  EXPECT_TRUE(fs::exists(home_));
-  fs::remove(home_);
-  EXPECT_TRUE(open()->collect(Sweep::DryRun::yes));
-  EXPECT_FALSE(fs::exists(home_));
+  EXPECT_TRUE(fs::exists(owner_));
+  fs::remove(owner_);
+  EXPECT_TRUE(open()->collect(GarbageCollector::DryRun::yes));
+  EXPECT_FALSE(fs::exists(owner_));
   EXPECT_TRUE(open()->collect());
-  EXPECT_FALSE(fs::exists(home_)) << "it may have been opened as a copy";
+  EXPECT_FALSE(fs::exists(owner_)) << "it may have been opened as a copy";
 }
 
-TEST_F(HomeTest, ADamagedRecordIsNoLeave) {
-  const std::string text = *os::read_text(home_);
+TEST_F(VolumeOwnerTest, ADamagedRecordIsNoLeave) {
+  const std::string text = *os::read_text(owner_);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string flipped = text;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
-    std::ofstream(home_, std::ios::binary | std::ios::trunc) << flipped;
-    const auto checked = check_home(fs::path(home_).parent_path(), directory());
+    std::ofstream(owner_, std::ios::binary | std::ios::trunc) << flipped;
+    const auto checked = check_owner(fs::path(owner_).parent_path(), directory());
     ASSERT_FALSE(checked) << flipped;
     EXPECT_TRUE(checked.error().kind == ErrorKind::corrupt || checked.error().kind == ErrorKind::format);
-    EXPECT_EQ(checked.error().path, home_);
+    EXPECT_EQ(checked.error().path, owner_);
   }
   for (std::size_t bytes = 0; bytes < text.size(); ++bytes) {
-    std::ofstream(home_, std::ios::binary | std::ios::trunc) << text.substr(0, bytes);
-    EXPECT_FALSE(check_home(fs::path(home_).parent_path(), directory())) << bytes;
+    std::ofstream(owner_, std::ios::binary | std::ios::trunc) << text.substr(0, bytes);
+    EXPECT_FALSE(check_owner(fs::path(owner_).parent_path(), directory())) << bytes;
   }
   EXPECT_EQ(open()->begin(3, Steps{1, 1}).error().kind, ErrorKind::corrupt);
 }

@@ -1,4 +1,4 @@
-#include "checkpoint/home_record.h"
+#include "checkpoint/volume_owner_record.h"
 
 #include <fmt/format.h>
 
@@ -36,17 +36,17 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
 }
 
 // Paths are any bytes, so that the record is no JSON.
-std::string format_version(const Home& home, std::string_view version) {
-  const std::string birth = version == kFirstVersion ? "" : fmt::format("{} ", home.birth);
-  const std::string body = fmt::format("{} {} {}{}\n", home.device, home.inode, birth, home.path);
+std::string format_version(const VolumeOwner& owner, std::string_view version) {
+  const std::string birth = version == kFirstVersion ? "" : fmt::format("{} ", owner.birth);
+  const std::string body = fmt::format("{} {} {}{}\n", owner.device, owner.inode, birth, owner.path);
   return fmt::format("{}{} crc32c={}\n{}", kMagic, version, checksum_of(body), body);
 }
 
 }  // namespace
 
-std::string format_home(const Home& home) { return format_version(home, kVersion); }
+std::string format_volume_owner(const VolumeOwner& owner) { return format_version(owner, kVersion); }
 
-Result<Home> parse_home(std::string_view text, const std::string& record) {
+Result<VolumeOwner> parse_volume_owner(std::string_view text, const std::string& record) {
   if (!text.starts_with(kMagic)) return fail(ErrorKind::corrupt, record, "it is not such a record");
   std::string_view rest = text.substr(kMagic.size());
   const std::string_view version = rest.substr(0, rest.find(' '));
@@ -56,17 +56,17 @@ Result<Home> parse_home(std::string_view text, const std::string& record) {
                 fmt::format("it is of version {}, and this build reads up to {}", version.substr(0, kShown),
                             kVersion));
   }
-  Home home;
+  VolumeOwner owner;
   const std::size_t line = rest.find('\n');
   if (line == std::string_view::npos) return fail(ErrorKind::corrupt, record, "it is cut off");
   rest.remove_prefix(line + 1);
-  if (take_number(rest, home.device) && take_number(rest, home.inode) &&
-      (version == kFirstVersion || take_number(rest, home.birth)) && rest.ends_with('\n'))
-    home.path = rest.substr(0, rest.size() - 1);
+  if (take_number(rest, owner.device) && take_number(rest, owner.inode) &&
+      (version == kFirstVersion || take_number(rest, owner.birth)) && rest.ends_with('\n'))
+    owner.path = rest.substr(0, rest.size() - 1);
   // Covers the checksum, and whatever else is not as it was written.
-  if (!home.path.starts_with('/') || format_version(home, version) != text)
+  if (!owner.path.starts_with('/') || format_version(owner, version) != text)
     return fail(ErrorKind::corrupt, record, "bytes of it have changed");
-  return home;
+  return owner;
 }
 
 }  // namespace trunkline::checkpoint

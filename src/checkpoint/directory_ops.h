@@ -13,7 +13,7 @@
 
 namespace trunkline::checkpoint {
 
-class Changes {
+class DirectoryOps {
  public:
   // sync_name: of a file that create_file_durably() has written and named, before the fsync of its directory.
   enum class Kind {
@@ -28,10 +28,10 @@ class Changes {
   // Called before each change; an error is returned in place of making it.
   using Watch = std::function<Status(Kind, const std::string& path)>;
 
-  explicit Changes(Watch watch = {}) : watch_(std::move(watch)) {}
+  explicit DirectoryOps(Watch watch = {}) : watch_(std::move(watch)) {}
 
   // The same, which fail once `check` fails: it is called before each.
-  Changes checked_by(std::function<Status()> check) const;
+  DirectoryOps checked_by(std::function<Status()> check) const;
 
   Status make_directory(const std::string& path) const;  // one that exists is fine
   // And all above it that are missing. Who may use one that is made is as for the directory `like`, unless

@@ -1,4 +1,4 @@
-#include "checkpoint/open_store.h"
+#include "checkpoint/descriptor_io.h"
 
 #include <fmt/format.h>
 
@@ -78,7 +78,7 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes) {
 // Directories first: the descriptor says that they are there, and one that is missing later on is a disk
 // that is not mounted.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
-                              const std::optional<StoreDescriptor>& before, const Changes& changes) {
+                              const std::optional<StoreDescriptor>& before, const DirectoryOps& ops) {
   const auto text = format_store_descriptor(descriptor);
   if (!text) return std::unexpected(text.error());
   for (const std::string& volume : descriptor.volumes) {
@@ -88,10 +88,10 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
     if (before && (is_known(before->volumes) || is_known(before->former_volumes))) continue;
     // Where it takes the place of another one, those who could not read that one cannot read it either.
     const std::string like = before ? beside(volume, before->volumes) : std::string{};
-    if (auto made = changes.make_directories_durably(volume, like); !made) return made;
+    if (auto made = ops.make_directories_durably(volume, like); !made) return made;
   }
   const std::string path = descriptor_path(directory);
-  return before ? changes.replace_file_durably(path, *text) : changes.create_file_durably(path, *text);
+  return before ? ops.replace_file_durably(path, *text) : ops.create_file_durably(path, *text);
 }
 
 }  // namespace trunkline::checkpoint

@@ -1,4 +1,4 @@
-// Removing checkpoints, and what no checkpoint refers to. Who sweeps holds the lock of the directory.
+// Removes checkpoints, and files that no checkpoint refers to. The caller holds the lock of the directory.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/changes.h"
+#include "checkpoint/directory_ops.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
@@ -20,7 +20,7 @@ struct Removed {
   std::uint64_t bytes = 0;  // of a file
 };
 
-struct SweepResult {
+struct CollectionResult {
   bool busy = false;                      // another process saves into the directory: nothing was done
   std::vector<Removed> removed;           // in the order in which it was done; with dry_run, what would be
   std::vector<Error> problems;            // one for each step that was left alone, or where removing failed
@@ -36,15 +36,15 @@ struct SweepResult {
 // moved or copied to (shard_references.h). Where the directory of the step itself is gone, somebody moved or
 // removed it by hand, since saves make it first and remove it last: its shards are orphans, which only
 // Orphans::remove removes.
-class Sweep {
+class GarbageCollector {
  public:
   enum class DryRun { no, yes };
   enum class Orphans { leave, remove };
 
   // Nothing is removed from a volume without a record of whose it is, which is a problem: only a save records
-  // that (home.h), and a directory that does not save may be a copy.
-  Sweep(std::string directory, StoreDescriptor descriptor, Changes changes, DryRun dry_run,
-        Orphans orphans = Orphans::leave);
+  // that (volume_owner.h), and a directory that does not save may be a copy.
+  GarbageCollector(std::string directory, StoreDescriptor descriptor, DirectoryOps ops, DryRun dry_run,
+                   Orphans orphans = Orphans::leave);
 
   // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
   void remove(const StepEntry& entry);
@@ -63,30 +63,32 @@ class Sweep {
   // Orphans that are left are problems.
   void clean_all();
 
-  SweepResult take_result() { return std::move(result_); }
+  CollectionResult take_result() { return std::move(result_); }
 
  private:
   // A directory in which files of a step lie.
-  struct Place {
+  struct StepDirectory {
     std::string path;
-    std::string volume;               // on which it lies; empty: in the directory itself
+    std::string volume;               // that it is on; empty: in the directory of checkpoints itself
     bool own = false;                 // else only files of `known` are removed
     std::vector<std::string> known;   // those that the manifest in question names, sorted
     std::set<std::string> kept = {};  // shards that stay
   };
 
   bool is_one_save(const StepEntry& entry) const;
-  std::vector<Place> places_of(std::uint64_t step, const Manifest* manifest) const;
-  Status check_homes(const std::vector<Place>& places);
-  Status find_kept(std::vector<Place>& places, const Manifest* kept);
-  Status find_kept_on_volume(Place& place);
-  std::vector<std::string> missing_volumes(const std::vector<Place>& places, bool names_are_known) const;
-  Status sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
-  Status sweep_volumes(const std::vector<Place>& places, bool keep_known);
+  // The first of them is always that in the directory of checkpoints itself.
+  std::vector<StepDirectory> directories_of(std::uint64_t step, const Manifest* manifest) const;
+  Status check_owners(const std::vector<StepDirectory>& directories);
+  Status find_kept(std::vector<StepDirectory>& directories, const Manifest* kept);
+  Status find_kept_on_volume(StepDirectory& directory);
+  std::vector<std::string> missing_volumes(const std::vector<StepDirectory>& directories,
+                                           bool names_are_known) const;
+  Status collect(const StepEntry& entry, const Manifest* kept, const Manifest* doomed);
+  Status clean_volumes(const std::vector<StepDirectory>& directories, bool step_stays);
   bool is_link(const StepEntry& entry) const;
   Status remove_link(const StepEntry& entry);
-  Status sweep_left_behind(std::uint64_t step);
-  Status sweep_place(const Place& place, bool keep_known, bool keep_directory = false);
+  Status remove_left_behind(std::uint64_t step);
+  Status clean_directory(const StepDirectory& directory, bool step_stays, bool keep_directory = false);
   Status check_orphans(std::uint64_t step);
   void clean_volume(const std::string& volume, std::set<std::uint64_t>& seen);
   Status remove_file(const std::string& path);
@@ -96,12 +98,12 @@ class Sweep {
 
   std::string directory_;
   StoreDescriptor descriptor_;
-  Changes changes_;
+  DirectoryOps ops_;
   DryRun dry_run_;
   Orphans orphans_;
-  std::map<std::string, Status> homes_;  // of volumes: whether anything there may be removed
+  std::map<std::string, Status> owners_;  // of volumes: whether anything there may be removed
   std::optional<Result<std::set<std::string>>> named_below_;  // shards_named_below(), once it was needed
-  SweepResult result_;
+  CollectionResult result_;
 };
 
 }  // namespace trunkline::checkpoint

@@ -1,4 +1,4 @@
-#include "checkpoint/sweep.h"
+#include "checkpoint/garbage_collector.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -10,9 +10,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/home.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
+#include "checkpoint/volume_owner.h"
 #include "os/read_text.h"
 #include "os/temporary_file.h"
 
@@ -36,50 +36,52 @@ bool is_debris(const std::string& name) { return is_shard_file(name) || os::is_t
 
 }  // namespace
 
-std::uint64_t SweepResult::bytes() const {
+std::uint64_t CollectionResult::bytes() const {
   std::uint64_t total = 0;
   for (const Removed& each : removed) total += each.bytes;
   return total;
 }
 
-Sweep::Sweep(std::string directory, StoreDescriptor descriptor, Changes changes, DryRun dry_run,
-             Orphans orphans)
+GarbageCollector::GarbageCollector(std::string directory, StoreDescriptor descriptor, DirectoryOps ops,
+                                   DryRun dry_run, Orphans orphans)
     : directory_(std::move(directory)),
       descriptor_(std::move(descriptor)),
-      changes_(std::move(changes)),
+      ops_(std::move(ops)),
       dry_run_(dry_run),
       orphans_(orphans) {}
 
-void Sweep::note(Status status) {
+void GarbageCollector::note(Status status) {
   if (!status) result_.problems.push_back(std::move(status.error()));
 }
 
 // Where files of the step can be. In the directories of other stores' volumes (the descriptor was lost, or
 // the manifest is not ours) nothing but what the manifest names is anybody's to remove.
-std::vector<Sweep::Place> Sweep::places_of(std::uint64_t step, const Manifest* manifest) const {
-  std::vector<Place> places{{.path = volume_step_directory(directory_, std::string(kOwnVolume), step),
-                             .volume = {},
-                             .own = true,
-                             .known = {}}};
-  const auto place_on = [&](const std::string& volume, bool own) -> Place& {
+std::vector<GarbageCollector::StepDirectory> GarbageCollector::directories_of(
+    std::uint64_t step, const Manifest* manifest) const {
+  std::vector<StepDirectory> directories{
+      {.path = volume_step_directory(directory_, std::string(kOwnVolume), step),
+       .volume = {},
+       .own = true,
+       .known = {}}};
+  const auto directory_on = [&](const std::string& volume, bool own) -> StepDirectory& {
     const std::string path = volume_step_directory(directory_, volume, step);
-    const auto found = std::ranges::find(places, path, &Place::path);
-    if (found != places.end()) return *found;
-    return places.emplace_back(Place{.path = path, .volume = volume, .own = own, .known = {}});
+    const auto found = std::ranges::find(directories, path, &StepDirectory::path);
+    if (found != directories.end()) return *found;
+    return directories.emplace_back(StepDirectory{.path = path, .volume = volume, .own = own, .known = {}});
   };
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
-    for (const std::string& volume : *volumes) place_on(volume, true);
+    for (const std::string& volume : *volumes) directory_on(volume, true);
   }
-  if (manifest == nullptr) return places;
+  if (manifest == nullptr) return directories;
   for (const Shard& shard : manifest->shards) {
     const std::string& volume = manifest->volumes[shard.volume];
-    place_on(volume, descriptor_.owns(volume)).known.push_back(shard.file);
+    directory_on(volume, descriptor_.owns(volume)).known.push_back(shard.file);
   }
-  for (Place& place : places) std::ranges::sort(place.known);
-  return places;
+  for (StepDirectory& directory : directories) std::ranges::sort(directory.known);
+  return directories;
 }
 
-Status Sweep::remove_file(const std::string& path) {
+Status GarbageCollector::remove_file(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) {
     // Only what is known to be gone is: a manifest that stays must not lose its shards.
@@ -87,7 +89,7 @@ Status Sweep::remove_file(const std::string& path) {
     return std::unexpected(system_error(errno, "removing " + path, path));
   }
   if (dry_run_ == DryRun::no) {
-    if (auto removed = changes_.remove_file(path); !removed) return removed;
+    if (auto removed = ops_.remove_file(path); !removed) return removed;
   }
   result_.removed.push_back({.path = path, .bytes = static_cast<std::uint64_t>(status.st_size)});
   return {};
@@ -95,7 +97,7 @@ Status Sweep::remove_file(const std::string& path) {
 
 // Whether it is gone. A temporary file that somebody writes stays: tl.save() may write into any directory,
 // without the lock of this one.
-Result<bool> Sweep::remove_debris(const std::string& directory, const std::string& name) {
+Result<bool> GarbageCollector::remove_debris(const std::string& directory, const std::string& name) {
   const std::string path = fmt::format("{}/{}", directory, name);
   std::unique_ptr<os::DeadWriter> dead;  // held until the file is removed
   if (os::is_temporary_name(name)) {
@@ -107,74 +109,75 @@ Result<bool> Sweep::remove_debris(const std::string& directory, const std::strin
 }
 
 // Which shards on a volume stay, whatever happens to the step.
-Status Sweep::find_kept_on_volume(Place& place) {
-  const auto names = names_in(place.path);
+Status GarbageCollector::find_kept_on_volume(StepDirectory& directory) {
+  const auto names = names_in(directory.path);
   if (!names) return std::unexpected(names.error());
   if (std::ranges::none_of(*names, is_shard_file)) return {};
   if (!named_below_) named_below_ = shards_named_below(directory_);
   if (!*named_below_) return std::unexpected(named_below_->error());
-  place.kept.insert((*named_below_)->begin(), (*named_below_)->end());
+  directory.kept.insert((*named_below_)->begin(), (*named_below_)->end());
   if (orphans_ == Orphans::remove) return {};
-  auto moved = moved_shards(place.path);
+  auto moved = moved_shards(directory.path);
   if (!moved) return std::unexpected(moved.error());
-  place.kept.merge(*moved);
+  directory.kept.merge(*moved);
   return {};
 }
 
 // Shards of the manifest that is kept stay on every volume: disks may be mounted in each other's place.
-Status Sweep::find_kept(std::vector<Place>& places, const Manifest* kept) {
-  for (Place& place : places) {
-    if (place.volume.empty()) {
-      auto beside = shards_named_beside(place.path);
+Status GarbageCollector::find_kept(std::vector<StepDirectory>& directories, const Manifest* kept) {
+  for (StepDirectory& directory : directories) {
+    if (directory.volume.empty()) {
+      auto beside = shards_named_beside(directory.path);
       if (!beside) return std::unexpected(beside.error());
-      place.kept = std::move(*beside);
-    } else if (auto found = find_kept_on_volume(place); !found) {
+      directory.kept = std::move(*beside);
+    } else if (auto found = find_kept_on_volume(directory); !found) {
       return found;
     }
     if (kept == nullptr) continue;
-    for (const Shard& shard : kept->shards) place.kept.insert(shard.file);
+    for (const Shard& shard : kept->shards) directory.kept.insert(shard.file);
   }
   return {};
 }
 
-Status Sweep::sweep_place(const Place& place, bool keep_known, bool keep_directory) {
-  const auto names = names_in(place.path);
+Status GarbageCollector::clean_directory(const StepDirectory& directory, bool step_stays,
+                                         bool keep_directory) {
+  const auto names = names_in(directory.path);
   if (!names) return std::unexpected(names.error());
   std::size_t left = names->size();
   bool lists_moved = false;
   for (const std::string& name : *names) {
-    lists_moved |= !place.volume.empty() && name == kMovedShardsFile;
-    const bool known = std::ranges::binary_search(place.known, name);
-    const bool ours = is_debris(name) && (known || place.own);
+    lists_moved |= !directory.volume.empty() && name == kMovedShardsFile;
+    const bool known = std::ranges::binary_search(directory.known, name);
+    const bool ours = is_debris(name) && (known || directory.own);
     // A manifest was removed before; in a dry run it is still there.
-    const bool manifest_gone = dry_run_ == DryRun::yes && !keep_known && commit_of(name).has_value();
+    const bool manifest_gone = dry_run_ == DryRun::yes && !step_stays && commit_of(name).has_value();
     if (manifest_gone) --left;
-    if (!ours || place.kept.contains(name)) continue;
-    const auto removed = remove_debris(place.path, name);
+    if (!ours || directory.kept.contains(name)) continue;
+    const auto removed = remove_debris(directory.path, name);
     if (!removed) return std::unexpected(removed.error());
     if (*removed) --left;
   }
   if (lists_moved && left == 1) {  // and none of them is left
-    if (auto removed = remove_file(fmt::format("{}/{}", place.path, kMovedShardsFile)); !removed)
+    if (auto removed = remove_file(fmt::format("{}/{}", directory.path, kMovedShardsFile)); !removed)
       return removed;
     --left;
   }
   struct stat status{};
-  if (left > 0 || keep_directory || ::lstat(place.path.c_str(), &status) != 0) return {};
-  if (is_symlink(place.path)) return remove_file(place.path);
+  if (left > 0 || keep_directory || ::lstat(directory.path.c_str(), &status) != 0) return {};
+  if (is_symlink(directory.path)) return remove_file(directory.path);
   if (dry_run_ == DryRun::no) {
-    if (auto removed = changes_.remove_directory(place.path); !removed) return removed;
+    if (auto removed = ops_.remove_directory(directory.path); !removed) return removed;
   }
-  result_.removed.push_back({.path = place.path});
+  result_.removed.push_back({.path = directory.path});
   return {};
 }
 
-Status Sweep::check_homes(const std::vector<Place>& places) {
-  for (const Place& place : places) {
-    if (place.volume.empty()) continue;
-    auto known = homes_.find(place.volume);
-    if (known == homes_.end())
-      known = homes_.emplace(place.volume, check_recorded_home(place.volume, directory_)).first;
+Status GarbageCollector::check_owners(const std::vector<StepDirectory>& directories) {
+  for (const StepDirectory& directory : directories) {
+    if (directory.volume.empty()) continue;
+    auto known = owners_.find(directory.volume);
+    if (known == owners_.end())
+      known = owners_.emplace(directory.volume, check_recorded_owner(directory.volume, directory_)).first;
     if (!known->second) return known->second;
   }
   return {};
@@ -191,70 +194,71 @@ Status Sweep::check_homes(const std::vector<Place>& places) {
 // 5. Directories that are empty now, that in DIR last and once the others are durable: without it, what is
 //    left on volumes would count as moved by hand.
 // A crash after 3 leaves debris, which the next collection finds.
-Status Sweep::sweep(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
-  std::vector<Place> places = places_of(entry.step, kept != nullptr ? kept : doomed);
-  if (auto homes = check_homes(places); !homes) return homes;
-  if (auto found = find_kept(places, kept); !found) return found;
+Status GarbageCollector::collect(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
+  std::vector<StepDirectory> directories = directories_of(entry.step, kept != nullptr ? kept : doomed);
+  if (auto owners = check_owners(directories); !owners) return owners;
+  if (auto found = find_kept(directories, kept); !found) return found;
   if (kept != nullptr && entry.commits.size() > 1 && dry_run_ == DryRun::no) {
-    if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
+    if (auto synced = ops_.sync_directory(directories.front().path); !synced) return synced;
   }
   for (const std::uint64_t commit : entry.commits) {
     if (kept != nullptr && commit == kept->commit) continue;
     if (auto removed = remove_file(manifest_path(directory_, entry.step, commit)); !removed) return removed;
     if (dry_run_ == DryRun::yes) continue;
-    if (auto synced = changes_.sync_directory(places.front().path); !synced) return synced;
+    if (auto synced = ops_.sync_directory(directories.front().path); !synced) return synced;
   }
-  if (auto swept = sweep_volumes(places, kept != nullptr); !swept) return swept;
-  const auto missing = missing_volumes(places, kept != nullptr || doomed != nullptr);
+  if (auto collected = clean_volumes(directories, kept != nullptr); !collected) return collected;
+  const auto missing = missing_volumes(directories, kept != nullptr || doomed != nullptr);
   // A step that stays, and is only cleaned, waits for nothing.
   if (kept == nullptr) result_.missing_volumes.insert(missing.begin(), missing.end());
-  return sweep_place(places.front(), kept != nullptr, !missing.empty());
+  return clean_directory(directories.front(), kept != nullptr, !missing.empty());
 }
 
-Status Sweep::sweep_volumes(const std::vector<Place>& places, bool keep_known) {
-  for (std::size_t i = places.size(); i-- > 1;) {
+Status GarbageCollector::clean_volumes(const std::vector<StepDirectory>& directories, bool step_stays) {
+  for (std::size_t i = directories.size(); i-- > 1;) {
     const std::size_t before = result_.removed.size();
-    if (auto swept = sweep_place(places[i], keep_known); !swept) return swept;
-    if (keep_known || dry_run_ == DryRun::yes || result_.removed.size() == before) continue;
-    const std::string& changed = is_there(places[i].path) ? places[i].path : places[i].volume;
-    if (auto synced = changes_.sync_directory(changed); !synced) return synced;
+    if (auto collected = clean_directory(directories[i], step_stays); !collected) return collected;
+    if (step_stays || dry_run_ == DryRun::yes || result_.removed.size() == before) continue;
+    const std::string& changed = is_there(directories[i].path) ? directories[i].path : directories[i].volume;
+    if (auto synced = ops_.sync_directory(changed); !synced) return synced;
   }
   return {};
 }
 
 // Volumes that are not mounted, and may have shards of the step: those in use, whose shards an earlier commit
 // may have named, those that its manifest names, and where no manifest is left, former ones as well.
-std::vector<std::string> Sweep::missing_volumes(const std::vector<Place>& places,
-                                                bool names_are_known) const {
+std::vector<std::string> GarbageCollector::missing_volumes(const std::vector<StepDirectory>& directories,
+                                                           bool names_are_known) const {
   std::vector<std::string> missing;
-  for (const Place& place : places) {
+  for (const StepDirectory& directory : directories) {
     const bool may_be_used =
-        !names_are_known || !place.known.empty() ||
-        std::ranges::find(descriptor_.volumes, place.volume) != descriptor_.volumes.end();
-    if (!place.volume.empty() && may_be_used && !is_there(place.volume)) missing.push_back(place.volume);
+        !names_are_known || !directory.known.empty() ||
+        std::ranges::find(descriptor_.volumes, directory.volume) != descriptor_.volumes.end();
+    if (!directory.volume.empty() && may_be_used && !is_there(directory.volume))
+      missing.push_back(directory.volume);
   }
   return missing;
 }
 
 // What volumes have of a step that has no directory. If it has one by now, nothing in that is looked at.
-Status Sweep::sweep_left_behind(std::uint64_t step) {
-  std::vector<Place> places = places_of(step, nullptr);
-  if (auto homes = check_homes(places); !homes) return homes;
-  if (auto found = find_kept(places, nullptr); !found) return found;
-  return sweep_volumes(places, false);
+Status GarbageCollector::remove_left_behind(std::uint64_t step) {
+  std::vector<StepDirectory> directories = directories_of(step, nullptr);
+  if (auto owners = check_owners(directories); !owners) return owners;
+  if (auto found = find_kept(directories, nullptr); !found) return found;
+  return clean_volumes(directories, false);
 }
 
-bool Sweep::is_link(const StepEntry& entry) const {
+bool GarbageCollector::is_link(const StepEntry& entry) const {
   return is_symlink(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
 }
 
-Status Sweep::remove_link(const StepEntry& entry) {
+Status GarbageCollector::remove_link(const StepEntry& entry) {
   auto removed = remove_file(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
   if (!removed || dry_run_ == DryRun::yes) return removed;
-  return changes_.sync_directory(directory_);
+  return ops_.sync_directory(directory_);
 }
 
-void Sweep::remove(const StepEntry& entry) {
+void GarbageCollector::remove(const StepEntry& entry) {
   if (is_link(entry)) return note(remove_link(entry));
   std::optional<Manifest> manifest;
   if (!entry.commits.empty()) {
@@ -262,26 +266,27 @@ void Sweep::remove(const StepEntry& entry) {
     if (!read) return note(std::unexpected(std::move(read.error())));
     manifest = std::move(*read);
   }
-  note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
+  note(collect(entry, nullptr, manifest ? &*manifest : nullptr));
 }
 
-void Sweep::remove_whatever_it_is(const StepEntry& entry) {
+void GarbageCollector::remove_whatever_it_is(const StepEntry& entry) {
   if (is_link(entry)) return note(remove_link(entry));
   const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
-  note(sweep(entry, nullptr, manifest ? &*manifest : nullptr));
+  note(collect(entry, nullptr, manifest ? &*manifest : nullptr));
 }
 
 // Whether the files of a step are a manifest and all shards of one save: then they belong together, or the
 // manifest lost its own shards, and those that are there are left for a time when there are others.
-bool Sweep::is_one_save(const StepEntry& entry) const {
+bool GarbageCollector::is_one_save(const StepEntry& entry) const {
   if (entry.commits.size() != 1) return false;
   std::string nonce;
   std::uint64_t count = 0;
   std::set<std::uint64_t> indices;
-  for (const Place& place : places_of(entry.step, nullptr)) {
-    const auto names = names_in(place.path);
+  for (const StepDirectory& directory : directories_of(entry.step, nullptr)) {
+    const auto names = names_in(directory.path);
     if (!names) return false;
-    if (!place.volume.empty() && names->empty() && is_there(place.path)) return false;  // to be removed
+    if (!directory.volume.empty() && names->empty() && is_there(directory.path))
+      return false;  // to be removed
     for (const std::string& name : *names) {
       if (os::is_temporary_name(name)) return false;
       const auto shard = shard_of(name);
@@ -297,7 +302,7 @@ bool Sweep::is_one_save(const StepEntry& entry) const {
   return indices.size() == count;
 }
 
-void Sweep::clean(const StepEntry& entry) {
+void GarbageCollector::clean(const StepEntry& entry) {
   if (is_link(entry)) return;
   if (entry.commits.empty()) return remove(entry);
   const std::string path = manifest_path(directory_, entry.step, entry.commits.back());
@@ -309,10 +314,10 @@ void Sweep::clean(const StepEntry& entry) {
   }
   const auto manifest = read_manifest_of(directory_, entry.step, entry.commits.back());
   if (!manifest) return note(std::unexpected(manifest.error()));
-  note(sweep(entry, &*manifest, nullptr));
+  note(collect(entry, &*manifest, nullptr));
 }
 
-Status Sweep::remove_temporary_files(const std::string& directory) {
+Status GarbageCollector::remove_temporary_files(const std::string& directory) {
   const auto names = names_in(directory);
   if (!names) return std::unexpected(names.error());
   for (const std::string& name : *names) {
@@ -326,10 +331,10 @@ Status Sweep::remove_temporary_files(const std::string& directory) {
 // Fails where a step without a directory of its own has shards on volumes that nothing names. Whoever moves
 // the step back at this moment is told so too: looking for its directory once more would take the shards for
 // those of a step that is being removed.
-Status Sweep::check_orphans(std::uint64_t step) {
-  const std::vector<Place> places = places_of(step, nullptr);
-  for (std::size_t i = 1; i < places.size(); ++i) {
-    auto names = names_in(places[i].path);
+Status GarbageCollector::check_orphans(std::uint64_t step) {
+  const std::vector<StepDirectory> directories = directories_of(step, nullptr);
+  for (std::size_t i = 1; i < directories.size(); ++i) {
+    auto names = names_in(directories[i].path);
     if (!names) return std::unexpected(names.error());
     std::erase_if(*names, [](const std::string& name) { return !is_shard_file(name); });
     if (names->empty()) continue;
@@ -342,15 +347,15 @@ Status Sweep::check_orphans(std::uint64_t step) {
         fmt::format("{} holds shards that no checkpoint in {} refers to, and {} is missing: it was moved or "
                     "removed by hand. Move it back, or, if nothing else needs the shards, remove them with: "
                     "trunkline checkpoint gc --orphaned {}",
-                    places[i].path, directory_, places.front().path, directory_),
-        places[i].path));
+                    directories[i].path, directory_, directories.front().path, directory_),
+        directories[i].path));
   }
   return {};
 }
 
-void Sweep::clean_volume(const std::string& volume, std::set<std::uint64_t>& seen) {
-  if (auto home = check_homes({{.path = {}, .volume = volume, .own = true, .known = {}}}); !home)
-    return note(std::move(home));
+void GarbageCollector::clean_volume(const std::string& volume, std::set<std::uint64_t>& seen) {
+  if (auto owner = check_owners({{.path = {}, .volume = volume, .own = true, .known = {}}}); !owner)
+    return note(std::move(owner));
   note(remove_temporary_files(volume));
   const auto steps = step_directories_in(volume);
   if (!steps) return note(std::unexpected(steps.error()));
@@ -364,11 +369,11 @@ void Sweep::clean_volume(const std::string& volume, std::set<std::uint64_t>& see
         continue;
       }
     }
-    note(sweep_left_behind(step));
+    note(remove_left_behind(step));
   }
 }
 
-void Sweep::clean_all() {
+void GarbageCollector::clean_all() {
   auto entries = list_steps(directory_);
   if (!entries) return note(std::unexpected(entries.error()));
   std::set<std::uint64_t> seen;

@@ -1,4 +1,4 @@
-#include "checkpoint/home.h"
+#include "checkpoint/volume_owner.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,11 +13,11 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/home_record.h"
+#include "checkpoint/descriptor_io.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
-#include "checkpoint/open_store.h"
 #include "checkpoint/own_directory.h"
+#include "checkpoint/volume_owner_record.h"
 #include "os/read_text.h"
 #include "os/same_file.h"
 
@@ -26,17 +26,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string record_path(const std::string& volume) { return fmt::format("{}/{}", volume, kHomeFile); }
+std::string record_path(const std::string& volume) { return fmt::format("{}/{}", volume, kOwnerFile); }
 
 // nullopt: this directory has no record, or is not there.
-Result<std::optional<Home>> read_home(const std::string& volume) {
+Result<std::optional<VolumeOwner>> read_owner(const std::string& volume) {
   const std::string record = record_path(volume);
   const auto text = os::read_text(record);
   if (!text && (text.error().code == ENOENT || text.error().code == ENOTDIR)) return std::nullopt;
   if (!text) return std::unexpected(text.error());
-  auto home = parse_home(*text, record);
-  if (!home) return std::unexpected(home.error());
-  return std::move(*home);
+  auto owner = parse_volume_owner(*text, record);
+  if (!owner) return std::unexpected(owner.error());
+  return std::move(*owner);
 }
 
 // When the directory was made, in nanoseconds since 1970; 0 where the filesystem does not say.
@@ -49,22 +49,23 @@ std::uint64_t birth_of(const std::string& path) {
 }
 
 // nullopt: there is no directory at that path.
-Result<std::optional<Home>> look_at(const std::string& path) {
+Result<std::optional<VolumeOwner>> look_at(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode)) return std::nullopt;
-    return Home{.path = path, .device = status.st_dev, .inode = status.st_ino, .birth = birth_of(path)};
+    return VolumeOwner{
+        .path = path, .device = status.st_dev, .inode = status.st_ino, .birth = birth_of(path)};
   }
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   return std::unexpected(system_error(errno, "looking for the directory of checkpoints " + path, path));
 }
 
-Result<Home> home_of(const std::string& directory) {
+Result<VolumeOwner> owner_at(const std::string& directory) {
   std::error_code error;
   const fs::path canonical = fs::canonical(directory, error);
   const auto found = look_at(error ? directory : canonical.string());
   if (!found) return std::unexpected(found.error());
-  if (const std::optional<Home>& home = *found) return *home;
+  if (const std::optional<VolumeOwner>& owner = *found) return *owner;
   return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
 }
 
@@ -87,8 +88,8 @@ bool refers_to(const std::string& directory, const std::string& volume) {
   });
 }
 
-std::unexpected<Error> not_the_home(const std::string& volume, const std::string& directory,
-                                    std::string_view what, std::string_view remedy) {
+std::unexpected<Error> not_the_owner(const std::string& volume, const std::string& directory,
+                                     std::string_view what, std::string_view remedy) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
       fmt::format(
@@ -101,7 +102,7 @@ std::unexpected<Error> not_the_home(const std::string& volume, const std::string
 
 // Steps were moved back from a folder that set a run aside; their shards stayed that folder's.
 std::unexpected<Error> has_steps_of(const std::string& volume, const std::string& directory,
-                                    const Home& aside) {
+                                    const VolumeOwner& aside) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
       fmt::format("{} holds steps that were moved out of {}, to which their shards in {} belong. They can be "
@@ -110,48 +111,49 @@ std::unexpected<Error> has_steps_of(const std::string& volume, const std::string
       directory));
 }
 
-bool is_set_aside_in(const Home& here, const Home& home) {
-  const fs::path path = home.path;
+bool is_set_aside_in(const VolumeOwner& here, const VolumeOwner& owner) {
+  const fs::path path = owner.path;
   return path.parent_path() == fs::path(here.path) && is_aside_directory(path.filename().string());
 }
 
-std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory, const Home& home) {
+std::unexpected<Error> is_a_copy(const std::string& volume, const std::string& directory,
+                                 const VolumeOwner& owner) {
   return std::unexpected(make_error(
       ErrorKind::unsupported,
       fmt::format("{} is a copy of {}, and read-only: both use the shards in {}. Save into the original, or "
                   "load from the copy and save into a new directory. Only if {} and the steps that it alone "
                   "has are not needed any more: remove it, and run: trunkline checkpoint adopt {}",
-                  directory, home.path, volume, home.path, directory),
+                  directory, owner.path, volume, owner.path, directory),
       directory));
 }
 
 std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::string& directory,
                                      std::string_view what) {
-  return not_the_home(volume, directory, what,
-                      fmt::format("Use the original; if this directory is to take its place, run: trunkline "
-                                  "checkpoint adopt {}",
-                                  directory));
+  return not_the_owner(volume, directory, what,
+                       fmt::format("Use the original; if this directory is to take its place, run: trunkline "
+                                   "checkpoint adopt {}",
+                                   directory));
 }
 
 // A crash while a run was set aside, before its folder was recorded (set_aside.h): the recorded directory
 // still exists, holds the folder, and has no checkpoints on the volume any more.
-bool is_folder_of(const Home& here, const Home& home, const Home& found) {
+bool is_folder_of(const VolumeOwner& here, const VolumeOwner& owner, const VolumeOwner& found) {
   const fs::path path = here.path;
-  return found.is_same_directory(home) && path.parent_path() == fs::path(found.path) &&
+  return found.is_same_directory(owner) && path.parent_path() == fs::path(found.path) &&
          is_aside_directory(path.filename().string());
 }
 
 // The record that there should be. HERE is a copy unless it is the directory that was recorded, and not a
 // snapshot of it while that is in its place. A copy never takes the place of its original by itself: whether
 // that is gone, or was renamed and is still used, cannot be seen from here.
-Result<Home> agreed_home(const std::string& volume, const std::string& directory,
-                         const std::optional<Home>& recorded) {
-  auto here = home_of(directory);
+Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& directory,
+                                 const std::optional<VolumeOwner>& recorded) {
+  auto here = owner_at(directory);
   if (!here) return std::unexpected(here.error());
   if (!recorded) return here;
   const auto there = look_at(recorded->path);
   if (!there) return std::unexpected(there.error());
-  const std::optional<Home>& found = *there;
+  const std::optional<VolumeOwner>& found = *there;
   if (found && found->is_same_now(*here)) {
     const bool has_same_inode = recorded->inode == here->inode && (recorded->birth == 0 || here->birth == 0);
     if (here->is_same_directory(*recorded) || has_same_inode || os::has_passing_inodes(directory)) {
@@ -185,19 +187,19 @@ Result<Home> agreed_home(const std::string& volume, const std::string& directory
 
 }  // namespace
 
-Status check_home(const std::string& volume, const std::string& directory) {
-  const auto recorded = read_home(volume);
+Status check_owner(const std::string& volume, const std::string& directory) {
+  const auto recorded = read_owner(volume);
   if (!recorded) return std::unexpected(recorded.error());
   if (!*recorded) return {};
-  const auto agreed = agreed_home(volume, directory, *recorded);
+  const auto agreed = agreed_owner(volume, directory, *recorded);
   if (!agreed) return std::unexpected(agreed.error());
   return {};
 }
 
-Status check_recorded_home(const std::string& volume, const std::string& directory) {
-  const auto recorded = read_home(volume);
+Status check_recorded_owner(const std::string& volume, const std::string& directory) {
+  const auto recorded = read_owner(volume);
   if (!recorded) return std::unexpected(recorded.error());
-  if (*recorded) return check_home(volume, directory);
+  if (*recorded) return check_owner(volume, directory);
   std::error_code error;
   if (!fs::is_directory(volume, error)) return {};
   return std::unexpected(make_error(
@@ -205,61 +207,61 @@ Status check_recorded_home(const std::string& volume, const std::string& directo
       fmt::format(
           "{} has lost its file {}, which says to which directory its shards belong; nothing in it is "
           "removed until that directory saves again. If {} is a copy, do not save into it",
-          volume, kHomeFile, directory),
+          volume, kOwnerFile, directory),
       volume));
 }
 
-Status check_homes(const StoreDescriptor& descriptor, const std::string& directory) {
+Status check_owners(const StoreDescriptor& descriptor, const std::string& directory) {
   for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
     for (const std::string& volume : *volumes) {
-      if (auto ours = check_home(volume, directory); !ours) return ours;
+      if (auto ours = check_owner(volume, directory); !ours) return ours;
     }
   }
   return {};
 }
 
-Status take_home(const std::string& volume, const std::string& directory, const Changes& changes) {
-  const auto recorded = read_home(volume);
+Status record_owner(const std::string& volume, const std::string& directory, const DirectoryOps& ops) {
+  const auto recorded = read_owner(volume);
   if (!recorded) return std::unexpected(recorded.error());
-  const auto agreed = agreed_home(volume, directory, *recorded);
+  const auto agreed = agreed_owner(volume, directory, *recorded);
   if (!agreed) return std::unexpected(agreed.error());
   if (*recorded == *agreed) {
     std::ignore = ::utimensat(AT_FDCWD, record_path(volume).c_str(), nullptr, 0);
     return {};
   }
-  return changes.replace_file_durably(record_path(volume), format_home(*agreed));
+  return ops.replace_file_durably(record_path(volume), format_volume_owner(*agreed));
 }
 
 Status check_can_adopt(const std::string& volume, const std::string& directory) {
-  const auto here = home_of(directory);
+  const auto here = owner_at(directory);
   if (!here) return std::unexpected(here.error());
-  const auto recorded = read_home(volume);
+  const auto recorded = read_owner(volume);
   if (!recorded) return {};  // one that cannot be read says nothing; the user has decided
-  const std::optional<Home>& home = *recorded;
-  if (!home) return {};
-  const auto there = look_at(home->path);
+  const std::optional<VolumeOwner>& owner = *recorded;
+  if (!owner) return {};
+  const auto there = look_at(owner->path);
   if (!there) return std::unexpected(there.error());
-  const std::optional<Home>& found = *there;
-  if (found && !found->is_same_now(*here) && refers_to(home->path, volume))
-    return is_a_copy(volume, directory, *home);
+  const std::optional<VolumeOwner>& found = *there;
+  if (found && !found->is_same_now(*here) && refers_to(owner->path, volume))
+    return is_a_copy(volume, directory, *owner);
   return {};
 }
 
-Status adopt_home(const std::string& volume, const std::string& directory, const Changes& changes) {
+Status adopt_volume(const std::string& volume, const std::string& directory, const DirectoryOps& ops) {
   if (auto can = check_can_adopt(volume, directory); !can) return can;
-  const auto here = home_of(directory);
+  const auto here = owner_at(directory);
   if (!here) return std::unexpected(here.error());
-  return changes.replace_file_durably(record_path(volume), format_home(*here));
+  return ops.replace_file_durably(record_path(volume), format_volume_owner(*here));
 }
 
 std::optional<std::string> why_gone(const std::string& volume, const std::string& directory,
                                     std::uint64_t step) {
-  const auto recorded = read_home(volume);
+  const auto recorded = read_owner(volume);
   if (!recorded) return std::nullopt;
-  const std::optional<Home>& home = *recorded;
-  if (!home || check_home(volume, directory)) return std::nullopt;
-  const auto here = home_of(directory);
-  const std::string& path = home->path;
+  const std::optional<VolumeOwner>& owner = *recorded;
+  if (!owner || check_owner(volume, directory)) return std::nullopt;
+  const auto here = owner_at(directory);
+  const std::string& path = owner->path;
   const bool in_its_place = here && here->path == path;
   return fmt::format("{} is a copy, and its shards belong to {}, where step {} was removed", directory,
                      in_its_place ? "the directory that was in its place before" : path, step);

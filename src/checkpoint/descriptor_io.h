@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/changes.h"
+#include "checkpoint/directory_ops.h"
 #include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
 
@@ -26,7 +26,7 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
 // Makes the directories on volumes that `before` does not name, then the descriptor, all durably. EEXIST when
 // there is no `before` and another has made the descriptor meanwhile.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
-                              const std::optional<StoreDescriptor>& before, const Changes& changes);
+                              const std::optional<StoreDescriptor>& before, const DirectoryOps& ops);
 
 // Empty where there is no descriptor.
 inline std::string id_of(const std::optional<StoreDescriptor>& descriptor) {

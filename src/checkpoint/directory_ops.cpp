@@ -1,4 +1,4 @@
-#include "checkpoint/changes.h"
+#include "checkpoint/directory_ops.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -23,23 +23,24 @@ bool is_directory(const std::string& path) {
 
 }  // namespace
 
-Changes Changes::checked_by(std::function<Status()> check) const {
-  return Changes([check = std::move(check), watch = watch_](Kind kind, const std::string& path) -> Status {
-    if (auto checked = check(); !checked) return checked;
-    return watch ? watch(kind, path) : Status{};
-  });
+DirectoryOps DirectoryOps::checked_by(std::function<Status()> check) const {
+  return DirectoryOps(
+      [check = std::move(check), watch = watch_](Kind kind, const std::string& path) -> Status {
+        if (auto checked = check(); !checked) return checked;
+        return watch ? watch(kind, path) : Status{};
+      });
 }
 
-Status Changes::make_directory(const std::string& path) const { return make_directory(path, 0777); }
+Status DirectoryOps::make_directory(const std::string& path) const { return make_directory(path, 0777); }
 
-Status Changes::make_directory(const std::string& path, mode_t mode) const {
+Status DirectoryOps::make_directory(const std::string& path, mode_t mode) const {
   if (is_directory(path)) return {};
   if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;
   if (::mkdir(path.c_str(), mode) == 0 || (errno == EEXIST && is_directory(path))) return {};
   return std::unexpected(system_error(errno, "making the directory " + path, path));
 }
 
-Status Changes::make_directories_durably(const std::string& path, const std::string& like) const {
+Status DirectoryOps::make_directories_durably(const std::string& path, const std::string& like) const {
   if (is_directory(path)) return {};
   const std::string parent = std::filesystem::path(path).parent_path().string();
   if (!parent.empty() && parent != path) {
@@ -55,12 +56,12 @@ Status Changes::make_directories_durably(const std::string& path, const std::str
   return sync_directory(parent.empty() ? "." : parent);
 }
 
-Status Changes::sync_directory(const std::string& path) const {
+Status DirectoryOps::sync_directory(const std::string& path) const {
   if (auto watched = about_to(Kind::sync_directory, path); !watched) return watched;
   return os::fsync_directory(path);
 }
 
-Status Changes::create_file_durably(const std::string& path, std::string_view contents) const {
+Status DirectoryOps::create_file_durably(const std::string& path, std::string_view contents) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
   const auto directory = os::write_synced_file(path, contents, os::IfPresent::fail);
   if (!directory) return std::unexpected(directory.error());
@@ -68,12 +69,12 @@ Status Changes::create_file_durably(const std::string& path, std::string_view co
   return os::fsync_directory(*directory);
 }
 
-Status Changes::replace_file_durably(const std::string& path, std::string_view contents) const {
+Status DirectoryOps::replace_file_durably(const std::string& path, std::string_view contents) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
   return os::write_file_durably(path, contents, os::IfPresent::replace);
 }
 
-Status Changes::rename(const std::string& from, const std::string& to) const {
+Status DirectoryOps::rename(const std::string& from, const std::string& to) const {
   if (auto watched = about_to(Kind::rename, from); !watched) return watched;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
   // rename(2) replaces no directory but an empty one.
@@ -81,13 +82,13 @@ Status Changes::rename(const std::string& from, const std::string& to) const {
   return std::unexpected(system_error(errno, fmt::format("moving {} to {}", from, to), from));
 }
 
-Status Changes::remove_file(const std::string& path) const {
+Status DirectoryOps::remove_file(const std::string& path) const {
   if (auto watched = about_to(Kind::remove_file, path); !watched) return watched;
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
   return std::unexpected(system_error(errno, "removing " + path, path));
 }
 
-Status Changes::remove_directory(const std::string& path) const {
+Status DirectoryOps::remove_directory(const std::string& path) const {
   if (auto watched = about_to(Kind::remove_directory, path); !watched) return watched;
   if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return {};
   return std::unexpected(system_error(errno, "removing the directory " + path, path));
