@@ -32,9 +32,9 @@ StreamCore::StreamCore(const Engine& engine, std::vector<File> files, std::vecto
       units_(std::move(units)),
       placement_(std::move(placement)),
       verify_(verify),
-      stamps_(files_),
-      home_(units_.size(), kNone),
-      at_(units_.size(), kNone),
+      versions_(files_),
+      resident_frame_(units_.size(), kNone),
+      schedule_(units_.size(), placement_.resident),
       checked_(units_.size()) {}
 
 StreamCore::~StreamCore() {
@@ -42,9 +42,9 @@ StreamCore::~StreamCore() {
   if (engine_.core()->belongs_to_parent()) return;
   std::vector<Future> futures;
   Lock lock(mutex_);
-  for (const Place& place : places_) {
-    if (place.state == State::reading)
-      futures.insert(futures.end(), place.futures.begin(), place.futures.end());
+  for (const Frame& frame : frames_) {
+    if (frame.state == State::reading)
+      futures.insert(futures.end(), frame.futures.begin(), frame.futures.end());
   }
   lock.unlock();
   for (Future& future : futures) future.cancel();
@@ -55,7 +55,7 @@ StreamCore::~StreamCore() {
 Status StreamCore::start() {
   // Of all files, so that a change of one that is read later counts from now on.
   if (verify_ == StreamVerify::once) {
-    if (auto begun = stamps_.begin(); !begun) return begun;
+    if (auto begun = versions_.begin(); !begun) return begun;
   }
   std::uint64_t resident_bytes = 0;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
@@ -69,14 +69,14 @@ Status StreamCore::start() {
   resident_ = std::move(*resident);
   memory_ = {slots_.span(), resident_.span()};
 
-  places_.resize(placement_.slots);
+  frames_.resize(placement_.slots);
   for (std::size_t slot = 0; slot < placement_.slots; ++slot)
-    places_[slot].data = slots_.data() + slot * placement_.slot_bytes;
+    frames_[slot].data = slots_.data() + slot * placement_.slot_bytes;
   std::uint64_t at = 0;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     if (!placement_.resident[unit]) continue;
-    home_[unit] = places_.size();
-    places_.emplace_back().data = resident_.data() + at;
+    resident_frame_[unit] = frames_.size();
+    frames_.emplace_back().data = resident_.data() + at;
     at += whole_pages(units_[unit].bytes);
   }
   std::vector<std::size_t> order(units_.size());
@@ -85,24 +85,14 @@ Status StreamCore::start() {
 }
 
 Status StreamCore::set_order(std::vector<std::size_t> order) {
-  std::vector<std::size_t> position(units_.size(), kNone);
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    if (order[i] < position.size()) position[order[i]] = i;
+  std::vector<bool> is_ordered(units_.size());
+  for (const std::size_t unit : order) {
+    if (unit < is_ordered.size()) is_ordered[unit] = true;
   }
-  if (order.size() != units_.size() || std::ranges::find(position, kNone) != position.end())
+  if (order.size() != units_.size() || std::ranges::find(is_ordered, false) != is_ordered.end())
     return std::unexpected(wrong(fmt::format("order: not each of the {} units once", units_.size())));
   Lock lock(mutex_);
-  // Reading goes on behind what was to be read next.
-  const std::size_t next = order_.empty() ? 0 : position[order_[next_]];
-  order_ = std::move(order);
-  position_ = std::move(position);
-  next_ = next;
-  passing_ = 0;
-  rank_.assign(units_.size(), 0);
-  for (const std::size_t unit : order_) {
-    rank_[unit] = passing_;
-    if (!placement_.resident[unit]) ++passing_;
-  }
+  schedule_.set_order(std::move(order));
   read_ahead(lock);
   return {};
 }
@@ -119,109 +109,116 @@ Status StreamCore::check_unit(std::size_t unit) const {
   return std::unexpected(wrong(fmt::format("unit: {} of {}", unit, units_.size())));
 }
 
-StreamCore::Place* StreamCore::place_of(std::size_t unit) {
-  return at_[unit] == kNone ? nullptr : &places_[at_[unit]];
+StreamCore::Frame* StreamCore::frame_of(std::size_t unit) {
+  const std::size_t location = schedule_.location(unit);
+  return location == kNone ? nullptr : &frames_[location];
 }
 
 // Where the unit can be read to now, or null.
-StreamCore::Place* StreamCore::room_for(std::size_t unit) {
-  if (home_[unit] != kNone) return &places_[home_[unit]];
-  const auto slots = std::span(places_).first(placement_.slots);
-  const auto slot = std::ranges::find(slots, State::empty, &Place::state);
+StreamCore::Frame* StreamCore::room_for(std::size_t unit) {
+  if (resident_frame_[unit] != kNone) return &frames_[resident_frame_[unit]];
+  const auto slots = std::span(frames_).first(placement_.slots);
+  const auto slot = std::ranges::find(slots, State::empty, &Frame::state);
   return slot == slots.end() ? nullptr : &*slot;
 }
 
-// How many units through slots lie between two of them in the cycle.
-std::size_t StreamCore::distance(std::size_t from, std::size_t to) const {
-  return (rank_[to] + passing_ - rank_[from]) % passing_;
+// What the schedule has to know of the slots.
+std::span<const SlotUse> StreamCore::slot_uses() {
+  using Use = SlotUse::State;
+  uses_.clear();
+  for (const Frame& frame : std::span(frames_).first(placement_.slots)) {
+    const Use use = frame.state == State::empty ? Use::empty
+                    : frame.evicting            ? Use::evicting
+                    : may_evict(frame)          ? Use::evictable
+                                                : Use::in_use;
+    uses_.push_back({use, frame.unit});
+  }
+  return uses_;
 }
 
 // Begins to read what comes next, as long as there is room.
 void StreamCore::read_ahead(Lock& lock) {
-  for (std::size_t passed = 0; passed < order_.size(); ++passed) {
-    const std::size_t unit = order_[next_];
-    if (place_of(unit) == nullptr) {
-      Place* place = room_for(unit);
-      if (place == nullptr) return;
-      read(lock, *place, unit);
-      passed = 0;  // others may have moved on meanwhile
-      if (order_[next_] != unit) continue;
-    }
-    next_ = (next_ + 1) % order_.size();
+  while (true) {
+    const std::size_t unit = schedule_.next();
+    if (unit == kNone) return;
+    Frame* frame = room_for(unit);
+    if (frame == nullptr) return;
+    schedule_.take_next();
+    read(lock, *frame, unit);
   }
 }
 
-void StreamCore::read(Lock& lock, Place& place, std::size_t unit) {
+void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
   const std::vector<StreamPart>& parts = units_[unit].parts;
   const std::uint64_t reading = ++readings_;
-  place.unit = unit;
-  place.state = State::reading;
-  place.given_up = false;
-  place.pending = parts.size() + 1;  // one for the submitting
-  place.reading = reading;
-  place.error.reset();
-  place.futures.clear();
-  at_[unit] = place_index(place);
+  frame.unit = unit;
+  frame.state = State::reading;
+  frame.evicting = false;
+  frame.pending = parts.size() + 1;  // one for the submitting
+  frame.reading = reading;
+  frame.error.reset();
+  frame.futures.clear();
+  schedule_.set_location(unit, frame_index(frame));
   ++under_way_;
   if (reading_++ == 0) reading_since_ = Clock::now();
   lock.unlock();
 
-  const auto looked = look(units_[unit]);
+  const auto file_version = version_of(units_[unit]);
   std::vector<Request> requests;
   for (const StreamPart& part : parts) {
     requests.push_back({.op = Op::read,
                         .file = &files_[part.file],
-                        .memory = {place.data + part.at, part.bytes},
+                        .memory = {frame.data + part.at, part.bytes},
                         .offset = part.offset});
   }
   std::vector<Future> futures;
-  if (looked) futures = engine_.submit(requests);
+  if (file_version) futures = engine_.submit(requests);
 
   lock.lock();
-  if (place.reading == reading && place.state == State::reading) place.futures = futures;
-  if (looked) {
-    place.looked = *looked;
+  if (frame.reading == reading && frame.state == State::reading) frame.futures = futures;
+  if (file_version) {
+    frame.file_version = *file_version;
   } else {
-    place.error = looked.error();
-    place.pending -= parts.size();
+    frame.error = file_version.error();
+    frame.pending -= parts.size();
   }
   lock.unlock();
   for (Future& future : futures) {
-    future.on_done([this, &place, future] {
+    future.on_done([this, &frame, future] {
       const std::scoped_lock guard(mutex_);
-      arrived(place, future.result());
+      arrived(frame, future.result());
     });
   }
   lock.lock();
-  arrived(place, 0);
+  arrived(frame, 0);
 }
 
 // Of one part, or of the submitting.
-void StreamCore::arrived(Place& place, const Result<std::uint64_t>& result) {
-  if (!result && !place.error) place.error = result.error();
-  if (--place.pending > 0) return;
-  place.futures.clear();
-  if (place.error && !place.given_up) ++stats_.failed;
-  if (place.given_up) {
-    empty(place);
-  } else if (place.error) {
-    place.state = State::failed;
+void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
+  if (!result && !frame.error) frame.error = result.error();
+  if (--frame.pending > 0) return;
+  frame.futures.clear();
+  if (frame.error && !frame.evicting) ++stats_.failed;
+  if (frame.evicting) {
+    empty(frame);
+  } else if (frame.error) {
+    frame.state = State::failed;
   } else {
-    place.state = State::ready;
+    frame.state = State::ready;
     ++stats_.units_read;
-    for (const StreamPart& part : units_[place.unit].parts) stats_.bytes_read += part.bytes;
+    for (const StreamPart& part : units_[frame.unit].parts) stats_.bytes_read += part.bytes;
   }
   if (--reading_ == 0) stats_.read_ns += since(reading_since_);
   --under_way_;
   changed_.notify_all();  // under the lock: whoever waits may destroy this next
 }
 
-void StreamCore::empty(Place& place) {
-  at_[place.unit] = kNone;
-  place.unit = kNone;
-  place.state = State::empty;
-  place.given_up = false;
-  place.error.reset();
+void StreamCore::empty(Frame& frame) {
+  schedule_.set_location(frame.unit, kNone);
+  frame.unit = kNone;
+  frame.state = State::empty;
+  frame.evicting = false;
+  frame.error.reset();
 }
 
 // False when the deadline has passed.
@@ -243,23 +240,23 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
     if (waiting) stats_.wait_ns += since(*std::exchange(waiting, std::nullopt));
   };
   while (true) {
-    Place* place = place_of(unit);
-    if (place == nullptr) {
-      if (auto turned = turn_to(lock, unit); !turned) return std::unexpected(turned.error());
-      place = place_of(unit);
+    Frame* frame = frame_of(unit);
+    if (frame == nullptr) {
+      if (auto moved = reprioritize(lock, unit); !moved) return std::unexpected(moved.error());
+      frame = frame_of(unit);
     }
-    if (place != nullptr &&
-        (place->state == State::ready || place->state == State::held || place->state == State::failed)) {
+    if (frame != nullptr &&
+        (frame->state == State::ready || frame->state == State::held || frame->state == State::failed)) {
       stop_waiting();
-      return take(lock, *place);
+      return take(lock, *frame);
     }
     if (!waiting) {
       waiting = Clock::now();
       ++stats_.waited;
     }
-    if (place != nullptr) ++place->waiters;
+    if (frame != nullptr) ++frame->waiters;
     const bool in_time = wait(lock, deadline);
-    if (place != nullptr) --place->waiters;
+    if (frame != nullptr) --frame->waiters;
     if (!in_time) {
       stop_waiting();
       return std::unexpected(
@@ -270,66 +267,53 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
 
 // Reads the unit next, which is not what was expected. What others wait for stays, and so does what is used
 // soon after it, if there is room.
-Status StreamCore::turn_to(Lock& lock, std::size_t unit) {
-  if (home_[unit] != kNone) {
-    read(lock, places_[home_[unit]], unit);
+Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
+  if (resident_frame_[unit] != kNone) {
+    read(lock, frames_[resident_frame_[unit]], unit);
     return {};
   }
-  const auto slots = std::span(places_).first(placement_.slots);
-  if (std::ranges::all_of(slots, [](const Place& place) {
-        return place.state == State::held || place.state == State::checking;
+  const auto slots = std::span(frames_).first(placement_.slots);
+  if (std::ranges::all_of(slots, [](const Frame& frame) {
+        return frame.state == State::held || frame.state == State::checking;
       })) {
     return std::unexpected(wrong(fmt::format(
         "unit: {} needs a slot, and each of the {} holds an acquired unit; release one before, or open the "
         "stream with more slots",
         units_[unit].name, placement_.slots)));
   }
-  next_ = position_[unit];
-  give_up_those_behind(lock, unit);
+  schedule_.move_to(unit);
+  evict_behind(lock, unit);
   make_room(lock, unit);
   read_ahead(lock);
   return {};
 }
 
-// Gives up what is not used soon after `unit`, so that its slots serve what is.
-void StreamCore::give_up_those_behind(Lock& lock, std::size_t unit) {
-  std::vector<Place*> behind;
-  for (Place& place : std::span(places_).first(placement_.slots)) {
-    if (may_give_up(place) && distance(unit, place.unit) >= placement_.slots) behind.push_back(&place);
-  }
-  give_up(lock, behind);
+// Evicts what is not used soon after `unit`, so that its slots serve what is.
+void StreamCore::evict_behind(Lock& lock, std::size_t unit) {
+  std::vector<Frame*> behind;
+  for (const std::size_t slot : schedule_.slots_behind(unit, slot_uses())) behind.push_back(&frames_[slot]);
+  evict(lock, behind);
 }
 
-// Gives up what is used last, unless a slot is empty or will be.
+// Evicts what is used last, unless a slot is empty or will be.
 void StreamCore::make_room(Lock& lock, std::size_t unit) {
-  const auto slots = std::span(places_).first(placement_.slots);
-  if (std::ranges::any_of(slots, [](const Place& place) {
-        return place.state == State::empty || (place.state == State::reading && place.given_up);
-      })) {
-    return;
-  }
-  Place* last = nullptr;
-  for (Place& place : slots) {
-    if (!may_give_up(place)) continue;
-    if (last == nullptr || distance(unit, place.unit) > distance(unit, last->unit)) last = &place;
-  }
-  if (last != nullptr) give_up(lock, {last});
+  if (const auto slot = schedule_.slot_to_evict(unit, slot_uses())) evict(lock, {&frames_[*slot]});
 }
 
-bool StreamCore::may_give_up(const Place& place) {
-  if (place.waiters > 0 || place.given_up) return false;
-  return place.state == State::reading || place.state == State::ready || place.state == State::failed;
+bool StreamCore::may_evict(const Frame& frame) {
+  if (frame.waiters > 0 || frame.evicting) return false;
+  return frame.state == State::reading || frame.state == State::ready || frame.state == State::failed;
 }
 
-void StreamCore::give_up(Lock& lock, const std::vector<Place*>& places) {
+void StreamCore::evict(Lock& lock, const std::vector<Frame*>& frames) {
   std::vector<Future> futures;
-  for (Place* place : places) {
+  for (Frame* frame : frames) {
     ++stats_.unused;
-    if (place->state == State::reading) {
-      place->given_up = true;
-      futures.insert(futures.end(), place->futures.begin(), place->futures.end());
+    if (frame->state == State::reading) {
+      frame->evicting = true;
+      futures.insert(futures.end(), frame->futures.begin(), frame->futures.end());
     } else {
-      empty(*place);
+      empty(*frame);
     }
   }
   if (futures.empty()) return;
@@ -342,47 +326,47 @@ void StreamCore::give_up(Lock& lock, const std::vector<Place*>& places) {
 }
 
 // After an error: what was read ahead came from the same storage, perhaps before its cause was gone.
-void StreamCore::give_up_unchecked(Lock& lock) {
-  std::vector<Place*> suspect;
-  for (Place& place : places_) {
-    if (may_give_up(place) && (is_slot(place) || !checked_[place.unit])) suspect.push_back(&place);
+void StreamCore::evict_unchecked(Lock& lock) {
+  std::vector<Frame*> suspect;
+  for (Frame& frame : frames_) {
+    if (may_evict(frame) && (is_slot(frame) || !checked_[frame.unit])) suspect.push_back(&frame);
   }
-  give_up(lock, suspect);
+  evict(lock, suspect);
 }
 
 // Hands out what has arrived, once it is known to be good, and goes on reading ahead.
-Result<MemoryView> StreamCore::take(Lock& lock, Place& place) {
-  const std::size_t unit = place.unit;
-  if (place.error) {
-    Error error = std::move(*place.error);
-    empty(place);
-    give_up_unchecked(lock);
+Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
+  const std::size_t unit = frame.unit;
+  if (frame.error) {
+    Error error = std::move(*frame.error);
+    empty(frame);
+    evict_unchecked(lock);
     changed_.notify_all();
     return std::unexpected(std::move(error));
   }
-  if (place.state == State::ready) {
-    place.state = State::checking;
+  if (frame.state == State::ready) {
+    frame.state = State::checking;
     lock.unlock();
     const auto started = Clock::now();
-    const Status good = check(place);
+    const Status good = check(frame);
     const std::uint64_t spent = since(started);
     lock.lock();
     stats_.verify_ns += spent;
     changed_.notify_all();
     if (!good) {
       ++stats_.failed;
-      empty(place);
-      give_up_unchecked(lock);
+      empty(frame);
+      evict_unchecked(lock);
       changed_.notify_all();
       return std::unexpected(good.error());
     }
-    place.state = State::held;
-    checked_[unit] = place.looked;
+    frame.state = State::held;
+    checked_[unit] = frame.file_version;
   }
-  ++place.holders;
+  ++frame.holders;
   ++stats_.acquired;
-  const MemoryView view{place.data, units_[unit].bytes};
-  if (is_slot(place)) give_up_those_behind(lock, unit);
+  const MemoryView view{frame.data, units_[unit].bytes};
+  if (is_slot(frame)) evict_behind(lock, unit);
   read_ahead(lock);
   return view;
 }
@@ -390,48 +374,49 @@ Result<MemoryView> StreamCore::take(Lock& lock, Place& place) {
 Status StreamCore::release(std::size_t unit) {
   if (auto known = check_unit(unit); !known) return known;
   Lock lock(mutex_);
-  Place* place = place_of(unit);
-  if (place == nullptr || place->state != State::held)
+  Frame* frame = frame_of(unit);
+  if (frame == nullptr || frame->state != State::held)
     return std::unexpected(wrong(fmt::format("unit: {} is not acquired", units_[unit].name)));
-  if (--place->holders > 0) return {};
-  if (is_slot(*place)) {
-    empty(*place);
+  if (--frame->holders > 0) return {};
+  if (is_slot(*frame)) {
+    empty(*frame);
   } else {
-    place->state = State::ready;
+    frame->state = State::ready;
   }
   changed_.notify_all();
   read_ahead(lock);
   return {};
 }
 
-Result<std::uint64_t> StreamCore::look(const StreamUnit& unit) {
+Result<std::uint64_t> StreamCore::version_of(const StreamUnit& unit) {
   if (verify_ != StreamVerify::once) return 0;
   std::uint64_t latest = 0;
   std::size_t last = kNone;
   for (const StreamPart& part : unit.parts) {
     if (std::exchange(last, part.file) == part.file) continue;
-    auto looked = stamps_.look(part.file);
-    if (!looked) return looked;
-    latest = std::max(latest, *looked);
+    auto file_version = versions_.version_of(part.file);
+    if (!file_version) return file_version;
+    latest = std::max(latest, *file_version);
   }
   return latest;
 }
 
-Status StreamCore::check(const Place& place) {
-  const StreamUnit& unit = units_[place.unit];
+Status StreamCore::check(const Frame& frame) {
+  const StreamUnit& unit = units_[frame.unit];
   if (verify_ == StreamVerify::never) return {};
-  if (verify_ == StreamVerify::once && !is_slot(place) && checked_[place.unit]) return {};
-  const auto looked = look(unit);
-  if (!looked) return std::unexpected(looked.error());
-  if (verify_ == StreamVerify::once && checked_[place.unit] == *looked) return {};
-  return check_sums(unit, place.data, *looked);
+  if (verify_ == StreamVerify::once && !is_slot(frame) && checked_[frame.unit]) return {};
+  const auto file_version = version_of(unit);
+  if (!file_version) return std::unexpected(file_version.error());
+  if (verify_ == StreamVerify::once && checked_[frame.unit] == *file_version) return {};
+  return check_sums(unit, frame.data, *file_version);
 }
 
-Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data, std::uint64_t looked) const {
+Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data,
+                              std::uint64_t file_version) const {
   for (const StreamPart& part : unit.parts) {
     const std::string& path = files_[part.file].path();
     if (!part.checksum) {
-      if (looked == 0) continue;
+      if (file_version == 0) continue;
       return std::unexpected(make_error(
           ErrorKind::corrupt,
           fmt::format("reading {} from {}: the file was modified since it was opened, and there is no "

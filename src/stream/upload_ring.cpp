@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <numeric>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -60,13 +59,10 @@ UploadRing::UploadRing(StreamCore& host, const MemoryView& memory)
       units_(host.units()),
       most_held_(most_held(host.placement(), units_.size())),
       slots_(memory.bytes / device_slot_bytes(units_)),
-      at_(units_.size(), kNone) {
+      schedule_(units_.size()) {
   const std::uint64_t slot_bytes = device_slot_bytes(units_);
   for (std::size_t index = 0; index < slots_.size(); ++index)
     slots_[index].data = memory.data + index * slot_bytes;
-  order_.resize(units_.size());
-  std::iota(order_.begin(), order_.end(), 0);
-  position_ = order_;
 }
 
 UploadRing::~UploadRing() {
@@ -124,23 +120,17 @@ void UploadRing::work() {
   }
 }
 
-// An empty slot for the unit at next_, which is in none; null where there is no such slot or unit.
+// An empty slot for the unit that is copied next; null where there is no such slot or unit.
 UploadRing::Slot* UploadRing::next_slot() {
-  for (std::size_t passed = 0; passed < order_.size(); ++passed) {
-    if (at_[order_[next_]] == kNone) {
-      const auto slot = std::ranges::find(slots_, State::empty, &Slot::state);
-      return slot == slots_.end() ? nullptr : &*slot;
-    }
-    next_ = (next_ + 1) % order_.size();
-  }
-  return nullptr;
+  if (schedule_.next() == kNone) return nullptr;
+  const auto slot = std::ranges::find(slots_, State::empty, &Slot::state);
+  return slot == slots_.end() ? nullptr : &*slot;
 }
 
 void UploadRing::upload(Lock& lock, Slot& slot) {
-  const std::size_t unit = order_[next_];
-  next_ = (next_ + 1) % order_.size();
+  const std::size_t unit = schedule_.take_next();
   const auto index = static_cast<std::size_t>(&slot - slots_.data());
-  at_[unit] = index;
+  schedule_.set_location(unit, index);
   slot.unit = unit;
   slot.state = State::copying;
   slot.copies = 1;  // until all have begun
@@ -159,8 +149,8 @@ void UploadRing::upload(Lock& lock, Slot& slot) {
   const std::vector<StreamPart>& parts = units_[unit].parts;
   const std::vector<std::uint64_t> layout = device_layout(units_[unit]);
   lock.lock();
-  if (stopping_) slot.given_up = true;
-  const bool wanted = !slot.given_up;
+  if (stopping_) slot.evicting = true;
+  const bool wanted = !slot.evicting;
   for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
     if (parts[part].bytes > 0) ++slot.copies;
   }
@@ -213,7 +203,7 @@ void UploadRing::copies_ended() {
 
 // Nothing of the slot is under way any more.
 void UploadRing::settle(Slot& slot) {
-  if (slot.given_up) {
+  if (slot.evicting) {
     empty(slot);
   } else if (slot.error) {
     slot.state = State::failed;
@@ -226,10 +216,10 @@ void UploadRing::settle(Slot& slot) {
 }
 
 void UploadRing::empty(Slot& slot) {
-  at_[slot.unit] = kNone;
+  schedule_.set_location(slot.unit, kNone);
   slot.unit = kNone;
   slot.state = State::empty;
-  slot.given_up = false;
+  slot.evicting = false;
   slot.error.reset();
 }
 
@@ -242,10 +232,10 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
   bool waited = false;
   Lock lock(mutex_);
   while (true) {
-    if (at_[unit] == kNone) {
-      if (auto turned = turn_to(unit); !turned) return std::unexpected(turned.error());
+    if (schedule_.location(unit) == kNone) {
+      if (auto moved = reprioritize(unit); !moved) return std::unexpected(moved.error());
     } else {
-      Slot& slot = slots_[at_[unit]];
+      Slot& slot = slots_[schedule_.location(unit)];
       if (slot.state == State::held) {
         return std::unexpected(make_error(ErrorKind::invalid_argument,
                                           fmt::format("unit: {} is acquired already", units_[unit].name)));
@@ -257,7 +247,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
         for (Slot& each : slots_) {
           if (each.state == State::failed) empty(each);
         }
-        next_ = position_[unit];
+        schedule_.move_to(unit);
         changed_.notify_all();
         return std::unexpected(std::move(error));
       }
@@ -279,7 +269,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
 }
 
 // Copies the unit next, which is not what was expected. What is used soon after it stays, if there is room.
-Status UploadRing::turn_to(std::size_t unit) {
+Status UploadRing::reprioritize(std::size_t unit) {
   if (std::ranges::all_of(slots_, [](const Slot& slot) { return slot.state == State::held; })) {
     return std::unexpected(make_error(
         ErrorKind::invalid_argument,
@@ -287,48 +277,51 @@ Status UploadRing::turn_to(std::size_t unit) {
                     "or open the stream with more slots",
                     units_[unit].name, slots_.size())));
   }
-  bool turned = std::exchange(next_, position_[unit]) != position_[unit];
-  const auto may_go = [](const Slot& slot) {
-    return !slot.given_up && slot.state != State::empty && slot.state != State::held;
-  };
-  const auto give_up = [&](Slot& slot) {
-    turned = true;
-    if (slot.state == State::copying) {
-      slot.given_up = true;
-    } else {
-      empty(slot);
-    }
-  };
-  for (Slot& slot : slots_) {
-    if (may_go(slot) && distance(unit, slot.unit) >= slots_.size()) give_up(slot);
+  bool has_changed = schedule_.move_to(unit);
+  for (const std::size_t slot : schedule_.slots_behind(unit, slot_uses())) {
+    evict(slots_[slot]);
+    has_changed = true;
   }
-  const bool has_room = std::ranges::any_of(
-      slots_, [](const Slot& slot) { return slot.state == State::empty || slot.given_up; });
-  if (!has_room) {
-    Slot* last = nullptr;
-    for (Slot& slot : slots_) {
-      if (may_go(slot) && (last == nullptr || distance(unit, slot.unit) > distance(unit, last->unit)))
-        last = &slot;
-    }
-    if (last != nullptr) give_up(*last);
+  if (const auto slot = schedule_.slot_to_evict(unit, slot_uses())) {
+    evict(slots_[*slot]);
+    has_changed = true;
   }
-  if (turned) changed_.notify_all();  // else who waits here would wake the others that do
+  if (has_changed) changed_.notify_all();  // else who waits here would wake the others that do
   return {};
 }
 
-std::size_t UploadRing::distance(std::size_t from, std::size_t to) const {
-  return (position_[to] + order_.size() - position_[from]) % order_.size();
+void UploadRing::evict(Slot& slot) {
+  if (slot.state == State::copying) {
+    slot.evicting = true;
+  } else {
+    empty(slot);
+  }
+}
+
+// What the schedule has to know of the slots.
+std::vector<SlotUse> UploadRing::slot_uses() const {
+  using Use = SlotUse::State;
+  std::vector<SlotUse> uses;
+  for (const Slot& slot : slots_) {
+    const Use use = slot.state == State::empty  ? Use::empty
+                    : slot.evicting             ? Use::evicting
+                    : slot.state == State::held ? Use::in_use
+                                                : Use::evictable;
+    uses.push_back({use, slot.unit});
+  }
+  return uses;
 }
 
 Status UploadRing::release(std::size_t unit, void* stream) {
   auto fence = memory_.device->fence(stream);
   if (!fence) return std::unexpected(fence.error());
   const std::scoped_lock lock(mutex_);
-  if (unit >= units_.size() || at_[unit] == kNone || slots_[at_[unit]].state != State::held) {
+  const std::size_t location = unit < units_.size() ? schedule_.location(unit) : kNone;
+  if (location == kNone || slots_[location].state != State::held) {
     return std::unexpected(
         make_error(ErrorKind::invalid_argument, fmt::format("unit: {} is not acquired", unit)));
   }
-  Slot& slot = slots_[at_[unit]];
+  Slot& slot = slots_[location];
   slot.after = std::move(*fence);
   empty(slot);
   changed_.notify_all();
@@ -337,10 +330,7 @@ Status UploadRing::release(std::size_t unit, void* stream) {
 
 void UploadRing::set_order(std::vector<std::size_t> order) {
   const std::scoped_lock lock(mutex_);
-  const std::size_t next = order_[next_];
-  order_ = std::move(order);
-  for (std::size_t i = 0; i < order_.size(); ++i) position_[order_[i]] = i;
-  next_ = position_[next];
+  schedule_.set_order(std::move(order));
   changed_.notify_all();
 }
 

@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "device/device.h"
+#include "stream/ring_schedule.h"
 #include "stream/stream_core.h"
 
 namespace trunkline {
 
-// A unit's way: an empty slot is chosen for it -> it is acquired from the host's stream, which has read and
-// checked it -> its parts are copied, after what the caller's stream still did with the slot -> the last copy
-// has ended: it is ready, and the host's memory is free for the next one -> it is acquired -> its holder
+// The life of a unit: an empty slot is chosen for it -> it is acquired from the host's stream, which has read
+// and checked it -> its parts are copied, after what the caller's stream still did with the slot -> the last
+// copy has ended: it is ready, and the host's memory is free for the next one -> it is acquired -> its holder
 // releases it, with the stream that works on it.
 //
 // A thread does the first steps, in the order of the units; the queue's threads the end of the copies. One
@@ -44,14 +45,14 @@ class UploadRing {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  static constexpr std::size_t kNone = RingSchedule::kNone;
 
   enum class State { empty, copying, ready, failed, held };
   struct Slot {
     std::byte* data = nullptr;
     std::size_t unit = kNone;
     State state = State::empty;
-    bool given_up = false;   // empty as soon as the copying has ended
+    bool evicting = false;   // it is empty as soon as the copying has ended
     std::size_t copies = 0;  // under way
     Fence after;             // what was done with the slot before
     std::optional<Error> error;
@@ -64,8 +65,9 @@ class UploadRing {
   void copies_ended();
   void settle(Slot& slot);
   void empty(Slot& slot);
-  Status turn_to(std::size_t unit);
-  std::size_t distance(std::size_t from, std::size_t to) const;
+  Status reprioritize(std::size_t unit);
+  void evict(Slot& slot);
+  std::vector<SlotUse> slot_uses() const;
 
   StreamCore& host_;
   const MemoryView memory_;
@@ -75,11 +77,8 @@ class UploadRing {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
-  std::vector<std::size_t> at_;        // of a unit in a slot: its index
-  std::vector<std::size_t> order_;     // of units
-  std::vector<std::size_t> position_;  // of a unit in the order
-  std::size_t next_ = 0;               // position of what is copied next
-  std::size_t held_ = 0;               // units of the host's stream
+  RingSchedule schedule_;  // locations are indices of slots
+  std::size_t held_ = 0;   // units of the host's stream
   bool stopping_ = false;
   StreamStats stats_;
 

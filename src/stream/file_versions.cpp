@@ -1,4 +1,4 @@
-#include "stream/file_stamps.h"
+#include "stream/file_versions.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -13,39 +13,39 @@ namespace trunkline {
 namespace {
 
 // Sizes and times of a file's members.
-Result<std::string> stamp_of(const File& file) {
-  std::string stamp;
+Result<std::string> state_of(const File& file) {
+  std::string state;
   for (const io::Member& member : file.core()->members) {
     struct stat status{};
     if (::fstat(member.pair.buffered.get(), &status) != 0)
       return std::unexpected(system_error(errno, "looking at " + member.path, member.path));
     // The time of the last change of the inode cannot be set back, as that of its contents can.
-    fmt::format_to(std::back_inserter(stamp), "{} {}.{} {}.{};", status.st_size, status.st_mtim.tv_sec,
+    fmt::format_to(std::back_inserter(state), "{} {}.{} {}.{};", status.st_size, status.st_mtim.tv_sec,
                    status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
   }
-  return stamp;
+  return state;
 }
 
 }  // namespace
 
-FileStamps::FileStamps(std::vector<File> files) : files_(std::move(files)), stamps_(files_.size()) {}
+FileVersions::FileVersions(std::vector<File> files) : files_(std::move(files)), known_(files_.size()) {}
 
-Status FileStamps::begin() {
+Status FileVersions::begin() {
   const std::scoped_lock lock(mutex_);
   for (std::size_t file = 0; file < files_.size(); ++file) {
-    auto stamp = stamp_of(files_[file]);
-    if (!stamp) return std::unexpected(stamp.error());
-    stamps_[file] = std::move(*stamp);
+    auto state = state_of(files_[file]);
+    if (!state) return std::unexpected(state.error());
+    known_[file] = std::move(*state);
   }
   return {};
 }
 
-Result<std::uint64_t> FileStamps::look(std::size_t file) {
-  auto stamp = stamp_of(files_[file]);
-  if (!stamp) return std::unexpected(stamp.error());
+Result<std::uint64_t> FileVersions::version_of(std::size_t file) {
+  auto state = state_of(files_[file]);
+  if (!state) return std::unexpected(state.error());
   const std::scoped_lock lock(mutex_);
-  if (stamps_[file] != *stamp) {
-    stamps_[file] = std::move(*stamp);
+  if (known_[file] != *state) {
+    known_[file] = std::move(*state);
     ++modifications_;
   }
   return modifications_;
