@@ -6,13 +6,14 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "device/device.h"
 #include "io/backends/faulty.h"
-#include "io/backends/run_command.h"
 #include "io/file/file_core.h"
+#include "io/gpu/gds_policy.h"
 #include "io/submission.h"
 #include "os/fork_generation.h"
 
@@ -52,7 +53,13 @@ EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
       faults_(std::static_pointer_cast<io::FaultPlan>(options.faults)),
       budget_(std::make_shared<PinnedBudget>(config.pinned_budget_bytes)),
       staging_(std::make_shared<StagingPool>(budget_)),
-      queue_(config.block_bytes, kQueueBound) {}
+      queue_(config.block_bytes, kQueueBound),
+      inline_runner_({.block_bytes = config.block_bytes,
+                      .slot_bytes = config.slot_bytes,
+                      .slots = bounce_slots(kInlineSlots),
+                      .budget = budget_,
+                      .faults = faults_},
+                     counters_) {}
 
 Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options) {
   auto config = io::resolve(options);
@@ -87,7 +94,8 @@ Status EngineCore::start_lanes(BackendKind kind) {
                                .slots = bounce_slots(std::min(kMaxLaneSlots, config_.queue_depth)),
                                .budget = budget_,
                                .gpu = config_.gpu,
-                               .faults = faults_};
+                               .faults = faults_,
+                               .refusals = &refusals_};
     lanes_.push_back(std::make_unique<io::Lane>(lane, queue_));
     if (auto started = lanes_.back()->start(); !started) {
       lanes_.clear();  // joins those that run
@@ -156,7 +164,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
     fence = std::move(*recorded);
     const Status reaches = file->gpu_reaches(*memory.device, config_.gpu);
     gpu_direct = reaches.has_value();
-    if (!gpu_direct && config_.gpu == GpuPath::gds) {
+    if (!gpu_direct && io::is_gds_required(config_.gpu)) {
       file->end(request.op, write_epoch);
       return std::unexpected(reaches.error());
     }
@@ -165,7 +173,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
                                                request.keepalive, std::move(fence));
   operation->write_epoch = write_epoch;
   operation->cursor.gpu_direct = gpu_direct;
-  operation->cursor.gds_required = config_.gpu == GpuPath::gds;
+  operation->cursor.gds_required = io::is_gds_required(config_.gpu);
   return operation;
 }
 
@@ -204,7 +212,7 @@ Result<std::uint64_t> EngineCore::run(Op op, const std::shared_ptr<FileCore>& fi
 Status EngineCore::run_sync(const std::shared_ptr<FileCore>& file) {
   if (file->layout.members == 1) {
     Status status = usable();
-    if (status) status = move_all_inline({.op = Op::sync, .file = file.get()});
+    if (status) status = inline_runner_.move_all({.op = Op::sync, .file = file.get()});
     file->end(Op::sync, 0);
     counters_.count_operation(!status, true);
     return status;
@@ -227,61 +235,14 @@ Result<std::uint64_t> EngineCore::run_inline(FileCore& file, Op op, const Memory
     status = file.begin(op, offset, memory.bytes, write_epoch);
     if (status) {
       if (op == Op::write && memory.bytes > 0) status = file.extend(offset, memory.bytes, config_.slot_bytes);
-      if (status) status = move_all_inline({.op = op, .file = &file, .memory = memory, .offset = offset});
+      if (status)
+        status = inline_runner_.move_all({.op = op, .file = &file, .memory = memory, .offset = offset});
       file.end(op, write_epoch);
     }
   }
   counters_.count_operation(!status, true);
   if (!status) return std::unexpected(status.error());
   return memory.bytes;
-}
-
-Status EngineCore::move_all_inline(io::Cursor cursor) {
-  io::Transfer transfer;
-  while (cursor.next(config_.block_bytes, transfer)) {
-    if (auto moved = move_inline(transfer); !moved) return moved;
-    transfer = {};
-  }
-  return {};
-}
-
-SlotPool& EngineCore::inline_slots() {
-  const std::scoped_lock lock(inline_mutex_);
-  if (inline_slots_ == nullptr)
-    inline_slots_ = SlotPool::allocate(config_.slot_bytes, bounce_slots(kInlineSlots), budget_);
-  return *inline_slots_;
-}
-
-Status EngineCore::move_inline(io::Transfer& transfer) {
-  if (transfer.piece.through_slot && transfer.op != Op::sync) {
-    transfer.slot = inline_slots().try_lease();
-    if (transfer.slot.valid())
-      copy_in(transfer);
-    else
-      avoid_slot(transfer);
-  }
-  while (true) {
-    const std::uint64_t sent_ns = io::now_ns();
-    const std::int64_t result = run_command_inline(transfer.next_command());
-    io::Verdict verdict = advance(transfer, result);
-    counters_.count_completion(transfer, verdict, io::now_ns() - sent_ns);
-    if (verdict.refused_direct) transfer.member->direct_refused.store(true);
-    if (verdict.step == io::Verdict::Step::failed) return std::unexpected(std::move(verdict.error));
-    if (verdict.step == io::Verdict::Step::finished) break;
-  }
-  copy_out(transfer);
-  if (transfer.op != Op::sync)
-    counters_.count_payload(transfer.piece.path, transfer.through_cache, transfer.piece.length);
-  return {};
-}
-
-std::int64_t EngineCore::run_command_inline(const io::Command& command) {
-  if (faults_ == nullptr) return io::run_command(command);
-  const io::Fault fault = faults_->next(command);
-  const auto changed = io::under_fault(command, fault);
-  const std::int64_t result = changed ? io::run_command(*changed) : 0;
-  if (fault.hold) faults_->wait_released();
-  return io::result_under_fault(command, fault, result);
 }
 
 EngineStats EngineCore::stats() const {
@@ -295,24 +256,7 @@ EngineStats EngineCore::stats() const {
 
 std::vector<Refusal> EngineCore::refusals() const {
   std::vector<Refusal> all = refused_backends_;
-  for (const auto& lane : lanes_) {
-    if (const auto refusal = lane->registration_refusal()) {
-      all.push_back({"registered buffers", refusal->message});
-      break;
-    }
-  }
-  for (const auto& lane : lanes_) {
-    if (const auto refusal = lane->pin_refusal()) {
-      all.push_back({"pinned bounce buffers", refusal->message});
-      break;
-    }
-  }
-  for (const auto& lane : lanes_) {
-    if (const auto refusal = lane->gds_refusal()) {
-      all.push_back({"GPUDirect Storage", refusal->message});
-      break;
-    }
-  }
+  std::ranges::move(refusals_.all(), std::back_inserter(all));
   return all;
 }
 

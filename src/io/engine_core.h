@@ -12,8 +12,10 @@
 
 #include "io/file/memory_files.h"
 #include "io/lane/counters.h"
+#include "io/lane/inline_runner.h"
 #include "io/lane/lane.h"
 #include "io/lane/work_queue.h"
+#include "io/refusal_log.h"
 #include "mem/pinned_budget.h"
 #include "mem/slot_pool.h"
 #include "mem/staging_pool.h"
@@ -84,12 +86,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   Status start_lanes(BackendKind kind);
   unsigned bounce_slots(unsigned most) const;
   Result<std::uint64_t> run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset);
-  Status move_all_inline(io::Cursor cursor);
-  Status move_inline(io::Transfer& transfer);
-  SlotPool& inline_slots();
   std::uint64_t completed_transfers() const;
   bool join_lanes_until(std::chrono::steady_clock::time_point deadline);
-  std::int64_t run_command_inline(const io::Command& command);
 
   const unsigned generation_;
   EngineConfig config_;
@@ -99,11 +97,11 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   io::WorkQueue queue_;
   io::MemoryFiles memory_files_;
   io::Counters counters_;  // of inline work, and of whole operations
+  io::RefusalLog refusals_;
   std::vector<std::unique_ptr<io::Lane>> lanes_;
   std::vector<Refusal> refused_backends_;
 
-  std::mutex inline_mutex_;
-  std::unique_ptr<SlotPool> inline_slots_;
+  io::InlineRunner inline_runner_;
   std::mutex close_mutex_;
 };
 

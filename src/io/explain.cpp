@@ -15,6 +15,7 @@
 #include "device/gds/driver.h"
 #include "io/backends/backend.h"
 #include "io/engine_core.h"
+#include "io/gpu/gds_policy.h"
 #include "os/file_pair.h"
 #include "os/topology.h"
 #include "trunkline/device.h"
@@ -84,22 +85,21 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
                                        const std::string& path, unsigned ordinal) {
   const auto device = cuda_device(ordinal);
   if (!device) return device.error().message;
-  const GdsProbe proof = config.gpu == GpuPath::gds ? GdsProbe::works : GdsProbe::real;
   // Of a directory `pair` is a file in it.
   std::error_code ignored;
   const std::string directory = std::filesystem::is_directory(path, ignored)
                                     ? path
                                     : std::filesystem::path(path).parent_path().string();
-  const auto opened = (*device)->open_gds(
-      {.fd = pair.direct.get(), .path = path, .directory = directory, .known = {}}, proof);
+  const auto opened =
+      (*device)->open_gds({.fd = pair.direct.get(), .path = path, .directory = directory, .known = {}},
+                          gds_probe_for(config.gpu));
   if (!opened) return opened.error().message;
   return std::nullopt;
 }
 
 // As much of it as can be told without a GPU.
 std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair) {
-  if (config.gpu == GpuPath::bounce) return "gpu=\"bounce\" was asked for";
-  if (!pair.limits.usable) return fmt::format("direct I/O is not used: {}", pair.limits.why);
+  if (auto why = why_never_gds(config.gpu, pair)) return why;
   return config.gpu == GpuPath::automatic ? cufile::why_not_here() : std::nullopt;
 }
 
@@ -116,13 +116,13 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
     }
     why_not = why_not_gds(config, pair, path, *ordinal);
   }
-  explanation.gpu = why_not && config.gpu != GpuPath::gds ? "bounce" : "gds";
+  explanation.gpu = why_not && !is_gds_required(config.gpu) ? "bounce" : "gds";
   if (!why_not) {
     explanation.gpu_why =
-        config.gpu == GpuPath::gds
+        is_gds_required(config.gpu)
             ? "it was asked for, and a probe read the right bytes"
             : "a probe read the right bytes, and not by read(), io_uring or AIO in this process";
-  } else if (config.gpu == GpuPath::gds) {
+  } else if (is_gds_required(config.gpu)) {
     explanation.gpu_why = fmt::format("it was asked for, and operations fail: {}", *why_not);
   } else {
     explanation.gpu_why = fmt::format("{}; memory of GPUs is copied through pinned buffers of {} bytes",

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "io/engine_core.h"
+#include "io/gpu/gds_policy.h"
 #include "io/operation.h"
 #include "os/allocation.h"
 #include "os/file_lock.h"
@@ -307,22 +308,20 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   const auto refused = [this](const std::string& why) {
     return std::unexpected(make_error(ErrorKind::unsupported, why, name));
   };
-  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was asked for");
+  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was asked for");  // whatever the members
   const std::scoped_lock lock(gpu_mutex_);
   const std::pair key(&device, path);
   const auto known = gpu_reaches_.find(key);
   if (known != gpu_reaches_.end()) return known->second;
-  const GdsProbe proof = path == GpuPath::gds ? GdsProbe::works : GdsProbe::real;
   const auto find_out = [&]() -> Status {
     for (io::Member& member : members) {
-      if (!member.pair.limits.usable)
-        return refused(fmt::format("{} is not reached by GPUDirect Storage: direct I/O is not used: {}",
-                                   member.path, member.pair.limits.why));
+      if (const auto why = io::why_never_gds(path, member.pair))
+        return refused(fmt::format("{} is not reached by GPUDirect Storage: {}", member.path, *why));
       const GdsSource source{.fd = member.pair.direct.get(),
                              .path = member.path,
                              .directory = std::filesystem::path(member.path).parent_path().string(),
                              .known = member.gds};
-      auto opened = device.open_gds(source, proof);
+      auto opened = device.open_gds(source, io::gds_probe_for(path));
       if (!opened) return std::unexpected(opened.error());
       if (member.gds == nullptr) member.gds = *std::move(opened);
     }

@@ -6,6 +6,7 @@
 
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
+#include "io/gpu/gds_policy.h"
 
 namespace trunkline::io {
 namespace {
@@ -34,8 +35,8 @@ os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
       return os::DirectPolicy::never;
     case Direct::unless_cached:
       // GPUs that must read files themselves reach no page cache.
-      return engine.config().gpu == GpuPath::gds ? os::DirectPolicy::automatic
-                                                 : os::DirectPolicy::unless_cached;
+      return io::is_gds_required(engine.config().gpu) ? os::DirectPolicy::automatic
+                                                      : os::DirectPolicy::unless_cached;
   }
   return os::DirectPolicy::automatic;
 }

@@ -10,7 +10,9 @@
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/file/file_core.h"
-#include "mem/streaming_copy.h"
+#include "io/gpu/gds_policy.h"
+#include "io/lane/bounce.h"
+#include "io/lane/judge.h"
 #include "os/signals_blocked.h"
 
 namespace trunkline::io {
@@ -20,38 +22,6 @@ namespace {
 constexpr unsigned kSharePerReap = 8;
 
 }  // namespace
-
-std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
-
-namespace {
-
-// Where the payload of a transfer is, or will be, in its slot.
-std::byte* payload(const Transfer& transfer) {
-  return transfer.slot.data() + (transfer.piece.offset - transfer.piece.span_offset);
-}
-
-}  // namespace
-
-void copy_out(const Transfer& transfer) {
-  if (transfer.piece.through_slot && transfer.op == Op::read)
-    streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
-}
-
-void copy_in(const Transfer& transfer) {
-  if (transfer.piece.through_slot && transfer.op == Op::write)
-    streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
-}
-
-void avoid_slot(Transfer& transfer) {
-  transfer.piece.path = IoPath::buffered;
-  transfer.piece.through_slot = false;
-  transfer.piece.span_offset = transfer.piece.offset;
-  transfer.piece.span_length = transfer.piece.length;
-}
 
 Lane::~Lane() { join(); }
 
@@ -93,16 +63,6 @@ bool Lane::join_until(std::chrono::steady_clock::time_point deadline) {
   return true;
 }
 
-std::optional<Error> Lane::registration_refusal() const {
-  const std::scoped_lock lock(refusal_mutex_);
-  return registration_refusal_;
-}
-
-std::optional<Error> Lane::pin_refusal() const {
-  const std::scoped_lock lock(refusal_mutex_);
-  return pin_refusal_;
-}
-
 void Lane::run(std::promise<Status>& started) {
   pthread_setname_np(pthread_self(), fmt::format("trunkline-{}", options_.index).c_str());
   auto backend = make_backend(options_.backend, options_.depth);
@@ -121,8 +81,7 @@ void Lane::run(std::promise<Status>& started) {
     submit_ready();
     const bool idle = free_tags_.size() == options_.depth;
     if (idle && stopping_.load() && queue_.empty()) break;
-    for (const auto& [device, copies] : copies_) copies->send();
-    for (const auto& [device, queue] : gds_queues_) queue->send();
+    devices_.send();
     if (!free_tags_.empty() && !waiting_for_slot_) {
       wants_work_.store(true);
       // Work that came before the flag was set woke nobody.
@@ -135,8 +94,7 @@ void Lane::run(std::promise<Status>& started) {
     backend_->reap(completions, wanted());
     wants_work_.store(false);
     for (const Completion& completion : completions) finish(completion);
-    finish_copies();
-    finish_gds();
+    finish_device_transfers();
   }
   ended_.set_value();
 }
@@ -145,7 +103,7 @@ void Lane::run(std::promise<Status>& started) {
 // but when all places are taken and more work stands in line, each of them waits for all the others anyway,
 // and a few at a time spare most of the waking up.
 unsigned Lane::wanted() const {
-  const bool saturated = free_tags_.empty() && !queue_.empty() && copying_ == 0;
+  const bool saturated = free_tags_.empty() && !queue_.empty() && devices_.under_way() == 0;
   return saturated ? std::max(1U, options_.depth / kSharePerReap) : 1;
 }
 
@@ -183,7 +141,7 @@ Result<bool> Lane::prepare(Transfer& transfer) {
   if (transfer.op == Op::sync) return true;
   const MemoryView& memory = transfer.operation->memory();
   if (transfer.piece.path == IoPath::gds) {
-    if (auto opened = gds_queue_of(*memory.device); !opened) return std::unexpected(opened.error());
+    if (auto ready = devices_.prepare_gds(*memory.device); !ready) return std::unexpected(ready.error());
     return true;
   }
   if (!transfer.piece.through_slot) return true;
@@ -202,7 +160,8 @@ Result<bool> Lane::prepare(Transfer& transfer) {
     return true;
   }
   if (!on_host) {
-    if (auto opened = copies_of(*memory.device); !opened) return std::unexpected(opened.error());
+    auto ready = devices_.prepare_copy(*memory.device, slots().arena());
+    if (!ready) return std::unexpected(ready.error());
   }
   transfer.slot = slots().try_lease();
   if (!transfer.slot.valid()) return false;
@@ -211,90 +170,27 @@ Result<bool> Lane::prepare(Transfer& transfer) {
   return true;
 }
 
-// Opened when a transfer first needs it, and the slots are made known to the device.
-Result<CopyQueue*> Lane::copies_of(Device& device) {
-  for (const auto& [known, copies] : copies_) {
-    if (known == &device) return copies.get();
+// What devices have moved, or not.
+void Lane::finish_device_transfers() {
+  if (devices_.under_way() == 0) return;
+  for (CopyQueue::Ended& copy : devices_.take_copies()) finish_copy(copy);
+  for (GdsQueue::Ended& each : devices_.take_gds()) finish_gds(each);
+}
+
+void Lane::finish_copy(CopyQueue::Ended& ended) {
+  Transfer& transfer = transfers_[ended.tag];
+  if (ended.error) {
+    transfer.operation->fail(std::move(*ended.error));
+    release(ended.tag);
+  } else if (transfer.op == Op::write && !transfer.operation->aborted()) {
+    push(transfer, ended.tag);
+  } else {
+    if (transfer.op == Op::read) count_moved(transfer);
+    release(ended.tag);
   }
-  auto opened = device.open_queue([this] { backend_->wake(); });
-  if (!opened) return std::unexpected(opened.error());
-  if (pin_ == nullptr) {
-    auto pinned = device.pin(slots().arena());
-    const std::scoped_lock lock(refusal_mutex_);
-    if (pinned)
-      pin_ = std::move(*pinned);
-    else
-      pin_refusal_ = pinned.error();
-  }
-  return copies_.emplace_back(&device, std::move(*opened)).second.get();
-}
-
-void Lane::start_copy(Transfer& transfer, std::uint32_t tag) {
-  const MemoryView& memory = transfer.operation->memory();
-  (*copies_of(*memory.device))
-      ->start({.direction = transfer.op == Op::read ? Direction::from_host : Direction::to_host,
-               .host = payload(transfer),
-               .device = transfer.memory,
-               .bytes = transfer.piece.length,
-               .after = transfer.operation->fence(),
-               .tag = tag});
-  ++copying_;
-}
-
-void Lane::finish_copies() {
-  if (copying_ == 0) return;
-  std::vector<CopyQueue::Ended> ended;
-  for (const auto& [device, copies] : copies_) copies->take(ended);
-  for (CopyQueue::Ended& copy : ended) {
-    --copying_;
-    Transfer& transfer = transfers_[copy.tag];
-    if (copy.error) {
-      transfer.operation->fail(std::move(*copy.error));
-      release(copy.tag);
-    } else if (transfer.op == Op::write && !transfer.operation->aborted()) {
-      push(transfer, copy.tag);
-    } else {
-      if (transfer.op == Op::read) count_moved(transfer);
-      release(copy.tag);
-    }
-  }
-}
-
-std::optional<Error> Lane::gds_refusal() const {
-  const std::scoped_lock lock(refusal_mutex_);
-  return gds_refusal_;
-}
-
-Result<GdsQueue*> Lane::gds_queue_of(Device& device) {
-  for (const auto& [known, queue] : gds_queues_) {
-    if (known == &device) return queue.get();
-  }
-  auto opened = device.open_gds_queue([this] { backend_->wake(); });
-  if (!opened) return std::unexpected(opened.error());
-  return gds_queues_.emplace_back(&device, std::move(*opened)).second.get();
-}
-
-void Lane::start_gds(Transfer& transfer, std::uint32_t tag) {
-  transfer.sent_ns = now_ns();
-  ++copying_;
-  (*gds_queue_of(*transfer.operation->memory().device))
-      ->start({.to_file = transfer.op == Op::write,
-               .file = transfer.member->gds,
-               .offset = transfer.piece.offset,
-               .device = transfer.memory,
-               .bytes = transfer.piece.length,
-               .after = transfer.operation->fence(),
-               .tag = tag});
-}
-
-void Lane::finish_gds() {
-  std::vector<GdsQueue::Ended> ended;
-  for (const auto& [device, queue] : gds_queues_) queue->take(ended);
-  for (GdsQueue::Ended& each : ended) finish_gds(each);
 }
 
 void Lane::finish_gds(GdsQueue::Ended& ended) {
-  --copying_;
   Transfer& transfer = transfers_[ended.tag];
   const std::uint64_t length = transfer.piece.length;
   const bool complete = ended.bytes && *ended.bytes == length;
@@ -312,15 +208,14 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
                                                *ended.bytes, transfer.member->path, length),
                                    transfer.member->path)
                       : std::move(ended.bytes.error());
-    if (options_.gpu == GpuPath::gds) {
+    if (is_gds_required(options_.gpu)) {
       transfer.operation->fail(std::move(error));
       release(ended.tag);
       return;
     }
     if (ended.again || ended.bytes) {
       transfer.member->gds_refused.store(true);
-      const std::scoped_lock lock(refusal_mutex_);
-      if (!gds_refusal_) gds_refusal_ = std::move(error);
+      options_.refusals->note(Refused::gds, error);
     }
     copy_rest(ended.tag, 0);
   }
@@ -347,10 +242,7 @@ SlotPool& Lane::slots() {
     if (slots_->slots() > 0) {
       const Status status = backend_->register_memory(slots_->arena());
       registered_ = status.has_value();
-      if (!status) {
-        const std::scoped_lock lock(refusal_mutex_);
-        registration_refusal_ = status.error();
-      }
+      if (!status) options_.refusals->note(Refused::registered_buffers, status.error());
     }
   }
   return *slots_;
@@ -360,12 +252,14 @@ void Lane::send(Transfer&& transfer) {
   const std::uint32_t tag = free_tags_.back();
   free_tags_.pop_back();
   Transfer& sent = transfers_[tag] = std::move(transfer);
-  if (sent.piece.path == IoPath::gds)
-    start_gds(sent, tag);
-  else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory()))
-    start_copy(sent, tag);
-  else
+  if (sent.piece.path == IoPath::gds) {
+    sent.sent_ns = now_ns();
+    devices_.start_gds(sent, tag);
+  } else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory())) {
+    devices_.start_copy(sent, tag);
+  } else {
     push(sent, tag);
+  }
 }
 
 void Lane::push(Transfer& transfer, std::uint32_t tag) {
@@ -382,10 +276,7 @@ void Lane::count_moved(const Transfer& transfer) {
 
 void Lane::finish(const Completion& completion) {
   Transfer& transfer = transfers_[completion.tag];
-  const std::uint64_t now = now_ns();
-  Verdict verdict = advance(transfer, completion.result);
-  counters_.count_completion(transfer, verdict, now - transfer.sent_ns);
-  if (verdict.refused_direct) transfer.member->direct_refused.store(true);
+  Verdict verdict = judge(transfer, completion.result, counters_);
   switch (verdict.step) {
     case Verdict::Step::again:
       if (!transfer.operation->aborted()) {
@@ -396,7 +287,7 @@ void Lane::finish(const Completion& completion) {
     case Verdict::Step::finished:
       if (transfer.op == Op::sync) break;
       if (transfer.op == Op::read && transfer.piece.through_slot && !is_host(transfer.operation->memory())) {
-        start_copy(transfer, completion.tag);
+        devices_.start_copy(transfer, completion.tag);
         return;
       }
       copy_out(transfer);

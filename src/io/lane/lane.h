@@ -12,9 +12,11 @@
 
 #include "device/device.h"
 #include "io/backends/backend.h"
+#include "io/gpu/device_transfers.h"
 #include "io/lane/counters.h"
 #include "io/lane/transfer.h"
 #include "io/lane/work_queue.h"
+#include "io/refusal_log.h"
 #include "mem/pinned_budget.h"
 #include "mem/slot_pool.h"
 
@@ -31,6 +33,7 @@ struct LaneOptions {
   std::shared_ptr<PinnedBudget> budget;
   GpuPath gpu;
   std::shared_ptr<FaultPlan> faults;  // or null
+  RefusalLog* refusals;               // of the engine
 };
 
 // Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish
@@ -61,9 +64,6 @@ class Lane {
   const Counters& counters() const { return counters_; }
   Counters& counters() { return counters_; }
   std::vector<std::string> features() const { return features_; }
-  std::optional<Error> registration_refusal() const;
-  std::optional<Error> pin_refusal() const;
-  std::optional<Error> gds_refusal() const;  // of a transfer that was copied instead
 
  private:
   void run(std::promise<Status>& started);
@@ -73,12 +73,8 @@ class Lane {
   Result<bool> prepare(Transfer& transfer);
   void send(Transfer&& transfer);
   void push(Transfer& transfer, std::uint32_t tag);
-  Result<CopyQueue*> copies_of(Device& device);
-  void start_copy(Transfer& transfer, std::uint32_t tag);
-  void finish_copies();
-  Result<GdsQueue*> gds_queue_of(Device& device);
-  void start_gds(Transfer& transfer, std::uint32_t tag);
-  void finish_gds();
+  void finish_device_transfers();
+  void finish_copy(CopyQueue::Ended& ended);
   void finish_gds(GdsQueue::Ended& ended);
   void copy_rest(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
@@ -96,14 +92,7 @@ class Lane {
 
   std::unique_ptr<SlotPool> slots_;
   std::atomic<bool> registered_{false};
-  mutable std::mutex refusal_mutex_;
-  std::optional<Error> registration_refusal_;
-  std::optional<Error> pin_refusal_;
-  std::optional<Error> gds_refusal_;
-  std::shared_ptr<const void> pin_;  // of the slots
-  std::vector<std::pair<Device*, std::unique_ptr<CopyQueue>>> copies_;
-  std::vector<std::pair<Device*, std::unique_ptr<GdsQueue>>> gds_queues_;
-  unsigned copying_ = 0;  // transfers whose bytes are on their way to or from a device
+  DeviceTransfers devices_{[this] { backend_->wake(); }, *options_.refusals};
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
@@ -114,15 +103,5 @@ class Lane {
   const std::future<void> has_ended_ = ended_.get_future();
   std::thread thread_;
 };
-
-// Monotonic nanoseconds.
-std::uint64_t now_ns();
-
-// Copies what was read through a slot to where it belongs on the host, or what is written to its slot.
-void copy_out(const Transfer& transfer);
-void copy_in(const Transfer& transfer);
-
-// Where no slot can be had for a transfer that should bounce: the page cache takes any address and offset.
-void avoid_slot(Transfer& transfer);
 
 }  // namespace trunkline::io

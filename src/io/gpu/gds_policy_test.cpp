@@ -1,0 +1,55 @@
+// The rules of GPUDirect Storage, on tables; and the log of what was refused.
+#include "io/gpu/gds_policy.h"
+
+#include <gtest/gtest.h>
+
+#include "io/refusal_log.h"
+
+namespace trunkline::io {
+namespace {
+
+TEST(GdsPolicy, WhatRulesAFileOut) {
+  struct Case {
+    GpuPath path;
+    bool is_direct;
+    std::optional<std::string> why;
+  };
+  const std::vector<Case> cases = {
+      {GpuPath::automatic, true, std::nullopt},
+      {GpuPath::gds, true, std::nullopt},
+      {GpuPath::bounce, true, "gpu=\"bounce\" was asked for"},
+      {GpuPath::bounce, false, "gpu=\"bounce\" was asked for"},
+      {GpuPath::automatic, false, "direct I/O is not used: tmpfs"},
+      {GpuPath::gds, false, "direct I/O is not used: tmpfs"},
+  };
+  for (const Case& each : cases) {
+    os::FilePair file;
+    file.limits.usable = each.is_direct;
+    file.limits.why = "tmpfs";
+    EXPECT_EQ(why_never_gds(each.path, file), each.why);
+  }
+}
+
+TEST(GdsPolicy, OnlyWhoRequiresItTakesCompatibilityMode) {
+  EXPECT_EQ(gds_probe_for(GpuPath::gds), GdsProbe::works);
+  EXPECT_EQ(gds_probe_for(GpuPath::automatic), GdsProbe::real);
+  EXPECT_TRUE(is_gds_required(GpuPath::gds));
+  EXPECT_FALSE(is_gds_required(GpuPath::automatic));
+}
+
+TEST(RefusalLog, KeepsTheFirstOfEachKindInAFixedOrder) {
+  RefusalLog log;
+  EXPECT_TRUE(log.all().empty());
+  log.note(Refused::gds, make_error(ErrorKind::unsupported, "one"));
+  log.note(Refused::registered_buffers, make_error(ErrorKind::unsupported, "two"));
+  log.note(Refused::gds, make_error(ErrorKind::unsupported, "three"));
+  const auto all = log.all();
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].what, "registered buffers");
+  EXPECT_EQ(all[0].why, "two");
+  EXPECT_EQ(all[1].what, "GPUDirect Storage");
+  EXPECT_EQ(all[1].why, "one");
+}
+
+}  // namespace
+}  // namespace trunkline::io

@@ -1,0 +1,28 @@
+#include "io/lane/bounce.h"
+
+#include "mem/streaming_copy.h"
+
+namespace trunkline::io {
+
+std::byte* payload(const Transfer& transfer) {
+  return transfer.slot.data() + (transfer.piece.offset - transfer.piece.span_offset);
+}
+
+void copy_out(const Transfer& transfer) {
+  if (transfer.piece.through_slot && transfer.op == Op::read)
+    streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
+}
+
+void copy_in(const Transfer& transfer) {
+  if (transfer.piece.through_slot && transfer.op == Op::write)
+    streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
+}
+
+void avoid_slot(Transfer& transfer) {
+  transfer.piece.path = IoPath::buffered;
+  transfer.piece.through_slot = false;
+  transfer.piece.span_offset = transfer.piece.offset;
+  transfer.piece.span_length = transfer.piece.length;
+}
+
+}  // namespace trunkline::io
