@@ -1,6 +1,7 @@
 """Names in a directory of torch.distributed.checkpoint: those of trunkline.dcp, and of torch's own writer.
 
-src/checkpoint/own_directory.cpp recognizes the same.
+src/checkpoint/own_directory.cpp recognizes them too, and more that look like them: it only has to tell whose
+directory it is.
 """
 
 import re
