@@ -148,13 +148,21 @@ def test_tensors_with_freed_storage(tmp_path: Path) -> None:
         assert ".pt" not in str(caught.value)  # which would hold nothing of it either
 
 
+def test_a_volume_in_place_of_directories(tmp_path: Path) -> None:
+    volume = tl.Volume([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(
+        TypeError, match=rf"not Volume; pass its directories: volumes=\['{tmp_path}/a', '{tmp_path}/b'\]"
+    ):
+        tl.Checkpointer(tmp_path / "run", volumes=volume)  # type: ignore[arg-type]
+
+
 def test_what_is_passed_in_place_of_a_step(tmp_path: Path) -> None:
     checkpoints = tl.Checkpointer(tmp_path / "run")
     state: Any = {"secret": list(range(100_000))}
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: checkpoints.save(state, 1), "not dict; the order is save(step, state)"),  # type: ignore[arg-type]
         (lambda: checkpoints.load(state), "not dict; pass a state to fill as into="),
-        (lambda: checkpoints.load("1"), "not '1'; pass a state to fill as into="),  # type: ignore[arg-type]
+        (lambda: checkpoints.load("1"), "not '1'; leave it out for the last one"),  # type: ignore[arg-type]
         (lambda: checkpoints.delete("1" * 41), "not str"),  # type: ignore[arg-type]
         (lambda: checkpoints.verify(state), "not dict"),
         (lambda: checkpoints.verify(1.5), "not 1.5"),  # type: ignore[arg-type]

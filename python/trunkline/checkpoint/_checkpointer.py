@@ -254,7 +254,9 @@ class Checkpointer:
         if step is None and self._ranks.rank == 0:
             self._warn_of_left_out()
         together = step is None and self._ranks.size > 1
-        chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
+        is_text = isinstance(step, str)
+        hint = "; leave it out for the last one" if is_text else "; pass a state to fill as into="
+        chosen = None if step is None else step_argument(step, hint)
         if together:
             # What another process saves from now on is not loaded.
             chosen, position, manifest = self._open_same()
@@ -793,7 +795,11 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
         return None
     one = isinstance(volumes, str | bytes | bytearray | os.PathLike)  # not the sequence of its characters
     wrong = f"volumes: must be a list of directories, not {type(volumes).__name__}"
-    items = items_argument(volumes, f"{wrong}; put it into a list" if one else wrong)
+    if one:
+        wrong += "; put it into a list"
+    elif isinstance(volumes, _core.Volume):  # that is for single files
+        wrong += f"; pass its directories: volumes={[str(each) for each in volumes.directories]}"
+    items = items_argument(volumes, wrong)
     return [absolute_path(volume, "volumes") for volume in items]
 
 

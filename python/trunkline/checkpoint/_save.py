@@ -361,13 +361,15 @@ class SaveHandle:
 
     def __repr__(self) -> str:
         if self._done.is_set():
-            state = "failed" if self._error is not None else "saved"
+            state = "saved"
+            if self._error is not None:
+                state = "cancelled" if self._was_cancelled() else "failed"
         else:
             state = "writing" if self._staged.is_set() else "staging"
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
 
-_CANCELLED = "writing was cancelled"  # of src/tensor_file/image_writer.cpp
+_CANCELLED = "writing was cancelled"  # of src/tensor_file/file_writer.cpp
 
 # One step of the interpreter each, as in _background: adding, removing and list().
 _under_way: dict[SaveHandle, None] = {}
