@@ -29,7 +29,8 @@ class RefusalLog {
     const std::scoped_lock lock(mutex_);
     std::vector<Refusal> refusals;
     for (std::size_t kind = 0; kind < first_.size(); ++kind) {
-      if (first_.at(kind)) refusals.push_back({kNames.at(kind), *first_.at(kind)});
+      if (const std::optional<std::string>& why = first_.at(kind))
+        refusals.push_back({kNames.at(kind), *why});
     }
     return refusals;
   }
