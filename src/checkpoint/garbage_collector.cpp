@@ -387,4 +387,6 @@ void GarbageCollector::clean_all() {
   }
 }
 
+void GarbageCollector::clean_unbegun() { note(remove_temporary_files(directory_)); }
+
 }  // namespace trunkline::checkpoint

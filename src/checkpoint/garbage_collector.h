@@ -63,6 +63,9 @@ class GarbageCollector {
   // Orphans that are left are problems.
   void clean_all();
 
+  // Where the first save ended before the directory had its descriptor.
+  void clean_unbegun();
+
   CollectionResult take_result() { return std::move(result_); }
 
  private:

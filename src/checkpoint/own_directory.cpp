@@ -15,6 +15,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
+#include "checkpoint/volume_owner_record.h"
 #include "os/read_text.h"
 #include "os/temporary_file.h"
 
@@ -35,10 +36,21 @@ bool is_of_a_save(const std::string& name) {
   return commit_of(name) || is_shard_file(name) || os::is_temporary_name(name);
 }
 
-// Whether there are files that a save makes.
-bool has_files_of_a_save(const std::string& step_directory) {
+bool is_manifest(std::string_view name) { return commit_of(name).has_value(); }
+
+// Whether the directory of a step has a file of the kind.
+bool has_any(const std::string& step_directory, bool (*is_of_kind)(std::string_view)) {
   const auto names = names_in(step_directory);
-  return names && std::ranges::any_of(*names, is_of_a_save);
+  return names && std::ranges::any_of(*names, is_of_kind);
+}
+
+// The directory of checkpoints whose shards lie in this one, if its record says so.
+std::optional<std::string> owner_of(const std::string& volume) {
+  const std::string record = fmt::format("{}/{}", volume, kOwnerFile);
+  const auto text = os::read_text(record);
+  auto owner = text ? parse_volume_owner(*text, record) : std::unexpected(text.error());
+  if (!owner) return std::nullopt;
+  return std::move(owner->path);
 }
 
 std::unexpected<Error> not_a_directory(const std::string& directory, std::string_view why) {
@@ -80,8 +92,7 @@ bool is_foreign_step(const std::string& step_directory) {
 std::string advice_for(const std::string& directory) {
   const fs::path path(directory);
   const std::vector<std::string> names = names_in(directory).value_or(std::vector<std::string>{});
-  const bool is_step =
-      std::ranges::any_of(names, [](const auto& name) { return commit_of(name).has_value(); });
+  const bool is_step = std::ranges::any_of(names, is_manifest);
   const auto called = step_of(path.filename().string());
   const auto manifest = is_step && !called ? manifest_in(directory, names) : std::nullopt;
   if (is_step && called)
@@ -113,6 +124,13 @@ std::string advice_for(const std::string& directory) {
           "belongs "
           "to what saved it (trunkline.dcp.StorageReader, or torch's FileSystemReader), and give those of a "
           "Checkpointer a directory of their own",
+          name);
+    }
+    if (step_of(name) && has_any(fmt::format("{}/{}", directory, name), is_shard_file)) {
+      return fmt::format(
+          "its {} has shards and no manifest: they may belong to a directory of checkpoints that has "
+          "volumes, "
+          "or the manifests were removed. Open that directory, or another one",
           name);
     }
   }
@@ -156,18 +174,30 @@ std::optional<std::uint64_t> device_under(const std::string& path) {
   return std::nullopt;
 }
 
+Status check_not_a_volume(const std::string& directory) {
+  const auto owner = owner_of(directory);
+  if (!owner) return {};
+  return std::unexpected(Error{.kind = ErrorKind::system,
+                               .code = ENOTEMPTY,
+                               .message = fmt::format("{} is not a directory of checkpoints: it holds the "
+                                                      "shards that {} has on a volume; open {}",
+                                                      directory, *owner, *owner),
+                               .path = directory});
+}
+
 Result<bool> has_checkpoints(const std::string& directory) {
   struct stat status{};
   if (::stat(fmt::format("{}/{}", directory, kDescriptorFile).c_str(), &status) == 0) return true;
   const auto steps = step_directories_in(directory);
   if (!steps) return std::unexpected(steps.error());
   return std::ranges::any_of(*steps, [&](std::uint64_t step) {
-    return has_files_of_a_save(fmt::format("{}/{}", directory, step_directory(step)));
+    return has_any(fmt::format("{}/{}", directory, step_directory(step)), is_manifest);
   });
 }
 
 Status check_not_foreign(const std::string& directory) {
   constexpr std::size_t kShown = 3;
+  if (auto directly = check_not_a_volume(directory); !directly) return directly;
   const auto ours = has_checkpoints(directory);
   if (!ours) return std::unexpected(ours.error());
   if (*ours) return {};
@@ -176,13 +206,13 @@ Status check_not_foreign(const std::string& directory) {
   // Another process may have made it ours since.
   const auto is_ours = [&](const std::string& name) {
     return name == kDescriptorFile ||
-           (step_of(name) && has_files_of_a_save(fmt::format("{}/{}", directory, name)));
+           (step_of(name) && has_any(fmt::format("{}/{}", directory, name), is_manifest));
   };
   if (std::ranges::any_of(*names, is_ours)) return {};
   std::erase_if(*names, [&](const std::string& name) {
     if (!step_of(name)) return !counts_as_foreign(name);
     const auto inside = names_in(fmt::format("{}/{}", directory, name));
-    return inside && inside->empty();  // says nothing about whose it is
+    return inside && std::ranges::all_of(*inside, os::is_temporary_name);  // says nothing about whose it is
   });
   if (names->empty()) return {};
   const std::string advice = advice_for(directory);

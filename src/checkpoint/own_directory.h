@@ -23,7 +23,12 @@ bool is_of_dcp(const std::string& directory);
 // Whether the directory of a step holds files, and none that a save makes: other programs name theirs so too.
 bool is_foreign_step(const std::string& step_directory);
 
-// Whether the directory has a descriptor, or steps with files of a save; an empty step may be of any program.
+// Fails with system (ENOTEMPTY) where a record says that the directory holds the shards of another one, which
+// has its manifests: here they would count as debris.
+Status check_not_a_volume(const std::string& directory);
+
+// Whether the directory has a descriptor, or steps with manifests. Shards alone may be what another one has
+// on a volume, and an empty step may be of any program.
 Result<bool> has_checkpoints(const std::string& directory);
 
 // What to do about a directory that is not one of checkpoints, though it may have something to do with them.

@@ -600,13 +600,16 @@ Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollec
   CollectionResult busy;
   busy.busy = true;
   if (save_) return busy;
-  const auto is_ours = has_checkpoints(directory_);
-  if (!is_ours) return std::unexpected(is_ours.error());
-  if (!*is_ours) return CollectionResult{};
-  const auto locked = lock(occasion == Occasion::asked);
+  if (!check_not_foreign(directory_)) return CollectionResult{};
+  auto is_begun = has_checkpoints(directory_);
+  if (!is_begun) return std::unexpected(is_begun.error());
+  const auto locked = lock(occasion == Occasion::asked && *is_begun);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
   if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
+  if (!*is_begun && !(*locked)->fd->valid()) return CollectionResult{};  // nobody has begun a save
+  is_begun = has_checkpoints(directory_);                                // also where that went meanwhile
+  if (!is_begun) return std::unexpected(is_begun.error());
   // As it is by now: the directories on volumes that another process has given up are not ours to search.
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
@@ -620,7 +623,10 @@ Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollec
   if (!ours) return std::unexpected(ours.error());
   GarbageCollector collector(directory_, descriptor, ops,
                              dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no, orphans);
-  collector.clean_all();
+  if (*is_begun)
+    collector.clean_all();
+  else
+    collector.clean_unbegun();
   CollectionResult result = collector.take_result();
   if (occasion != Occasion::opening) {
     for (const std::string& volume : result.missing_volumes)

@@ -139,6 +139,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
     return std::unexpected(apart.error());
   if (options.if_missing == IfMissing::create) {
     if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
+  } else if (auto own = check_not_a_volume(*path); !own) {
+    return std::unexpected(own.error());
   } else if (!*recorded) {
     const auto ours = has_checkpoints(*path);
     if (!ours) return std::unexpected(ours.error());

@@ -190,6 +190,66 @@ TEST_F(StoreOpeningTest, ACopyOfAStepIsToldWhatToBeCalled) {
       << missing.error().message;
 }
 
+// Its shards would count as debris there: they have their manifests in the directory that they belong to.
+TEST_F(StoreOpeningTest, ADirectoryOnAVolumeIsNoneOfCheckpoints) {
+  const auto store = open({.volumes = volumes()});
+  save(*store, 1);
+  const std::string on_volume = store->descriptor().volumes.front();
+  const std::string copy = root_.file("copy");
+  fs::copy(on_volume, copy, fs::copy_options::recursive);
+  const Paths before = everything();
+  for (const std::string& each : {on_volume, copy}) {
+    for (const IfMissing if_missing : {IfMissing::create, IfMissing::fail}) {
+      const auto opened = Store::open(each, {.if_missing = if_missing});
+      ASSERT_FALSE(opened);
+      EXPECT_NE(opened.error().message.find("; open " + directory()), std::string::npos)
+          << opened.error().message;
+    }
+  }
+  // A store may have been opened before it was one.
+  fs::rename(copy, copy + "-2");
+  const auto early = Store::open(copy);
+  ASSERT_TRUE(early);
+  fs::rename(copy + "-2", copy);
+  std::ofstream(copy + "/lock") << "";
+  EXPECT_FALSE((*early)->begin(2, std::vector<std::uint64_t>{1}));
+  for (const auto& collected : {(*early)->collect_if_used(), (*early)->collect()}) {
+    ASSERT_TRUE(collected);
+    EXPECT_TRUE(collected->removed.empty());
+  }
+  fs::remove(copy + "/lock");
+  EXPECT_EQ(everything(), before);
+}
+
+TEST_F(StoreOpeningTest, ShardsWithoutAManifestAreNobodysDebris) {
+  const auto store = open();
+  save(*store, 1);
+  ASSERT_TRUE(fs::remove(manifest_path(directory(), 1, 1)));
+  ASSERT_TRUE(fs::remove(directory() + "/trunkline-checkpoints.json"));
+  const Paths before = everything();
+  for (const IfMissing if_missing : {IfMissing::create, IfMissing::fail}) {
+    const auto opened = Store::open(directory(), {.if_missing = if_missing});
+    ASSERT_FALSE(opened);
+    EXPECT_NE(opened.error().message.find("step-00000001 has shards and no manifest"), std::string::npos)
+        << opened.error().message;
+  }
+  for (const auto& collected : {store->collect_if_used(), store->collect()}) {
+    ASSERT_TRUE(collected);
+    EXPECT_TRUE(collected->removed.empty());
+  }
+  EXPECT_EQ(everything(), before);
+}
+
+TEST_F(StoreOpeningTest, AFirstSaveThatWasCutOffLeavesNothingForGood) {
+  fs::create_directory(directory());
+  for (const char* name : {"lock", ".trunkline-0123456789abcdef.tmp"})
+    std::ofstream(fmt::format("{}/{}", directory(), name)) << "";
+  const auto collected = open()->collect_if_used();
+  ASSERT_TRUE(collected);
+  EXPECT_EQ(collected->removed.size(), 1U);
+  EXPECT_EQ(everything(), (Paths{"run/", "run/lock"}));
+}
+
 TEST_F(StoreOpeningTest, WhatDoesNotMakeADirectoryForeign) {
   fs::create_directory(directory());
   for (const char* name : {"run/.hidden", "run/lost+found", "run/lock"}) write(name);
