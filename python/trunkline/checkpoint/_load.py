@@ -39,6 +39,9 @@ def load(
     `device`: "cpu", or a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, after
     what its current stream holds. A file that the page cache holds is read from there, any other past it.
 
+    Waits for a save_async() of this process to `path` that is under way, so that this returns what it saved;
+    the error of one that failed is raised by the next save.
+
     map_location and weights_only of torch.load raise a TypeError that says what to use instead.
 
     Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
@@ -56,12 +59,14 @@ def load(
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     from trunkline.checkpoint._arguments import bool_argument, check_engine
     from trunkline.checkpoint._memory import device_argument
+    from trunkline.checkpoint._save_order import await_saves_of
 
     mmap = bool_argument(mmap, "mmap")
     check_engine(engine)
     target = device_argument(device, name)
-    is_folder = os.path.isdir(name)  # noqa: PTH112
     lower = name.lower()  # as save() reads suffixes
+    await_saves_of(os.path.dirname(name) or "." if lower.endswith(".index.json") else name)  # noqa: PTH120
+    is_folder = os.path.isdir(name)  # noqa: PTH112
     if lower.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
         from trunkline.checkpoint import _safetensors
 

@@ -1,7 +1,6 @@
 """Saves of this process to one file: the file ends as the save that was called last wrote it."""
 
 import os
-from collections.abc import Sequence
 
 from trunkline._core import Engine
 from trunkline.checkpoint._flag import Flag
@@ -36,7 +35,7 @@ class OrderedFileSet(CheckedFileSet):
             stage_all=stage_all,
             staging_bytes=staging_bytes,
         )
-        self._place = _Place(image.path)
+        self._place = _Place(image.path, in_background=stage_all)
 
     def enter(self) -> None:
         """Come before all saves that enter later; does nothing the second time."""
@@ -75,8 +74,9 @@ class OrderedFileSet(CheckedFileSet):
 class _Place:
     """The place of one save in the order of those of its file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, in_background: bool) -> None:
         self._file = _identity(path)
+        self._in_background = in_background
         self._is_over = False
         self._is_awake = False
         self._waiting = Flag()
@@ -104,6 +104,17 @@ class _Place:
                 if not other._is_over and not self._is_awake:  # else leave() or wake() may have missed it
                     self._waiting.wait()
 
+    def wait(self) -> None:
+        """Return when it is over."""
+        flag = Flag()
+        self._later.append(flag)
+        if not self._is_over:  # else leave() may have missed it
+            flag.wait()
+
+    def writes(self, path: str) -> bool:
+        """Whether its file is `path`, or lies in that folder."""
+        return self._file == _identity(path) or self._file[:-1] == _directory_identity(os.path.realpath(path))
+
     def wake(self) -> None:
         self._is_awake = True
         self._waiting.set()
@@ -116,11 +127,25 @@ _places: dict[_Place, None] = {}
 os.register_at_fork(after_in_child=_places.clear)
 
 
-def _identity(path: str) -> Sequence[object]:
+def await_saves_of(path: str) -> None:
+    """Wait for the saves in the background of the file, or of files in the folder, at `path`.
+
+    Only for these: a signal handler that loads may have interrupted any other save, which would never end.
+    """
+    for place in list(_places):
+        if place._in_background and place.writes(path):
+            place.wait()
+
+
+def _identity(path: str) -> tuple[object, ...]:
     """Return what is the same for all paths of one file, which need not exist."""
     directory, name = os.path.split(os.path.realpath(path))
+    return (*_directory_identity(directory), name)
+
+
+def _directory_identity(directory: str) -> tuple[object, ...]:
     try:
         found = os.stat(directory)  # noqa: PTH116
     except OSError:
-        return directory, name
-    return found.st_dev, found.st_ino, name
+        return (directory,)
+    return found.st_dev, found.st_ino

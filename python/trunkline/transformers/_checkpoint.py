@@ -12,6 +12,7 @@ from torch import nn
 from trunkline._errors import Unsupported, exception_of
 from trunkline.checkpoint._safetensors_folder import folder_headers
 from trunkline.checkpoint._safetensors_load import Header, dtype_and_shape
+from trunkline.checkpoint._save_order import await_saves_of
 from trunkline.stream import _tensors
 from trunkline.stream._source import Source
 from trunkline.stream._tensors import TENSOR_ALIGNMENT, Stored
@@ -64,6 +65,7 @@ class Checkpoint:
 
 def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
     """Read configuration and headers. Raises as from_pretrained does."""
+    await_saves_of(str(folder))
     check_model_folder(folder)
     check_weights(folder)
     headers = _headers(folder)
