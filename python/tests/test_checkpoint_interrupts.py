@@ -159,6 +159,119 @@ def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
         assert version_of(load()) == 1
 
 
+Wait = Callable[[tl.SaveHandle, tl.Checkpointer], None]
+WAITS: dict[str, Wait] = {
+    "wait_staged": lambda handle, _: handle.wait_staged(),
+    "wait": lambda handle, _: handle.wait(60),
+    "checkpointer": lambda _, checkpointer: checkpointer.wait(),
+    "next save": lambda _, checkpointer: checkpointer.save(9, {}).wait(),
+}
+
+
+# What comes next may change the tensors, as where a cell of a notebook is run again.
+@pytest.mark.parametrize(
+    ("way", "wait"),
+    [("pt", "wait_staged"), ("safetensors", "wait"), *(("checkpoint", wait) for wait in WAITS)],
+)
+def test_ctrl_c_before_tensors_are_copied_cancels_the_save(tmp_path: Path, way: str, wait: str) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        checkpointer = tl.Checkpointer(
+            tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
+        )
+        path = tmp_path / f"file.{way}"
+        large = torch.zeros(40 << 20, dtype=torch.uint8)
+
+        def begin(version: int) -> tl.SaveHandle:
+            state = {"large": large.fill_(version)}
+            if way == "checkpoint":
+                return checkpointer.save(version, state)
+            return tl.save_async(state, path, engine=engine, staging_bytes="16MiB")
+
+        begin(1).wait()
+        faults.hold("write", faults.commands("write"), ALL)
+        with interrupted_by(signal.SIGALRM, faults.release):
+            handle = begin(2)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt) as caught:
+                WAITS[wait](handle, checkpointer)
+        assert handle.done()
+        large.data.fill_(3)  # torch does not count it as a change
+        if hasattr(caught.value, "__notes__"):
+            assert caught.value.__notes__ == [
+                f"{handle._what} was cancelled, since its tensors were not copied yet"
+            ]
+        with pytest.raises(tl.Cancelled):
+            handle.wait()
+        found = checkpointer.load() if way == "checkpoint" else tl.load(path)
+        assert bool((found["large"] == 1).all())
+        begin(4).wait()
+
+
+def test_the_exit_after_a_signal_handler_leaves_the_save_alone(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, ALL)
+        path = tmp_path / "file.pt"
+        handle = tl.save_async(
+            torch.zeros(40 << 20, dtype=torch.uint8), path, engine=engine, staging_bytes="16MiB"
+        )
+        with interrupted_by(signal.SIGALRM, sys.exit):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(SystemExit):
+                handle.wait_staged()
+        faults.release()
+        handle.wait(60)
+        assert not tl.load(path).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        *((name, by) for name in ("file.pt", "file.safetensors") for by in ("path", "link", "mapped")),
+        ("file.safetensors", "folder"),
+    ],
+)
+def test_loading_waits_for_saves_in_the_background(tmp_path: Path, name: str, by: str) -> None:
+    faults = tl.Faults()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / name
+    (tmp_path / "link").symlink_to(folder)
+    with tl.Engine("threads", faults=faults) as engine:
+        tl.save(tensors_of(1), path, engine=engine)
+        faults.hold("write", faults.commands("write"), ALL)
+        tl.save_async(tensors_of(2), path, engine=engine)
+        thread = threading.Timer(0.1, faults.release)
+        thread.start()
+        where = {"link": tmp_path / "link" / name, "folder": folder}.get(by, path)
+        found = tl.load(where, mmap=by == "mapped")
+        thread.join()
+        assert version_of(dict(found)) == 2
+
+
+def test_a_handler_that_loads_does_not_wait_for_the_save_it_interrupts(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    path = tmp_path / "file.safetensors"
+    found = []
+    with tl.Engine("threads", faults=faults) as engine:
+        tl.save(tensors_of(1), path, engine=engine)
+        faults.hold("write", faults.commands("write"), ALL)
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            found.append(version_of(tl.load(path)))
+            faults.release()
+
+        old = signal.signal(signal.SIGALRM, on_signal)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            tl.save(tensors_of(2), path, engine=engine)
+        finally:
+            signal.signal(signal.SIGALRM, old)
+        assert found == [1]
+        assert version_of(tl.load(path)) == 2
+
+
 # One that comes while a destructor runs is swallowed by the interpreter.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:

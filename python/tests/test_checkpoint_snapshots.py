@@ -357,6 +357,44 @@ def test_memory_that_is_resized_before_it_is_staged(
         assert list(tmp_path.rglob("*.tmp")) == []
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
+    ids=["checkpoint", "pt", "safetensors"],
+)
+def test_tensors_that_change_before_they_are_staged(tmp_path: Path, faults: tl.Faults, begin: Begin) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        begin(tensors_of(1), tmp_path, engine, None).wait(60)
+        faults.hold("write", faults.commands("write"), ALL)
+        more = {"weight": torch.nn.Parameter(torch.zeros(40 << 20))}
+        if begin is begin_steps:
+            checkpointer = tl.Checkpointer(
+                tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
+            )
+            checkpointer.load()
+            handle = checkpointer.save(2, {key: each.detach() for key, each in more.items()})
+        else:
+            handle = begin({key: each.detach() for key, each in more.items()}, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)  # it waits for the writes
+        with torch.no_grad():
+            more["weight"] += 1
+        faults.release()
+        for wait in (handle.wait_staged, handle.wait):
+            with pytest.raises(tl.Error, match="was changed before it was copied.*call wait_staged()"):
+                wait(60)
+        assert_version(load(tmp_path), 1)
+        assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_tensors_without_versions_are_saved(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        state = {"made in inference mode": torch.ones(3)}
+    state["other"] = torch.zeros(3)
+    tl.save_async(state, tmp_path / "file.pt").wait(60)
+    assert tl.load(tmp_path / "file.pt")["made in inference mode"].tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("name", ["file.pt", "file.safetensors"])
 def test_memory_that_is_resized_before_it_is_read(tmp_path: Path, faults: tl.Faults, name: str) -> None:
     with tl.Engine("threads", faults=faults) as engine:

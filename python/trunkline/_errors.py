@@ -126,6 +126,12 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
     return exception_type(code or None, message, path or None)
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a line to what a traceback shows of the error, from Python 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
 def reword(error: Error, message: str) -> None:
     """Change the message of an error, also in what is pickled."""
     error.strerror = message

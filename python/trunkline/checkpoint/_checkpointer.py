@@ -162,10 +162,11 @@ class Checkpointer:
         So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
         tensors are copied in the background, those of GPUs after what the current stream holds: they may
         change once handle.wait_staged() returned (buffers of BatchNorm change in the
-        next forward pass). If a tensor changes earlier, the checkpoint is a mixture of old and new values.
-        Checksums cannot notice it. The checkpoint is durable once handle.wait() returned. A step that
-        is there already is replaced in one step. A RuntimeWarning names older checkpoints that are due for
-        removal and cannot be removed, or cannot be read.
+        next forward pass). If a tensor changes earlier by an operation in place, the save fails; changes
+        through `.data` or numpy go unnoticed, and the checkpoint is a mixture of old and new values. So
+        Ctrl-C in a wait before then cancels the save. The checkpoint is durable once handle.wait() returned.
+        A step that is there already is replaced in one step. A RuntimeWarning names older checkpoints that
+        are due for removal and cannot be removed, or cannot be read.
 
         Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
         later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and

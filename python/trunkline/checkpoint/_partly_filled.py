@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trunkline._errors import Error, reword
+from trunkline._errors import Error, add_note, reword
 
 
 @contextmanager
@@ -25,6 +25,6 @@ def partly_filled(target: str, remedy: str) -> Iterator[None]:
         )
         if isinstance(error, Error):
             reword(error, f"{error}; {says}")
-        elif hasattr(error, "add_note"):  # from Python 3.11 on
-            error.add_note(says)
+        else:
+            add_note(error, says)
         raise

@@ -29,12 +29,13 @@ _VERSION = b"3\n"
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles as torch.save does, and collects the storages: `storages` by their keys, 0, 1 and so on."""
+    """Pickles as torch.save does, and collects tensors and storages: these by their keys, 0, 1 and so on."""
 
     def __init__(self, file: io.BytesIO, root: object, path: str) -> None:
         super().__init__(file, protocol=_PROTOCOL)
         self._root = root
         self.storages: list[torch.UntypedStorage] = []
+        self.tensors: list[torch.Tensor] = []
         self._path = path
         self._keys: dict[int, str] = {}
         self._dtypes: dict[int, torch.dtype] = {}
@@ -45,6 +46,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         why = objection_in_any_file(obj) or objection_in_pt(obj.dtype) or objection_if_freed(obj)
         if why is None:
+            self.tensors.append(obj)
             try:
                 return obj.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
             except (RuntimeError, NotImplementedError) as error:  # of torch, for what has no storage
@@ -107,11 +109,11 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _pickled(obj: object, path: str) -> tuple[bytes, list[torch.UntypedStorage]]:
+def _pickled(obj: object, path: str) -> tuple[bytes, _Pickler]:
     file = io.BytesIO()
     pickler = _Pickler(file, obj, path)
     pickler.dump(obj)
-    return file.getvalue(), pickler.storages
+    return file.getvalue(), pickler
 
 
 def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
@@ -139,10 +141,11 @@ def lay_out(obj: object, path: str) -> SourceImage:
     tools accept the file. Raises what torch.save raises for what cannot be pickled, Unsupported for a storage
     on another device than the CPU and CUDA GPUs. Thread-safe.
     """
-    pickled, storages = _pickled(obj, path)
+    pickled, pickler = _pickled(obj, path)
+    storages = pickler.storages
     sizes = [storage.nbytes() for storage in storages]
     layout = lay_out_records(pickled, sizes)
-    image = SourceImage(path, layout.nbytes, Sources(storages))
+    image = SourceImage(path, layout.nbytes, Sources(storages, pickler.tensors))
     addresses = [storage.data_ptr() if storage.device.type == "cpu" else 0 for storage in storages]
     image.add_archive(layout, addresses, storages)
     if 0 in addresses:  # empty, or on a GPU

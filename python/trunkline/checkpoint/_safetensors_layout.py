@@ -66,7 +66,7 @@ def lay_out(
         shift = ALIGNMENT
         head = _padded(head, shift)
 
-    sources = Sources([tensor.untyped_storage() for tensor in kept.values()], list(kept))
+    sources = Sources([tensor.untyped_storage() for tensor in kept.values()], list(kept.values()), list(kept))
     image = SourceImage(path, file_bytes + shift, sources)
     if checksum:
         sums_at = _safetensors_sums.fill_in(head)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Cancelled, Error, RankError, Timeout
+from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note
 from trunkline._exit_hook import check_threads_run, has_passed
 from trunkline._types import Path
 from trunkline.checkpoint._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
@@ -73,9 +73,10 @@ def save_async(
     """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
 
     The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
-    else of `obj` is looked at after this function returned. If a tensor changes earlier, the file is a
-    mixture of old and new values. Checksums cannot notice it. If the memory of a tensor is resized or freed
-    before, the save fails, or the process crashes where that happens while the memory is read. A state larger
+    else of `obj` is looked at after this function returned. If a tensor changes earlier by an operation in
+    place, or its memory is resized or freed, the save fails; if memory is freed while it is read, the process
+    may crash. Changes through `.data` or numpy go unnoticed, and the file is a mixture of old and new values.
+    A state larger
     than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
     as long as writing all but the last of it. The file appears when handle.wait() would return.
 
@@ -284,7 +285,8 @@ class SaveHandle:
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until the tensors may change again.
 
-        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first.
+        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first. Ctrl-C
+        cancels the save, so that nothing is saved of tensors that change from there on.
         """
         self._wait(self._staged, timeout)
 
@@ -296,13 +298,37 @@ class SaveHandle:
         """Wait until the file is saved, and durable unless it is saved with durable=False.
 
         Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
-        goes on. Ctrl-C ends the wait, not the save.
+        goes on. Ctrl-C ends the wait, not the save, unless tensors are still to be copied: then both end.
         """
         self._wait(self._done, timeout)
 
     def _join(self) -> None:
-        """Wait until it is over, saved or not, without raising or observing its error."""
+        """Wait until it is over, saved or not, without raising or observing its error.
+
+        As in wait(), what interrupts this cancels a save whose tensors are not copied yet.
+        """
+        self._wait_for(self._done, None)
+
+    def _wait_for(self, flag: Flag, timeout: float | None) -> bool:
+        try:
+            return flag.wait(timeout)
+        except SystemExit:
+            raise  # the exit waits for it
+        except BaseException as error:
+            if self._cancel_unless_staged():
+                add_note(error, f"{self._what} was cancelled, since its tensors were not copied yet")
+            raise
+
+    def _cancel_unless_staged(self) -> bool:
+        """Cancel it if its tensors may not change yet, since what follows an interruption may change them.
+
+        As where a cell of a notebook is run again after Ctrl-C.
+        """
+        if self._staged.is_set():
+            return False
+        self.cancel()
         self._done.wait()
+        return self._was_cancelled()
 
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
@@ -349,7 +375,7 @@ class SaveHandle:
         self._done.set()
 
     def _wait(self, flag: Flag, timeout: float | None) -> None:
-        if not flag.wait(None if timeout is None else seconds_argument(timeout)):
+        if not self._wait_for(flag, None if timeout is None else seconds_argument(timeout)):
             raise Timeout(None, f"{self._what}: not ready after {timeout} s; it goes on")
         if self._error is not None:
             self._observed = True

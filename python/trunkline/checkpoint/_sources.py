@@ -1,4 +1,4 @@
-"""The memory that a save reads, and which must stay where it is until it is staged."""
+"""The memory that a save reads, which must stay where and as it is until it is staged."""
 
 from collections.abc import Sequence
 
@@ -10,32 +10,61 @@ from trunkline._types import Path
 
 
 class Sources:
-    """Storages of tensors, with their addresses and sizes when this was made.
+    """Tensors and their storages, with addresses, sizes and versions when this was made.
 
     Whoever holds them keeps them, but not their memory: resizing a storage frees it.
     """
 
-    def __init__(self, storages: Sequence[torch.UntypedStorage], names: Sequence[str] = ()) -> None:
-        """`names`: of their tensors, for messages; none, or as many."""
+    def __init__(
+        self,
+        storages: Sequence[torch.UntypedStorage],
+        tensors: Sequence[torch.Tensor],
+        names: Sequence[str] = (),
+    ) -> None:
+        """`names`: of the tensors, for messages; none, or as many."""
         self._storages = storages
+        self._tensors = tensors
         self._names = names
         self._seen = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+        self._versions = _versions_of(tensors)
 
     def problem(self, what: str, path: str) -> Error | None:
-        """Return the error to raise if one of them has been resized since.
+        """Return the error to raise if one of them has been resized or changed since.
 
-        Not raised here: a traceback would keep them.
+        Changes that torch counts are found: operations in place, not those of `.data` or of numpy arrays that
+        share the memory. A view counts those of the whole tensor. Not raised here: a traceback would keep
+        them.
         """
         for index, (storage, seen) in enumerate(zip(self._storages, self._seen, strict=True)):
             if (storage.data_ptr(), storage.nbytes()) != seen:
-                which = f"the tensor {self._names[index]!r}" if self._names else "a tensor"
-                return Error(
-                    None,
-                    f"{what}: the memory of {which} was resized or freed before it was copied, and nothing "
-                    "was saved; call wait_staged() before tensors change",
-                    path,
-                )
+                of = self._named(index) if len(self._storages) == len(self._tensors) else "a tensor"
+                return self._error(what, f"the memory of {of} was resized or freed", path)
+        versions = _versions_of(self._tensors)
+        if versions != self._versions:
+            pairs = enumerate(zip(versions, self._versions, strict=True))
+            index = next(index for index, (now, then) in pairs if now != then)
+            return self._error(what, f"{self._named(index)}, or what it is a view of, was changed", path)
         return None
+
+    def _named(self, index: int) -> str:
+        return f"the tensor {self._names[index]!r}" if self._names else "a tensor"
+
+    @staticmethod
+    def _error(what: str, happened: str, path: str) -> Error:
+        return Error(
+            None,
+            f"{what}: {happened} before it was copied, and nothing was saved; call wait_staged() before "
+            "tensors change",
+            path,
+        )
+
+
+def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each was changed in place; 0 where torch does not count."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # made in torch.inference_mode()
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class SourceImage(FileImage):
@@ -48,7 +77,7 @@ class SourceImage(FileImage):
 
 
 class CheckedFileSet(FileSet):
-    """A FileSet that fails if what it reads is resized or freed before it is staged.
+    """A FileSet that fails if what it reads is resized, freed or changed before it is staged.
 
     While it is being staged, memory that is freed may still end the process (SIGSEGV).
     """

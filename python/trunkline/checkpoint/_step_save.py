@@ -183,7 +183,7 @@ class StepSave:
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
         with GcPause():
             self._sources: Sources | None = Sources(
-                [tensor.untyped_storage() for tensor in self._tensors], list(tensors)
+                [tensor.untyped_storage() for tensor in self._tensors], self._tensors, list(tensors)
             )
         self._streams = side_streams(self._tensors)
         self._layout = Spread(1, 1)
