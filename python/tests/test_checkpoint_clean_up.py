@@ -65,7 +65,10 @@ def test_warnings_as_errors_fail_no_save(tmp_path: Path, capfd: pytest.CaptureFi
         warnings.simplefilter("error")
         for step in (2, 3):
             second.save(step, STATE, block=True)  # step 1 stays, which is told once
-    assert capfd.readouterr().err.count(f"RuntimeWarning: {tmp_path} keeps step 1") == 1
+    assert (
+        capfd.readouterr().err.count(f"RuntimeWarning: {tmp_path}: keep=1 does not count or remove step 1")
+        == 1
+    )
     assert second.steps() == [1, 3]
 
 
@@ -125,7 +128,9 @@ def test_warnings_that_cannot_be_shown_fail_no_save(
     assert checkpointer.latest() == 2
     out, err = capfd.readouterr()
     assert out == ""
-    assert (f"RuntimeWarning: {tmp_path} keeps step 1" in err) == (obstacle == "showwarning")
+    assert (f"RuntimeWarning: {tmp_path}: keep=1 does not count or remove step 1" in err) == (
+        obstacle == "showwarning"
+    )
 
 
 def test_an_interrupt_ends_the_save_and_unlocks_the_directory(tmp_path: Path) -> None:
