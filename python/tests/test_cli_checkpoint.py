@@ -126,6 +126,17 @@ def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: Checkpoin
     assert str(manifest) in result.stderr
 
 
+def test_ls_calls_nothing_damaged_that_it_cannot_read(store: CheckpointStore) -> None:
+    manifest_of(store, 10).chmod(0)
+    # Without what lets root read everything.
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*drop, str(PROGRAM), "checkpoint", "ls", str(store.directory)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[1].endswith(" latest, could not be read")
+    assert "EACCES" in result.stderr
+
+
 def test_ls_marks_what_lacks_a_shard(store: CheckpointStore) -> None:
     assert [each["is_complete"] for each in document("ls", store.directory)["checkpoints"]] == [True, True]
     missing, short = (Path(store.shard_paths(store.read_manifest(step))[1]) for step in (20, 10))

@@ -37,6 +37,12 @@ struct Listed {
   bool is_whole() const { return manifest && shards_there == manifest->shards.size(); }
 };
 
+// What cannot be read may be whole: somebody else's file, or a disk with an error.
+std::string_view state_of(const Error& error) {
+  const bool is_damaged = error.kind == ErrorKind::corrupt || error.kind == ErrorKind::format;
+  return is_damaged ? "damaged" : "could not be read";
+}
+
 // nullopt: it was removed meanwhile. A run that saves may remove or replace a checkpoint while it is looked
 // at: it is not damaged unless it is the same one afterwards.
 std::optional<Listed> look_at(const checkpoint::Store& store, std::uint64_t step) {
@@ -78,8 +84,8 @@ int list_checkpoints(const CheckpointArguments& arguments) {
     if (!manifest) {
       whole = false;
       document["checkpoints"].push_back({{"step", step}, {"error", error_json(manifest.error())}});
-      table.add(
-          {fmt::format("{}", step), "", "", "", "", "", "", mark.empty() ? "damaged" : mark + ", damaged"});
+      table.add({fmt::format("{}", step), "", "", "", "", "", "",
+                 fmt::format("{}{}", mark.empty() ? mark : mark + ", ", state_of(manifest.error()))});
       print_problem(manifest.error().message);
       continue;
     }
