@@ -394,7 +394,8 @@ def test_debug_offsets_of_torch_agree(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def written_sparsely(obj: object, path: Path) -> Any:
     """Lay an object out, and write all of its file but the payloads; CRC-32s are 0x1000 and so on."""
-    pickled, storages = _pt_layout._pickled(obj, str(path))
+    pickled, pickler = _pt_layout._pickled(obj, str(path))
+    storages = pickler.storages
     layout = _pt_layout.lay_out_records(pickled, [storage.nbytes() for storage in storages])
     with path.open("wb") as file:
         file.truncate(layout.nbytes)

@@ -149,6 +149,8 @@ def test_tensors_with_freed_storage(tmp_path: Path) -> None:
 
 
 def test_a_volume_in_place_of_directories(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
     volume = tl.Volume([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(
         TypeError, match=rf"not Volume; pass its directories: volumes=\['{tmp_path}/a', '{tmp_path}/b'\]"
