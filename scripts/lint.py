@@ -111,7 +111,10 @@ def mypy() -> list[str]:
 
 
 def layers() -> list[str]:
-    return check([sys.executable, "scripts/check_layers.py"])
+    return [
+        *check([sys.executable, "scripts/check_layers.py"]),
+        *check([sys.executable, "scripts/check_python_layers.py"]),
+    ]
 
 
 def shellcheck() -> list[str]:

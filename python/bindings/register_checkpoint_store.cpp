@@ -142,7 +142,7 @@ void check_continues(const StoreObject& self, nb::handle step_value) {
 
 // begin(), commit(), retain(), abandon() and release() are called by the threads that save, which no signal
 // handler interrupts, so that they do not go through call_interruptibly() as all others. In an exit handler
-// the main thread saves itself: Ctrl-C ends the process there (_at_exit.py, interrupts_kill). abandon() is
+// the main thread saves itself: Ctrl-C ends the process there (at_exit.py, interrupts_kill). abandon() is
 // also called by save(), when its thread cannot start.
 nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
   const std::uint64_t step = count_argument(step_value, "step");

@@ -17,9 +17,14 @@ import torch
 
 import trunkline as tl
 from trunkline._core import crc32c
-from trunkline.checkpoint import _pt_archive, _pt_pickle, _pt_zip, _restore, _safetensors_folder, _state
+from trunkline._formats.pt import archive as archives
+from trunkline._formats.pt import pickle as pickles
+from trunkline._formats.pt import zip as zips
+from trunkline._formats.safetensors import folder
+from trunkline._streaming import manifest as pack_manifest
+from trunkline.checkpoint.state import restore as restoring
+from trunkline.checkpoint.state import tree
 from trunkline.dcp import _manifest as dcp_manifest
-from trunkline.stream import _manifest as pack_manifest
 
 Target = Callable[[bytes], bool]  # whether it was read
 _REFUSED = (tl.Format, tl.Corrupt, tl.Unsupported)
@@ -44,7 +49,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 class _Memory:
-    """A file of bytes, as _pt_archive.Source wants it."""
+    """A file of bytes, as archives.Source wants it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -67,11 +72,11 @@ def pt_directory(data: bytes) -> bool:
         return data[offset : offset + nbytes]
 
     try:
-        directory = _pt_zip.read_directory(read, len(data), "fuzz")
+        directory = zips.read_directory(read, len(data), "fuzz")
         headers = [
-            data[entry.header : entry.header + _pt_zip.header_bytes(entry)] for entry in directory.entries
+            data[entry.header : entry.header + zips.header_bytes(entry)] for entry in directory.entries
         ]
-        records = list(_pt_zip.place_records(directory, headers, "fuzz"))
+        records = list(zips.place_records(directory, headers, "fuzz"))
     except _REFUSED:
         return False
     end = 0
@@ -83,7 +88,7 @@ def pt_directory(data: bytes) -> bool:
 
 def pt_pickle(data: bytes) -> bool:
     """Nothing of the pickle runs; what it does is known, or not."""
-    found = _pt_pickle.scan(data)
+    found = pickles.scan(data)
     if found is None:
         return False
     assert all(storage.nbytes >= 0 for storage in found.storages)
@@ -94,7 +99,7 @@ def pt_pickle(data: bytes) -> bool:
 def pt_archive(data: bytes) -> bool:
     """The whole of what is known before torch.load runs."""
     try:
-        archive = _pt_archive.Archive(_pt_archive.Source(_Memory(data), "fuzz"), "auto")  # type: ignore[arg-type]
+        archive = archives.Archive(archives.Source(_Memory(data), "fuzz"), "auto")  # type: ignore[arg-type]
         archive.check_all()
     except _REFUSED:
         return False
@@ -116,7 +121,7 @@ def pack(data: bytes) -> bool:
 def safetensors_index(data: bytes) -> bool:
     """Files are below the index."""
     try:
-        files = _safetensors_folder.parse_index(data, "fuzz.safetensors.index.json")
+        files = folder.parse_index(data, "fuzz.safetensors.index.json")
     except tl.Format:
         return False
     for name in files.values():
@@ -157,7 +162,7 @@ def _skeleton_state() -> dict[str, Any]:
 
 @functools.cache
 def _skeleton() -> tuple[Any, dict[str, torch.Tensor]]:
-    return _state.flatten(_skeleton_state())
+    return tree.flatten(_skeleton_state())
 
 
 def skeleton(data: bytes) -> bool:
@@ -167,7 +172,7 @@ def skeleton(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     try:
-        _restore.restore(document, _skeleton()[1])
+        restoring.restore(document, _skeleton()[1])
     except tl.Format:
         return False
     return True
@@ -181,7 +186,7 @@ def skeleton_into(data: bytes) -> bool:
         return False
     stored = _skeleton()[1]
     try:
-        _, targets, finish = _restore.restore_into(document, _skeleton_state())
+        _, targets, finish = restoring.restore_into(document, _skeleton_state())
         for name, target in targets.items():  # sizes are compared with the manifest before anything is read
             if name not in stored or target.nbytes != stored[name].nbytes:
                 return False
@@ -212,14 +217,12 @@ def _pt() -> list[bytes]:
 
 
 def _pickle_of(archive: bytes) -> bytes:
-    directory = _pt_zip.read_directory(
+    directory = zips.read_directory(
         lambda offset, nbytes: archive[offset : offset + nbytes], len(archive), "seed"
     )
-    headers = [
-        archive[entry.header : entry.header + _pt_zip.header_bytes(entry)] for entry in directory.entries
-    ]
+    headers = [archive[entry.header : entry.header + zips.header_bytes(entry)] for entry in directory.entries]
     record = next(
-        each for each in _pt_zip.place_records(directory, headers, "seed") if each.name.endswith("/data.pkl")
+        each for each in zips.place_records(directory, headers, "seed") if each.name.endswith("/data.pkl")
     )
     return archive[record.offset : record.offset + record.nbytes]
 

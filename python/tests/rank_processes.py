@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import trunkline as tl
 from trunkline import _core
-from trunkline.checkpoint._attempts import Attempts
-from trunkline.checkpoint._background import start_thread
-from trunkline.checkpoint._ranks import Exchange, Exchanges, GroupRanks
-from trunkline.checkpoint._save import SaveHandle
-from trunkline.checkpoint._step_save import StepSave
+from trunkline._tensor_io.background import start_thread
+from trunkline.checkpoint.directory.step_save import StepSave
+from trunkline.checkpoint.ranks.attempts import Attempts
+from trunkline.checkpoint.ranks.group import Exchange, Exchanges, GroupRanks
+from trunkline.checkpoint.save import SaveHandle
 
 REPLY_SECONDS = 60.0
 

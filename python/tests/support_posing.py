@@ -168,7 +168,7 @@ class Poser:
 
     def pose(self, patch: pytest.MonkeyPatch, kind: Any = Posing) -> None:
         """Let torch's functions know of the stand-in's GPUs; their tensors are Posing or Shadowed."""
-        from trunkline.checkpoint import _tensors
+        from trunkline._tensor_io import tensors
 
         # The first use of a device as a context remembers torch's constructors: ours must not be among them.
         with torch.device("meta"):
@@ -186,7 +186,7 @@ class Poser:
             return kind.over(array, dtype, shape)
 
         patch.setattr(torch, "empty", empty_on)
-        patch.setattr(_tensors, "_PLAIN_TYPES", (*_tensors._PLAIN_TYPES, Posing))
+        patch.setattr(tensors, "_PLAIN_TYPES", (*tensors._PLAIN_TYPES, Posing))
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))

@@ -1,6 +1,6 @@
 """Threads that tests wait for."""
 
-from trunkline.checkpoint._background import unfinished
+from trunkline._tensor_io.background import unfinished
 
 
 def await_saves() -> None:

@@ -25,8 +25,8 @@ PRELUDE = """
 import os, signal, sys, threading
 import torch
 import trunkline as tl
-from trunkline.checkpoint import _save
-from trunkline.checkpoint._flag import Flag
+from trunkline.checkpoint import save as saving
+from trunkline._tensor_io.flag import Flag
 
 faults = tl.Faults()
 engine = tl.Engine("threads", faults=faults)
@@ -146,13 +146,13 @@ def test_ctrl_c_that_a_worker_process_gets_during_its_exit(tmp_path: Path) -> No
 
 # joining_ended: set when the main thread waits for saves itself: a handler ended the joining of threads.
 JOINING_ENDED = """
-from trunkline.checkpoint import _at_exit
-joining_ended, tell_later = Flag(), _at_exit._tell_later
+from trunkline._tensor_io import at_exit
+joining_ended, tell_later = Flag(), at_exit._tell_later
 def told(saves, can_abandon):
     if threading.current_thread() is threading.main_thread():
         joining_ended.set()
     tell_later(saves, can_abandon)
-_at_exit._tell_later = told
+at_exit._tell_later = told
 """
 
 
@@ -277,11 +277,11 @@ def test_a_message_that_fails_ends_no_save(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
-        from trunkline.checkpoint import _at_exit
+        from trunkline._tensor_io import at_exit
         def fail(save):
             faults.release()
             raise AttributeError("progress")
-        _at_exit._progress_of = fail
+        at_exit._progress_of = fail
         faults.hold("write", 1, 1 << 40)
         saving("checkpoint")
         beside_the_exit(lambda: None)
@@ -339,8 +339,8 @@ def test_an_exit_that_is_quick_says_nothing(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
-        from trunkline.checkpoint import _at_exit
-        _at_exit._PATIENCE_SECONDS = 60.0
+        from trunkline._tensor_io import at_exit
+        at_exit._PATIENCE_SECONDS = 60.0
         faults.hold("write", 0, 1 << 40)
         saving("pt")
         beside_the_exit(faults.release)
@@ -630,9 +630,9 @@ last = Last()
 # Loading, and tl.dcp, start threads without what saves are made with.
 WITHOUT_SAVES = """
 import sys, threading
-from trunkline.checkpoint._background import start_thread, unfinished
-from trunkline.checkpoint._flag import Flag
-assert "trunkline.checkpoint._save" not in sys.modules
+from trunkline._tensor_io.background import start_thread, unfinished
+from trunkline._tensor_io.flag import Flag
+assert "trunkline.checkpoint.save" not in sys.modules
 """
 
 

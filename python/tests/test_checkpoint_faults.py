@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import trunkline as tl
-from trunkline.checkpoint import _save
-from trunkline.checkpoint._step_save import StepSave
+from trunkline.checkpoint import save as saving
+from trunkline.checkpoint.directory.step_save import StepSave
 
 
 def tensors_of(version: int) -> dict[str, torch.Tensor]:
@@ -182,8 +182,8 @@ def test_the_error_of_a_save_names_the_save(
         with pytest.raises(tl.Error, match=f"^step 3 was not saved, .* The failure: {said}pwrite of "):
             checkpoints.save(3, tensors_of(3))
         begin()._done.wait()
-        monkeypatch.setattr(_save, "end_by_failure", lambda: None)
-        _save._report_at_exit()
+        monkeypatch.setattr(saving, "end_by_failure", lambda: None)
+        saving._report_at_exit()
         assert "saving step 2 to run failed: pwrite of " in capfd.readouterr().err
         assert checkpoints.steps() == [1]
 

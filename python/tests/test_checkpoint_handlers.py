@@ -95,8 +95,8 @@ def test_in_the_midst_of_a_save_a_handler_is_told_so_at_once(run_script: RunScri
     printed = run_script(
         PRELUDE
         + """
-from trunkline.checkpoint import _step_save
-flatten = _step_save.flatten_with_features
+from trunkline.checkpoint.directory import step_save
+flatten = step_save.flatten_with_features
 calls = {
     "save": lambda: checkpointer.save(7, state),
     "wait": checkpointer.wait,
@@ -114,9 +114,9 @@ def interrupted(state):  # as a handler that runs just now
     tl.save(state, "file.pt")
     return flatten(state)
 
-_step_save.flatten_with_features = interrupted
+step_save.flatten_with_features = interrupted
 checkpointer.save(2, state, block=True)
-_step_save.flatten_with_features = flatten
+step_save.flatten_with_features = flatten
 checkpointer.save(3, state, block=True)
 assert torch.equal(tl.load("file.pt")["x"], state["x"])
 print(checkpointer.steps())

@@ -14,7 +14,7 @@ import torch
 from support_threads import await_saves
 
 import trunkline as tl
-from trunkline.checkpoint import _save
+from trunkline.checkpoint import save as saving
 
 ALL = 1 << 40  # commands
 
@@ -321,7 +321,7 @@ def test_handlers_that_raise_wherever_a_save_can_be_interrupted(tmp_path: Path) 
     """Python runs signal handlers after calls and at the start of functions, which a profiler sees."""
     checkpointer = tl.Checkpointer(tmp_path, keep=2, process_group=False)
     checkpointer.save(0, tensors_of(0), block=True)
-    modules = ("_checkpointer.py", "_turn.py", "_step_save.py", "_save.py")
+    modules = ("_checkpointer.py", "_turn.py", "_step_save.py", "saving.py")
     left = 0
 
     def interrupt(frame: FrameType, event: str, what: object) -> None:
@@ -357,7 +357,7 @@ def test_an_interrupt_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupted(*_: object) -> None:
         raise Interrupt
 
-    monkeypatch.setattr(_save, "start_thread", interrupted)
+    monkeypatch.setattr(saving, "start_thread", interrupted)
     with pytest.raises(Interrupt):
         checkpointer.save(1, tensors_of(1))
     monkeypatch.undo()

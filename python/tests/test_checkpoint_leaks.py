@@ -11,7 +11,7 @@ def test_a_thousand_saves_leave_nothing_in_the_process(run_script: RunScript) ->
         from pathlib import Path
         import torch
         import trunkline as tl
-        from trunkline.checkpoint._background import unfinished
+        from trunkline._tensor_io.background import unfinished
 
         # No disk behind it where that can be had: a thousand times fsync takes its time.
         root = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "."))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trunkline as tl
-from trunkline.checkpoint._names import is_manifest, is_shard, step_of
+from trunkline._formats.checkpoint_names import is_manifest, is_shard, step_of
 
 NUMBERS = [
     *("00000012", "00000000", "99999999", "100000000", "9223372036854775807"),

@@ -15,7 +15,10 @@ import pytest
 import torch
 
 import trunkline as tl
-from trunkline.checkpoint import _checkpointer, _pt_load, _safetensors_load, _transfer
+from trunkline._formats.pt import load as pt_load
+from trunkline._formats.safetensors import load as safetensors_load
+from trunkline._tensor_io import transfer
+from trunkline.checkpoint.directory import checkpointer as checkpointer_module
 
 
 def state_of(version: int) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
     """Have something done once, when a manifest was read and its shards are not open yet."""
 
     def arrange(action: Callable[[], None]) -> None:
-        real = _checkpointer.read_images
+        real = checkpointer_module.read_images
         actions = [action]
 
         def read_images(*arguments: Any, **options: Any) -> None:
@@ -42,7 +45,7 @@ def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
                 actions.pop()()
             real(*arguments, **options)
 
-        monkeypatch.setattr(_checkpointer, "read_images", read_images)
+        monkeypatch.setattr(checkpointer_module, "read_images", read_images)
 
     return arrange
 
@@ -170,11 +173,11 @@ def test_a_file_is_replaced_while_it_is_loaded(tmp_path: Path, suffix: str, veri
         return {"x": torch.full((500_000,), float(version))} | ({"number": version} if suffix == "pt" else {})
 
     tl.save(state(1), path)
-    loads = {"pt": _pt_load.load, "safetensors": _safetensors_load.load}
+    loads = {"pt": pt_load.load, "safetensors": safetensors_load.load}
 
     def replace_and_read(*arguments: Any, **options: Any) -> None:
         tl.save(state(2), path)
-        _transfer.read_images(*arguments, **options)
+        transfer.read_images(*arguments, **options)
 
     found = loads[suffix](path, verify=verify, read_images=replace_and_read)
     assert torch.equal(found["x"], state(1)["x"])

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from trunkline.checkpoint._difference import MOST_MARKS, first_difference, marks_of
-from trunkline.checkpoint._state import flatten
+from trunkline.checkpoint.state.difference import MOST_MARKS, first_difference, marks_of
+from trunkline.checkpoint.state.tree import flatten
 
 
 def state() -> dict[str, Any]:

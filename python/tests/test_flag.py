@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from trunkline.checkpoint._flag import Flag
+from trunkline._tensor_io.flag import Flag
 
 
 class Interrupt(BaseException):  # as KeyboardInterrupt

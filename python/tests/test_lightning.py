@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import trunkline as tl
-from trunkline.checkpoint._flag import Flag
+from trunkline._tensor_io.flag import Flag
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():

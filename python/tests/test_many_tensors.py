@@ -18,7 +18,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import trunkline as tl  # noqa: E402
 from trunkline import _core  # noqa: E402
-from trunkline.checkpoint import _save, _shards, _step_save, _transfer  # noqa: E402
+from trunkline._tensor_io import transfer  # noqa: E402
+from trunkline.checkpoint import save as saving  # noqa: E402
+from trunkline.checkpoint.directory import shards as shard_files  # noqa: E402
+from trunkline.checkpoint.directory import step_save  # noqa: E402
 
 State = dict[Any, Any]
 Operation = Callable[[Path, State], object]
@@ -86,7 +89,7 @@ each_operation = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do here what is otherwise done in the background, so that it is counted."""
-    for module in (_save, _transfer):
+    for module in (saving, transfer):
         monkeypatch.setattr(module, "start_thread", lambda run, done: (run(), done.set()))
 
 
@@ -240,8 +243,8 @@ def test_names_that_no_head_has_room_for_are_spread_over_more_shards(
 ) -> None:
     """The format allows a head of 100 MB: a million tensors with names of some length need more."""
     limit = 8000
-    monkeypatch.setattr(_shards, "MAX_HEAD_BYTES", limit)
-    monkeypatch.setattr(_step_save, "_FEW_TENSORS", 0)
+    monkeypatch.setattr(shard_files, "MAX_HEAD_BYTES", limit)
+    monkeypatch.setattr(step_save, "_FEW_TENSORS", 0)
     state = {
         **{f"layers.{index}.weight": torch.full((4,), float(index)) for index in range(100)},
         "large": torch.arange(1 << 20),

@@ -7,8 +7,8 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 
 import trunkline as tl
+from trunkline._streaming import manifest as pack_manifest
 from trunkline.dcp._manifest import read_manifest
-from trunkline.stream import _manifest as pack_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 HUGE = 1 << 43  # more than any address space here holds

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from support_models import make_folder, prompt, stock
 
 import trunkline as tl
-from trunkline.stream import _pack, _place
-from trunkline.stream._place import Place
-from trunkline.stream._streaming import streaming_of
-from trunkline.stream._tensors import Stored
-from trunkline.transformers import _packing, _skeleton
+from trunkline._streaming import location as pack_location
+from trunkline._streaming import pack as packing
+from trunkline._streaming.location import Place
+from trunkline._streaming.stored import Stored
+from trunkline._streaming.streaming import streaming_of
+from trunkline.transformers import _packing, skeleton
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = "weights.safetensors"
@@ -188,7 +189,7 @@ def killed(folder: Path, directories: Sequence[Path], where: str) -> None:
     code = f"""
 import os
 import trunkline as tl
-from trunkline.stream import _pack
+from trunkline._streaming import pack as packing
 {where}
 tl.transformers.pack({str(folder)!r}, {list(map(str, directories))!r})
 """
@@ -198,10 +199,10 @@ tl.transformers.pack({str(folder)!r}, {list(map(str, directories))!r})
 @pytest.mark.parametrize(
     "where",
     [
-        "_pack._write = lambda *_: os._exit(9)",
-        "sums = iter([_pack.crc32c] * 5)\n"
-        "_pack.crc32c = lambda data: next(sums, lambda _: os._exit(9))(data)",
-        "_pack.Manifest.write = lambda *_: os._exit(9)",
+        "packing._write = lambda *_: os._exit(9)",
+        "sums = iter([packing.crc32c] * 5)\n"
+        "packing.crc32c = lambda data: next(sums, lambda _: os._exit(9))(data)",
+        "packing.Manifest.write = lambda *_: os._exit(9)",
     ],
     ids=["empty", "writing", "written"],
 )
@@ -246,14 +247,14 @@ def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: 
         pass
     holder = os.open(disks[0], os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    warn = _place._warn_of_waiting
+    warn = pack_location._warn_of_waiting
 
     def warned(directory: Path) -> None:
         warn(directory)
         os.close(holder)
 
-    monkeypatch.setattr(_place, "_SILENT_SECONDS", -1.0)
-    monkeypatch.setattr(_place, "_warn_of_waiting", warned)
+    monkeypatch.setattr(pack_location, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(pack_location, "_warn_of_waiting", warned)
     with pytest.warns(RuntimeWarning, match=rf"waiting for another .* on {disks[0]}"), place.lock() as locked:
         assert locked
 
@@ -283,7 +284,7 @@ def test_a_pack_that_is_replaced_while_it_is_opened_is_not_mixed_with_the_other(
 ) -> None:
     a = disks[0]
     made(folder, [a])
-    find = _pack.find
+    find = packing.find
     others = [torch.float32]
 
     def found(*arguments: Any) -> Any:
@@ -292,7 +293,7 @@ def test_a_pack_that_is_replaced_while_it_is_opened_is_not_mixed_with_the_other(
             tl.transformers.pack(folder, [a], dtype=others.pop())
         return result
 
-    monkeypatch.setattr(_pack, "find", found)
+    monkeypatch.setattr(packing, "find", found)
     assert is_right(folder, [a])
 
 
@@ -306,14 +307,14 @@ def test_a_manifest_does_not_come_back(
         os.utime(path, ns=(1, 1))
     place = Place((a,))
     checkpoint = _packing.look_into(folder, None, None)
-    sums = _pack.Source.data_checksums
+    sums = packing.Source.data_checksums
 
-    def removed(source: _pack.Source) -> list[int]:
+    def removed(source: packing.Source) -> list[int]:
         place.remove()
         return sums(source)
 
-    monkeypatch.setattr(_pack.Source, "data_checksums", removed)
-    _pack.find(place, checkpoint.headers, _packing._recipe(checkpoint))
+    monkeypatch.setattr(packing.Source, "data_checksums", removed)
+    packing.find(place, checkpoint.headers, _packing._recipe(checkpoint))
     assert contents(a) == {}
     monkeypatch.undo()
     made(folder, [a])
@@ -462,13 +463,13 @@ def change(path: Path) -> None:
 def test_files_that_change_while_they_are_loaded_are_told(
     aligned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = _skeleton.finish
+    finish = skeleton.finish
 
     def finished(*arguments: Any) -> None:
         change(aligned / "second.safetensors")
         finish(*arguments)
 
-    monkeypatch.setattr(_skeleton, "finish", finished)
+    monkeypatch.setattr(skeleton, "finish", finished)
     with pytest.raises(tl.Corrupt, match=r"second\.safetensors was modified"):
         tl.transformers.from_pretrained(aligned, memory_budget="200KB", unit_bytes=1)
     monkeypatch.undo()
@@ -482,5 +483,5 @@ def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
     headers = _packing.look_into(folder, None, None).headers
     for header in headers:
         os.utime(header.path)
-    looked = _pack.look(headers)
+    looked = packing.look(headers)
     assert all(time.time_ns() - file.changed_ns >= 20_000_000 for file in looked)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trunkline.checkpoint._placed import placed, savable  # noqa: E402
+from trunkline._tensor_io.devices import placed, savable  # noqa: E402
 
 
 def test_what_is_there_stays() -> None:

@@ -22,14 +22,16 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 import trunkline as tl
-from trunkline.checkpoint import _pt, _pt_layout, _pt_pickle
-from trunkline.checkpoint._transfer import write_images
+from trunkline._formats import pt as pt_format
+from trunkline._formats.pt import layout as pt_layout
+from trunkline._formats.pt import pickle as pt_pickle
+from trunkline._tensor_io.transfer import write_images
 
 RunScript = Callable[..., str]
 
 
 def save(obj: object, path: Path) -> None:
-    write_images([_pt.lay_out(obj, str(path))])
+    write_images([pt_format.lay_out(obj, str(path))])
 
 
 def saved_by_torch(obj: object, path: Path) -> None:
@@ -216,8 +218,8 @@ def test_ours_and_stock_read_each_other(tmp_path: Path, obj: Any) -> None:
     expected = torch.load(stock, weights_only=True)
     check_stock(ours, expected)
     for path in (ours, stock):
-        check_same(_pt.load(path, verify=True), expected)
-        check_same(_pt.load(path, mmap=True, verify=True), expected)
+        check_same(pt_format.load(path, verify=True), expected)
+        check_same(pt_format.load(path, mmap=True, verify=True), expected)
         path.unlink()
 
 
@@ -255,7 +257,7 @@ def test_a_training_state(tmp_path: Path, write: Callable[[object, Path], None])
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2}
     path = tmp_path / "state.pt"
     write(state, path)
-    loaded = _pt.load(path, verify=True)
+    loaded = pt_format.load(path, verify=True)
     check_same(loaded, state)
     assert loaded["model"]._metadata == state["model"]._metadata  # type: ignore[attr-defined]
     check_stock(path, state)
@@ -318,8 +320,8 @@ def test_unusual_objects(tmp_path: Path, name: str) -> None:
     torch.save(obj, stock)
     expected = torch.load(stock, weights_only=True)
     check_stock(ours, expected)
-    check_same(_pt.load(ours, verify=True), expected)
-    check_same(_pt.load(stock, verify=True), expected)
+    check_same(pt_format.load(ours, verify=True), expected)
+    check_same(pt_format.load(stock, verify=True), expected)
 
 
 def test_objects_of_classes(tmp_path: Path) -> None:
@@ -330,7 +332,7 @@ def test_objects_of_classes(tmp_path: Path) -> None:
     assert torch.equal(loaded["settings"].scale, torch.arange(3))
     check_same(loaded["model"].state_dict(), obj["model"].state_dict())  # type: ignore[attr-defined]
     with pytest.raises(tl.Unsupported, match="add_safe_globals") as caught:
-        _pt.load(path)
+        pt_format.load(path)
     assert caught.value.filename == str(path)
     for bad in ("weights_only` set to `False`", "arbitrary code", "trusted source", "\x1b", "file an issue"):
         assert bad not in str(caught.value)
@@ -338,7 +340,7 @@ def test_objects_of_classes(tmp_path: Path) -> None:
     assert "torch.load(path, weights_only=False) loads a file that you trust" in str(caught.value)
     save({"settings": obj["settings"]}, path)
     with torch.serialization.safe_globals([Settings]):
-        loaded = _pt.load(path, verify=True)
+        loaded = pt_format.load(path, verify=True)
     assert loaded["settings"].rate == 0.1
     assert torch.equal(loaded["settings"].scale, torch.arange(3))
 
@@ -347,7 +349,7 @@ def test_a_class_reads_true_bytes_while_it_is_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "sum.pt"
     save({"sum": Summed(torch.arange(100)), "tensor": torch.ones(2)}, path)
     with torch.serialization.safe_globals([Summed]):
-        assert _pt.load(path)["sum"].total == 4950
+        assert pt_format.load(path)["sum"].total == 4950
 
 
 class Summed:
@@ -368,7 +370,7 @@ def test_all_backends(engine: tl.Engine, tmp_path: Path) -> None:
     state = {f"layer{i}": torch.randn(300, 1000 + i) for i in range(3)} | {"empty": torch.empty(0, 7)}
     path = tmp_path / "state.pt"
     torch.save(state, path)
-    check_same(_pt.load(path, engine=engine, verify=True), state)
+    check_same(pt_format.load(path, engine=engine, verify=True), state)
 
 
 def test_unzip_accepts_it(tmp_path: Path) -> None:
@@ -394,9 +396,9 @@ def test_debug_offsets_of_torch_agree(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def written_sparsely(obj: object, path: Path) -> Any:
     """Lay an object out, and write all of its file but the payloads; CRC-32s are 0x1000 and so on."""
-    pickled, pickler = _pt_layout._pickled(obj, str(path))
+    pickled, pickler = pt_layout._pickled(obj, str(path))
     storages = pickler.storages
-    layout = _pt_layout.lay_out_records(pickled, [storage.nbytes() for storage in storages])
+    layout = pt_layout.lay_out_records(pickled, [storage.nbytes() for storage in storages])
     with path.open("wb") as file:
         file.truncate(layout.nbytes)
         for offset, data in layout.pieces():
@@ -445,14 +447,14 @@ def test_more_than_4_gib(tmp_path: Path) -> None:
     for name in ("small", "after"):
         assert torch.equal(loaded[name], obj[name])
     assert {name: tensor.shape for name, tensor in loaded.items()} == {n: t.shape for n, t in obj.items()}
-    check_same(_pt.load(path, mmap=True)["after"], obj["after"])
+    check_same(pt_format.load(path, mmap=True)["after"], obj["after"])
 
 
 @pytest.mark.parametrize("members", [65_534, 65_535, 65_536, 66_000])
 def test_more_records_than_16_bits_count(tmp_path: Path, members: int) -> None:
     """The number of records is in the zip64 end record."""
     sizes = [4] * (members - 4)
-    layout = _pt_layout.lay_out_records(b"N.", sizes)
+    layout = pt_layout.lay_out_records(b"N.", sizes)
     path = tmp_path / "many.pt"
     with path.open("wb") as file:
         for offset, data in layout.pieces():
@@ -465,7 +467,7 @@ def test_more_records_than_16_bits_count(tmp_path: Path, members: int) -> None:
     assert len(reader.get_all_records()) == members
     assert reader.get_record_offset(f"data/{len(sizes) - 1}") == layout.payloads()[-1][0]
     assert torch.load(path, weights_only=True) is None
-    assert _pt.load(path) is None
+    assert pt_format.load(path) is None
 
 
 def test_small_storages_take_no_more_room_than_torch_gives_them(tmp_path: Path) -> None:
@@ -507,7 +509,7 @@ def test_many_small_storages(tmp_path: Path) -> None:
     state = {f"step{i}": torch.tensor(float(i)) for i in range(5_000)}
     path = tmp_path / "many.pt"
     save(state, path)
-    loaded = _pt.load(path, verify=True)
+    loaded = pt_format.load(path, verify=True)
     assert list(loaded) == list(state)
     assert torch.equal(torch.stack(list(loaded.values())), torch.stack(list(state.values())))
     assert torch.load(path, weights_only=True)["step4999"] == 4999
@@ -516,14 +518,14 @@ def test_many_small_storages(tmp_path: Path) -> None:
 def test_other_devices_are_unsupported(tmp_path: Path) -> None:
     storage = torch.UntypedStorage(8, device="meta")
     with pytest.raises(tl.Unsupported, match="cpu"):
-        _pt.lay_out({"storage": storage}, str(tmp_path / "x.pt"))
+        pt_format.lay_out({"storage": storage}, str(tmp_path / "x.pt"))
 
 
 def test_what_cannot_be_pickled_is_raised(tmp_path: Path) -> None:
     with pytest.raises((AttributeError, TypeError), match="lambda|pickle"):
-        _pt.lay_out({"function": lambda: None}, str(tmp_path / "x.pt"))
+        pt_format.lay_out({"function": lambda: None}, str(tmp_path / "x.pt"))
     with pytest.raises(ZeroDivisionError):
-        _pt.lay_out(Failing(), str(tmp_path / "x.pt"))
+        pt_format.lay_out(Failing(), str(tmp_path / "x.pt"))
     assert not list(tmp_path.iterdir())
 
 
@@ -575,7 +577,7 @@ def test_no_reference_to_storages_remains(tmp_path: Path) -> None:
         tensor = torch.arange(100)
         storage = tensor.untyped_storage()
         gone = weakref.ref(storage)
-        image = _pt.lay_out(tensor, str(tmp_path / "x.pt"))
+        image = pt_format.lay_out(tensor, str(tmp_path / "x.pt"))
         del tensor, storage, image
         assert gone() is None
     finally:
@@ -587,7 +589,7 @@ def test_default_device_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     with torch.device("meta"):
         save(state, path)
-        loaded = _pt.load(path, verify=True)
+        loaded = pt_format.load(path, verify=True)
     check_same(loaded, state)
 
 
@@ -605,7 +607,7 @@ def test_a_cuda_location_lands_in_cpu_memory(tmp_path: Path) -> None:
         for name, content in members.items():
             archive.writestr(name, content)
     for mmap in (False, True):
-        assert _pt.load(path, mmap=mmap).device.type == "cpu"
+        assert pt_format.load(path, mmap=mmap).device.type == "cpu"
 
 
 def test_memory_is_the_tensors_alone(run_script: RunScript) -> None:
@@ -615,20 +617,21 @@ def test_memory_is_the_tensors_alone(run_script: RunScript) -> None:
     printed = run_script(
         """
         import ctypes, torch, trunkline as tl
-        from trunkline.checkpoint import _pt, _transfer
+        from trunkline._formats import pt as pt_format
+        from trunkline._tensor_io import transfer as transfer_module
         def figure(name):
             line = next(line for line in open("/proc/self/status") if line.startswith(name))
             return int(line.split()[1]) >> 10
         tensors = {i: torch.ones(32 << 20, dtype=torch.uint8) for i in range(4)}
-        image = _pt.lay_out(tensors, "state.pt")
-        _transfer.write_images([image])
+        image = pt_format.lay_out(tensors, "state.pt")
+        transfer_module.write_images([image])
         del tensors, image
         with tl.open("state.pt") as file:
             file.pread(bytearray(5 << 20))
-        _pt.load("state.pt", mmap=True)
+        pt_format.load("state.pt", mmap=True)
         open("/proc/self/clear_refs", "w").write("5")
         before = figure("VmRSS")
-        loaded = _pt.load("state.pt")
+        loaded = pt_format.load("state.pt")
         print(figure("VmHWM") - before, figure("VmRSS") - before, end=" ")
         del loaded[1]
         print(figure("VmRSS") - before)
@@ -645,7 +648,7 @@ def test_names_of_storages(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     torch.save(state, path)
     with zipfile.ZipFile(path) as archive:
-        scan = _pt_pickle.scan(archive.read("state/data.pkl"))
+        scan = pt_pickle.scan(archive.read("state/data.pkl"))
     assert scan is not None
     assert scan.plain
     assert scan.names() == {"0": "model.w", "1": "list.0"}

@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trunkline as tl
-from trunkline.checkpoint import _pt, _pt_pickle, _pt_zip
+from trunkline._formats import pt as pt_format
+from trunkline._formats.pt import pickle as pt_pickle
+from trunkline._formats.pt import zip as pt_zip
 
 relaxed = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -95,7 +97,7 @@ def test_a_file_of_torch_1_6(tmp_path: Path) -> None:
         w=tensor_call(storage, (2, 2), (2, 1)), b=tensor_call(storage, (2,), (1,), 2)
     )
     path = archive(tmp_path / "old.pt", pickled({"model": model, "epoch": 3}), {"94021": FLOATS})
-    loaded = _pt.load(path, verify=True)
+    loaded = pt_format.load(path, verify=True)
     assert loaded["epoch"] == 3
     assert loaded["model"]["w"].tolist() == [[1, 2], [3, 4]]
     assert loaded["model"]["b"].tolist() == [3, 4]
@@ -107,7 +109,7 @@ def test_a_file_of_torch_1_6(tmp_path: Path) -> None:
 def test_other_protocols(tmp_path: Path, protocol: int) -> None:
     file = tmp_path / "state.pt"
     torch.save(STATE, file, pickle_protocol=protocol)
-    assert is_state(_pt.load(file, verify=True))
+    assert is_state(pt_format.load(file, verify=True))
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -115,14 +117,14 @@ def test_protocol_4_is_unsupported(tmp_path: Path) -> None:
     file = tmp_path / "state.pt"
     torch.save(STATE, file, pickle_protocol=4)
     with pytest.raises(tl.Unsupported, match="operand"):
-        _pt.load(file)
+        pt_format.load(file)
 
 
 def test_the_other_byte_order(tmp_path: Path) -> None:
     other, form = ("big", ">4f") if sys.byteorder == "little" else ("little", "<4f")
     obj = pickled([tensor_call(Stored(torch.FloatStorage, "0", 4), (4,), (1,))])
     path = archive(tmp_path / "big.pt", obj, {"0": struct.pack(form, 1, 2, 3, 4)}, byteorder=other)
-    assert _pt.load(path, verify=True)[0].tolist() == [1, 2, 3, 4]
+    assert pt_format.load(path, verify=True)[0].tolist() == [1, 2, 3, 4]
 
 
 def test_files_without_crcs(tmp_path: Path) -> None:
@@ -133,9 +135,9 @@ def test_files_without_crcs(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(True)
     for verify in ("auto", False):
-        assert is_state(_pt.load(path, verify=verify))  # type: ignore[arg-type]
+        assert is_state(pt_format.load(path, verify=verify))  # type: ignore[arg-type]
     with pytest.raises(tl.Format, match="no CRC-32"):
-        _pt.load(path, verify=True)
+        pt_format.load(path, verify=True)
 
 
 def test_data_filled_in_after_skip_data(tmp_path: Path) -> None:
@@ -148,9 +150,9 @@ def test_data_filled_in_after_skip_data(tmp_path: Path) -> None:
     offset = header + 30 + sum(struct.unpack_from("<HH", data, header + 26))
     data[offset : offset + 24] = struct.pack("<6f", *range(1, 7))
     path.write_bytes(data)
-    assert _pt.load(path)["weight"].tolist() == STATE["weight"].tolist()
+    assert pt_format.load(path)["weight"].tolist() == STATE["weight"].tolist()
     with pytest.raises(tl.Format, match="no CRC-32"):
-        _pt.load(path, verify=True)
+        pt_format.load(path, verify=True)
 
 
 def test_a_corrupt_tensor_is_named(tmp_path: Path) -> None:
@@ -165,12 +167,14 @@ def test_a_corrupt_tensor_is_named(tmp_path: Path) -> None:
             data[data.index(content) + 4001] ^= 4
             path.write_bytes(data)
             with pytest.raises(tl.Corrupt, match=f"model.{name}") as caught:
-                _pt.load(path)
+                pt_format.load(path)
             assert caught.value.tensor == f"model.{name}"
             assert caught.value.file == str(path)
             with pytest.raises(tl.Corrupt):
-                _pt.load(path, mmap=True, verify=True)
-            assert torch.equal(_pt.load(path, verify=False)["model"][name][:500], state["model"][name][:500])
+                pt_format.load(path, mmap=True, verify=True)
+            assert torch.equal(
+                pt_format.load(path, verify=False)["model"][name][:500], state["model"][name][:500]
+            )
 
 
 @pytest.mark.parametrize("flip", [0x01, 0xFF])
@@ -182,7 +186,7 @@ def test_every_flipped_byte(tmp_path: Path, flip: int) -> None:
         data[at] ^= flip
         path.write_bytes(data)
         try:
-            assert is_state(_pt.load(path)), f"byte {at} is flipped, and what is loaded differs"
+            assert is_state(pt_format.load(path)), f"byte {at} is flipped, and what is loaded differs"
         except tl.Error:
             refused += 1
         data[at] ^= flip
@@ -196,10 +200,10 @@ def test_every_truncation(tmp_path: Path) -> None:
     for size in [*range(0, len(data) - 200, 7), *range(len(data) - 200, len(data))]:
         path.write_bytes(data[:size])
         with pytest.raises((tl.Format, tl.Corrupt)):
-            _pt.load(path)
+            pt_format.load(path)
     path.write_bytes(data + b"x")
     with pytest.raises(tl.Format):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 # A state with what the scanner of pickles knows, and does not know.
@@ -233,7 +237,7 @@ def test_damaged_pickles(tmp_path: Path, edits: list[tuple[int, int]], cut: int 
     path = archive(tmp_path / "damaged.pt", bytes(damaged[:cut]), {"0": FLOATS})
     for mmap in (False, True):
         with contextlib.suppress(tl.Error):
-            _pt.load(path, mmap=mmap)
+            pt_format.load(path, mmap=mmap)
 
 
 @relaxed
@@ -243,7 +247,7 @@ def test_random_bytes(tmp_path: Path, data: bytes) -> None:
     for content in (data, b"PK\3\4" + data, b"PK\3\4" + data + b"PK\5\6" + data[:18].ljust(18) + b"\0\0"):
         path.write_bytes(content)
         with pytest.raises((tl.Format, tl.Corrupt)):
-            _pt.load(path)
+            pt_format.load(path)
 
 
 class Instance:
@@ -281,7 +285,7 @@ def test_malicious_pickles_run_nothing(tmp_path: Path) -> None:
         path = archive(tmp_path / "malicious.pt", data, {"0": FLOATS})
         for mmap in (False, True):
             with pytest.raises((tl.Unsupported, tl.Format)):
-                _pt.load(path, mmap=mmap)
+                pt_format.load(path, mmap=mmap)
         assert not marker.exists(), name
 
 
@@ -302,10 +306,10 @@ def test_what_reads_elements_is_not_deferred() -> None:
         Instance(),
     ]
     for obj in looking:
-        scan = _pt_pickle.scan(pickled(obj))
+        scan = pt_pickle.scan(pickled(obj))
         assert scan is not None
         assert not scan.plain
-    scan = _pt_pickle.scan(pickled({"t": tensor, "size": torch.Size([2]), "set": {1}}))
+    scan = pt_pickle.scan(pickled({"t": tensor, "size": torch.Size([2]), "set": {1}}))
     assert scan is not None
     assert scan.plain
 
@@ -340,7 +344,7 @@ def test_sizes_that_do_not_fit(
     obj = pickled(tensor_call(Stored(kind, key, numel), shape, (1,) * len(shape)))
     path = archive(tmp_path / "sizes.pt", obj, {"0": FLOATS}, byteorder=byteorder)
     with pytest.raises((tl.Format, tl.Unsupported), match=error):
-        _pt.load(path, mmap=mmap)
+        pt_format.load(path, mmap=mmap)
 
 
 def test_a_large_storage_cannot_be_outgrown(tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_a_large_storage_cannot_be_outgrown(tmp_path: Path) -> None:
     large = Stored(torch.ByteStorage, "0", 2 << 20)
     path = archive(tmp_path / "l.pt", pickled(tensor_call(large, (3 << 20,), (1,))), {"0": bytes(2 << 20)})
     with pytest.raises(tl.Format, match="resiz"):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 def test_one_record_under_two_keys(tmp_path: Path) -> None:
@@ -357,21 +361,21 @@ def test_one_record_under_two_keys(tmp_path: Path) -> None:
         obj = pickled([tensor_call(Stored(torch.FloatStorage, k, 4), (4,), (1,)) for k in (key, other)])
         path = archive(tmp_path / "twice.pt", obj, {key: FLOATS})
         try:
-            loaded = _pt.load(path)
+            loaded = pt_format.load(path)
         except tl.Error:
             continue
         assert [tensor.tolist() for tensor in loaded] == [[1, 2, 3, 4]] * 2
 
 
-def records_of(path: Path) -> list[_pt_zip.Record]:
+def records_of(path: Path) -> list[pt_zip.Record]:
     data = path.read_bytes()
 
     def read(offset: int, nbytes: int) -> bytes:
         return data[offset : offset + nbytes]
 
-    directory = _pt_zip.read_directory(read, len(data), str(path))
-    headers = [read(entry.header, _pt_zip.header_bytes(entry)) for entry in directory.entries]
-    return list(_pt_zip.place_records(directory, headers, str(path)))
+    directory = pt_zip.read_directory(read, len(data), str(path))
+    headers = [read(entry.header, pt_zip.header_bytes(entry)) for entry in directory.entries]
+    return list(pt_zip.place_records(directory, headers, str(path)))
 
 
 @pytest.mark.parametrize(
@@ -397,7 +401,7 @@ def test_directories_that_lie(tmp_path: Path, field: str, form: str, value: int 
         struct.pack_into(form, data, second.entry + 20, value)
     path.write_bytes(data)
     with pytest.raises(tl.Format, match="data/1"):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 def test_a_local_header_that_lies(tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_a_local_header_that_lies(tmp_path: Path) -> None:
         lying = tmp_path / "lying.pt"
         lying.write_bytes(data)
         with pytest.raises(tl.Format, match="data/0"):
-            _pt.load(lying)
+            pt_format.load(lying)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -424,7 +428,7 @@ def test_names_that_occur_twice(tmp_path: Path) -> None:
             file.writestr("archive/data/0", FLOATS)
             file.writestr(again, FLOATS[::-1])
         with pytest.raises(tl.Format, match="same name"):
-            _pt.load(path)
+            pt_format.load(path)
 
 
 def test_two_archives_in_one(tmp_path: Path) -> None:
@@ -435,7 +439,7 @@ def test_two_archives_in_one(tmp_path: Path) -> None:
             file.writestr(f"{name}/version", "3\n")
         file.filelist.reverse()
     with pytest.raises(tl.Format, match="archive/|another/"):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 def test_deep_pickles(tmp_path: Path) -> None:
@@ -449,7 +453,7 @@ def test_deep_pickles(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content.replace(FLOATS, FLOATS[::-1]))
     with pytest.raises(tl.Corrupt) as caught:
-        _pt.load(path)
+        pt_format.load(path)
     assert caught.value.tensor == "0"
 
 
@@ -458,41 +462,41 @@ def test_compressed_records_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", pickled([1, 2] * 100))
     with pytest.raises(tl.Format, match="compressed"):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 def test_other_files(tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
     with pytest.raises(tl.Format, match="torch.load"):
-        _pt.load(path)
+        pt_format.load(path)
     path.write_bytes(b"")
     with pytest.raises(tl.Format, match="empty"):
-        _pt.load(path)
+        pt_format.load(path)
     with pytest.raises(FileNotFoundError) as missing:
-        _pt.load(tmp_path / "missing.pt")
+        pt_format.load(tmp_path / "missing.pt")
     assert isinstance(missing.value, tl.Error)
     with pytest.raises(tl.Error):
-        _pt.load(tmp_path)
+        pt_format.load(tmp_path)
     archive(path, b"N.", {}, **{"constants.pkl": "x"})
     with pytest.raises(tl.Format, match="torch.jit.load"):
-        _pt.load(path)
+        pt_format.load(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("archive/readme", "x")
     with pytest.raises(tl.Format, match="data.pkl"):
-        _pt.load(path)
+        pt_format.load(path)
     with pytest.raises(ValueError, match="^verify: "):
-        _pt.load(path, verify="yes")  # type: ignore[arg-type]
+        pt_format.load(path, verify="yes")  # type: ignore[arg-type]
 
 
 def test_skip_data_never_skips_data_unnoticed(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     torch.save(STATE, path)
     with torch.serialization.skip_data():
-        assert torch.equal(_pt.load(path)["weight"], STATE["weight"])
+        assert torch.equal(pt_format.load(path)["weight"], STATE["weight"])
     torch.save({**STATE, "set": {1}}, path)  # for torch's unpickler
     with torch.serialization.skip_data(), pytest.raises(tl.Format, match="skip_data"):
-        _pt.load(path)
+        pt_format.load(path)
 
 
 def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:

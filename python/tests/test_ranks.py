@@ -18,11 +18,12 @@ from support_threads import await_saves
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 import trunkline as tl
-from trunkline.checkpoint import _meeting, _ranks
-from trunkline.checkpoint._background import start_thread, unfinished
-from trunkline.checkpoint._outcomes import give_up, heard, join, together
-from trunkline.checkpoint._rank_store import RankStore, value_of
-from trunkline.checkpoint._ranks import Exchange, Exchanges
+from trunkline._tensor_io.background import start_thread, unfinished
+from trunkline.checkpoint.ranks import group as group_module
+from trunkline.checkpoint.ranks import meeting as meeting_module
+from trunkline.checkpoint.ranks.group import Exchange, Exchanges
+from trunkline.checkpoint.ranks.outcomes import give_up, heard, join, together
+from trunkline.checkpoint.ranks.store import RankStore, value_of
 
 TIMEOUT = 0.5  # of a rank that is silent
 LONG = 60.0  # what may not happen at all
@@ -153,7 +154,7 @@ def test_a_rank_that_falls_silent(new_store: MakeStore, monkeypatch: pytest.Monk
 
 def test_the_exit_waits_for_no_silent_rank_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the others, which may not have read yet what came of it."""
-    monkeypatch.setattr(_ranks, "_LEAVE_SECONDS", LONG)
+    monkeypatch.setattr(group_module, "_LEAVE_SECONDS", LONG)
     store = HashStore()
     ranks = make_ranks(lambda: store, 3, TIMEOUT)
     clean, left = ranks[0]._clean, []
@@ -221,7 +222,7 @@ def test_a_call_that_fails_as_it_begins(
 
     exchanges = [each.begin("load()") for each in ranks]
     with monkeypatch.context() as patch:
-        patch.setattr(_ranks, "start_thread", fail)
+        patch.setattr(group_module, "start_thread", fail)
         with pytest.raises(RuntimeError, match="can't start"):
             together(exchanges[odd], lambda: None)
     other = exchanges[1 - odd]
@@ -274,7 +275,7 @@ def test_a_call_that_one_rank_made_alone_and_all_make_again(
 ) -> None:
     """The others wait for the next attempt, also when they came before it."""
     is_over = how == "one of an earlier point" and counts  # no time is needed to see that
-    monkeypatch.setattr(_meeting, "_GRACE_SECONDS", 0.0 if is_over else LONG)
+    monkeypatch.setattr(meeting_module, "_GRACE_SECONDS", 0.0 if is_over else LONG)
     store = HashStore()
     ranks = make_ranks(lambda: store, 2, 8 * LONG)
     for number in range(3):
@@ -298,7 +299,7 @@ def test_a_call_that_one_rank_made_alone_and_does_not_make_again(
     monkeypatch: pytest.MonkeyPatch, odd: int, point: int | None
 ) -> None:
     """The others do not wait for ever."""
-    monkeypatch.setattr(_meeting, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(meeting_module, "_GRACE_SECONDS", 0.1)
     store = HashStore()
     is_over = point == 5
     ranks = make_ranks(lambda: store, 2, TIMEOUT if is_over else LONG)
@@ -485,7 +486,7 @@ def test_an_exchange_ends_where_no_thread_can_be_had(
             raise error
         return start_thread(run)
 
-    monkeypatch.setattr(_ranks, "start_thread", start)
+    monkeypatch.setattr(group_module, "start_thread", start)
     left = []
     for _ in range(3):
         for number in range(20):
@@ -502,7 +503,7 @@ def test_messages_that_nobody_reads_go_with_all_their_parts(
     new_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a rank that dies while it posts: the first part comes last."""
-    monkeypatch.setattr(_ranks, "_PART_CHARACTERS", 10)
+    monkeypatch.setattr(group_module, "_PART_CHARACTERS", 10)
     ranks = make_ranks(new_store, 3)
     left = []
     for _ in range(3):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import trunkline as tl
-from trunkline.checkpoint import _safetensors_folder, _safetensors_load
+from trunkline._formats.safetensors import folder as safetensors_folder
+from trunkline._formats.safetensors import load as safetensors_load
 
 
 def stock_file(path: Path, **tensors: torch.Tensor) -> None:
@@ -32,7 +33,7 @@ ONES, TWOS = torch.ones(1000), torch.full((1000,), 2.0)
 
 def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
-    load_files = _safetensors_load.load_files
+    load_files = safetensors_load.load_files
     loads = []
 
     def load_late(*args: Any, **options: Any) -> Any:
@@ -42,7 +43,7 @@ def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch
             other.replace(path)
         return load_files(*args, **options)
 
-    monkeypatch.setattr(_safetensors_load, "load_files", load_late)
+    monkeypatch.setattr(safetensors_load, "load_files", load_late)
     for replacements in (1, 3):
         loads.clear()
         stock_file(path, a=ONES, b=TWOS)
@@ -70,7 +71,7 @@ def test_a_folder_that_is_replaced_while_it_is_opened(
             weight_map[f"t{index}"] = name = f"model-{index}.safetensors"
             stock_file(path / name, **{f"t{index}": torch.full((1000,), value)})
         (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    header_of, opened = _safetensors_folder.header_of, []
+    header_of, opened = safetensors_folder.header_of, []
 
     def header_late(*args: Any) -> Any:
         opened.append(args)
@@ -79,7 +80,7 @@ def test_a_folder_that_is_replaced_while_it_is_opened(
             renewed.rename(folder)
         return header_of(*args)
 
-    monkeypatch.setattr(_safetensors_folder, "header_of", header_late)
+    monkeypatch.setattr(safetensors_folder, "header_of", header_late)
     loaded = tl.load(folder, mmap=mmap)
     assert len(opened) == 6
     for index in range(3):

@@ -21,10 +21,14 @@ reference = pytest.importorskip("safetensors.torch")
 
 from safetensors import SafetensorError, safe_open  # noqa: E402
 
-from trunkline.checkpoint import _safetensors_sums  # noqa: E402
-from trunkline.checkpoint._safetensors import lay_out, load, load_folder  # noqa: E402
-from trunkline.checkpoint._tensors import _SAFETENSORS_NAMES  # noqa: E402
-from trunkline.checkpoint._transfer import write_images  # noqa: E402
+from trunkline._formats.safetensors import (  # noqa: E402
+    checksums,
+    lay_out,
+    load,
+    load_folder,
+)
+from trunkline._tensor_io.tensors import _SAFETENSORS_NAMES  # noqa: E402
+from trunkline._tensor_io.transfer import write_images  # noqa: E402
 
 DTYPES = list(_SAFETENSORS_NAMES)
 CHUNK = 1 << 20
@@ -694,15 +698,15 @@ def test_entries_that_are_none() -> None:
         head = bytearray(
             b"12345678" + b'{"__metadata__":{"trunkline.crc32c":"' + b"0" * 49 + b'"}}' + b" " * 100
         )
-        _safetensors_sums.fill_in(head)
+        checksums.fill_in(head)
         [entry] = re.findall(rb'c":"([^"]*)"', head)
         metadata: Callable[[Any], dict[str, str]] = lambda e: {"trunkline.crc32c": e.decode()}  # noqa: E731
-        sums = _safetensors_sums.find(metadata(entry), bytes(head), 100, "a")
-        assert sums == _safetensors_sums.Sums(CHUNK, [0])
+        sums = checksums.find(metadata(entry), bytes(head), 100, "a")
+        assert sums == checksums.Sums(CHUNK, [0])
         with pytest.raises(tl.Corrupt, match="damaged"):
-            _safetensors_sums.find(metadata(change(entry.decode()).encode()), bytes(head), 100, "a")
+            checksums.find(metadata(change(entry.decode()).encode()), bytes(head), 100, "a")
         with pytest.raises(tl.Corrupt, match="damaged"):
-            _safetensors_sums.find(metadata(entry), bytes(head), CHUNK + 1, "a")
+            checksums.find(metadata(entry), bytes(head), CHUNK + 1, "a")
 
 
 def test_a_step_of_a_checkpointer_is_not_loaded_as_a_folder(

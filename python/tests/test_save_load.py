@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 import trunkline as tl
-from trunkline.checkpoint import _save
+from trunkline.checkpoint import save as saving
 
 
 def make_state(seed: int = 1) -> dict[str, torch.Tensor]:
@@ -206,7 +206,7 @@ def test_all_errors_of_dropped_handles_surface_in_one(tmp_path: Path, count: int
     faults.release()
     for handle in handles:
         handle._join()
-    names = [handle._what for handle in _save._failed]
+    names = [handle._what for handle in saving._failed]
     del handles
     with pytest.raises(tl.Error, match=f"^{count} earlier saves failed, and nobody waited for") as caught:
         tl.save(make_state(), tmp_path / "next.pt")

@@ -11,7 +11,7 @@ import torch
 from support_threads import await_saves
 
 import trunkline as tl
-from trunkline.checkpoint import _save_order
+from trunkline.checkpoint import save_order
 
 RunScript = Callable[..., str]
 ALL = 1 << 40  # commands
@@ -162,7 +162,7 @@ def test_earlier_saves_that_fail_or_are_cancelled(
         handles[0].wait(60)
     assert caught.value.errno == 5
     assert version_of(path) == 3
-    assert _save_order._places == {}
+    assert save_order._places == {}
 
 
 def test_one_that_is_cancelled_while_it_writes(tmp_path: Path, faults: tl.Faults, engine: tl.Engine) -> None:
@@ -187,7 +187,7 @@ def signal_once_two_save() -> None:
     """Send SIGUSR1 to the main thread, once a second save waits for the first."""
 
     def send() -> None:
-        while not any(place._later for place in list(_save_order._places)):
+        while not any(place._later for place in list(save_order._places)):
             pass
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_wait(
     faults.release()
     first.wait(60)
     assert version_of(path) == 1
-    assert _save_order._places == {}
+    assert save_order._places == {}
 
 
 def test_a_handler_that_saves_while_save_waits(
@@ -252,17 +252,17 @@ def test_a_handler_that_saves_in_the_midst_of_save_async(
 ) -> None:
     """The call has its place in the order as soon as it or its thread has taken one."""
     path = tmp_path / "last.pt"
-    enter, stage = _save_order.OrderedFileSet.enter, _save_order.OrderedFileSet.stage
+    enter, stage = save_order.OrderedFileSet.enter, save_order.OrderedFileSet.stage
     begun, may_stage, has_entered = threading.Event(), threading.Event(), threading.Event()
 
-    def stage_later(self: _save_order.OrderedFileSet) -> None:
+    def stage_later(self: save_order.OrderedFileSet) -> None:
         begun.set()
         may_stage.wait(60)
         enter(self)
         has_entered.set()
         stage(self)
 
-    def interrupted(self: _save_order.OrderedFileSet) -> None:
+    def interrupted(self: save_order.OrderedFileSet) -> None:
         assert begun.wait(60)
         monkeypatch.undo()  # what the handler saves is not held
         if when != "before its thread":
@@ -274,13 +274,13 @@ def test_a_handler_that_saves_in_the_midst_of_save_async(
         may_stage.set()
         enter(self)
 
-    monkeypatch.setattr(_save_order.OrderedFileSet, "stage", stage_later)
-    monkeypatch.setattr(_save_order.OrderedFileSet, "enter", interrupted)
+    monkeypatch.setattr(save_order.OrderedFileSet, "stage", stage_later)
+    monkeypatch.setattr(save_order.OrderedFileSet, "enter", interrupted)
     tl.save_async(state(1), path, engine=engine).wait(60)
     assert version_of(path) == last
     tl.save(state(3), path, engine=engine)
     assert version_of(path) == 3
-    assert _save_order._places == {}
+    assert save_order._places == {}
 
 
 def test_a_child_does_not_wait_for_its_parents_save(run_script: RunScript, tmp_path: Path) -> None:

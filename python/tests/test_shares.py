@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.checkpoint._shares import BLOCK_BYTES, WHOLE_BYTES, divide, limited, spread
+from trunkline.checkpoint.directory.shares import BLOCK_BYTES, WHOLE_BYTES, divide, limited, spread
 
 SIZES = st.lists(
     st.one_of(st.integers(0, 100), st.integers(0, 4 * BLOCK_BYTES), st.sampled_from([0, 4096, BLOCK_BYTES])),

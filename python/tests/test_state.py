@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import trunkline as tl  # noqa: E402
-from trunkline.checkpoint import _state  # noqa: E402
-from trunkline.checkpoint._leaves import shown_key  # noqa: E402
-from trunkline.checkpoint._tensors import in_safetensors, to_stored  # noqa: E402
+from trunkline._tensor_io.tensors import in_safetensors, to_stored  # noqa: E402
+from trunkline.checkpoint.state import tree  # noqa: E402
+from trunkline.checkpoint.state.leaves import shown_key  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 
@@ -92,7 +92,7 @@ def check_skeleton(node: Any, depth: int = 0) -> None:
 
 def round_trip(state: Any) -> Any:
     """Through JSON text, and tensors in memory of their own that is contiguous, as after loading."""
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     check_skeleton(skeleton)
     text = json.dumps(skeleton, allow_nan=False, ensure_ascii=False, sort_keys=True)
     text.encode()
@@ -106,7 +106,7 @@ def round_trip(state: Any) -> Any:
             loaded[name] = tensor.view(torch.uint8).clone().contiguous().view(tensor.dtype)
         else:
             loaded[name] = tensor.clone(memory_format=torch.contiguous_format)
-    return _state.restore(json.loads(text), loaded)
+    return tree.restore(json.loads(text), loaded)
 
 
 any_text = st.text(st.characters(exclude_categories=[]), max_size=8)
@@ -234,12 +234,12 @@ def test_a_bad_skeleton_is_a_format_error(skeleton: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with contextlib.suppress(tl.Format):
-            state = _state.restore(skeleton, {})
+            state = tree.restore(skeleton, {})
             assert_same(round_trip(state), state)
         with contextlib.suppress(tl.Format):
-            _state.restore(skeleton, tensors)
+            tree.restore(skeleton, tensors)
         with contextlib.suppress(tl.Format, ValueError):
-            _state.restore_into(skeleton, {"a": torch.zeros(2)})
+            tree.restore_into(skeleton, {"a": torch.zeros(2)})
 
 
 @settings(max_examples=300, deadline=None)
@@ -247,7 +247,7 @@ def test_a_bad_skeleton_is_a_format_error(skeleton: Any) -> None:
 def test_a_skeleton_that_was_changed_is_a_format_error_or_another_state(
     state: Any, data: st.DataObject
 ) -> None:
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     holder = [skeleton]
     place: Any = holder
     index: Any = 0
@@ -258,7 +258,7 @@ def test_a_skeleton_that_was_changed_is_a_format_error_or_another_state(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with contextlib.suppress(tl.Format):
-            _state.restore(holder[0], {name: to_stored(t).contiguous() for name, t in tensors.items()})
+            tree.restore(holder[0], {name: to_stored(t).contiguous() for name, t in tensors.items()})
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_skeleton_that_was_changed_is_a_format_error_or_another_state(
 )
 def test_bad_skeletons_say_what_is_wrong(skeleton: Any, says: str) -> None:
     with pytest.raises(tl.Format, match=re.escape(says)):
-        _state.restore(skeleton, {"a": torch.zeros(2)})
+        tree.restore(skeleton, {"a": torch.zeros(2)})
 
 
 def test_deep_skeletons_are_refused() -> None:
@@ -304,7 +304,7 @@ def test_deep_skeletons_are_refused() -> None:
         for _ in range(100_000):
             deep = wrap(deep)
         with pytest.raises(tl.Format, match="deep"):
-            _state.restore(deep, {})
+            tree.restore(deep, {})
         while deep != 1:  # piece by piece: freeing it at once takes as deep a stack
             deep = deep[0] if type(deep) is list else next(iter(deep.values()))
             deep = deep[-1] if deep != 1 else deep
@@ -320,7 +320,7 @@ def test_names_are_readable_and_unique() -> None:
         ("a", 1): t[6],
         "": t[7],
     }
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     assert {name: int(value) for name, value in tensors.items()} == {
         "model.layers.0.weight": 0,
         "model.layers.0.weight~2": 1,
@@ -331,8 +331,8 @@ def test_names_are_readable_and_unique() -> None:
         "('a', 1)": 6,
         "tensor": 7,
     }
-    assert_same(_state.restore(skeleton, tensors), state)
-    assert list(_state.flatten(t[8])[1]) == ["tensor"]
+    assert_same(tree.restore(skeleton, tensors), state)
+    assert list(tree.flatten(t[8])[1]) == ["tensor"]
 
 
 def test_tied_weights_are_stored_once_and_stay_tied() -> None:
@@ -349,10 +349,10 @@ def test_tied_weights_are_stored_once_and_stay_tied() -> None:
         "parameters": list(model.parameters()),
         "view": model.embed.weight[1:],
     }
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     assert list(tensors) == ["model.embed.weight"]
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    loaded = _state.restore(json.loads(json.dumps(skeleton)), copies)
+    loaded = tree.restore(json.loads(json.dumps(skeleton)), copies)
     assert loaded["model"]["embed.weight"] is loaded["model"]["head.weight"]
     assert type(loaded["parameters"][0]) is torch.nn.Parameter
     assert loaded["parameters"][0].data_ptr() == loaded["model"]["embed.weight"].data_ptr()
@@ -371,7 +371,7 @@ def test_overlapping_views_are_stored_once() -> None:
         base.view(torch.int32),
         base.expand(2, 12),
     ]
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     assert list(tensors) == ["0"]
     assert_same(round_trip(state), state)
     assert {node["tensor"] for node in skeleton} == {"0"}
@@ -383,25 +383,25 @@ def test_repeated_containers_are_values_and_cycles_are_refused() -> None:
     cycle: dict[str, Any] = {"x": [{}]}
     cycle["x"][0]["y"] = cycle
     with pytest.raises(tl.Unsupported, match=re.escape("state['x'][0]['y']")):
-        _state.flatten(cycle)
+        tree.flatten(cycle)
     deep: Any = 1
     for _ in range(48):
         deep = [deep]
     assert round_trip(deep) == deep
     with pytest.raises(tl.Unsupported, match="nested more than 48"):
-        _state.flatten([deep])
+        tree.flatten([deep])
 
 
 def test_keys_of_any_size_and_depth() -> None:
     huge = {10**5000: torch.zeros(1), "x" * 1000: torch.ones(1)}
-    skeleton, tensors = _state.flatten(huge)
+    skeleton, tensors = tree.flatten(huge)
     assert max(map(len, tensors)) <= 400
-    assert_same(_state.restore(skeleton, tensors), huge)
+    assert_same(tree.restore(skeleton, tensors), huge)
     key: Any = ()
     for _ in range(100_000):
         key = (key,)
     with pytest.raises(tl.Unsupported, match=re.escape("state['k']")):
-        _state.flatten({"k": {1: 2, "l": {frozenset([()]): key}}})
+        tree.flatten({"k": {1: 2, "l": {frozenset([()]): key}}})
     while key:  # piece by piece: freeing it at once takes as deep a stack
         key = key[0]
 
@@ -457,7 +457,7 @@ def test_what_cannot_be_stored_is_named(make: Callable[[], Any], says: str, hint
         (make(), "state "),
     ):
         with pytest.raises(tl.Unsupported, match=re.escape(says)) as caught:
-            _state.flatten(state)
+            tree.flatten(state)
         assert str(caught.value).startswith(place)
         assert str(caught.value).endswith(hint)
 
@@ -507,7 +507,7 @@ def test_what_the_docs_advise_to_save_instead_comes_back(
 
 def test_keys_that_cannot_be_stored_are_named() -> None:
     with pytest.raises(tl.Unsupported, match=r"^state\['a'\]\[.*object.*\]: the key is a builtins.object"):
-        _state.flatten({"a": {object(): 1}})
+        tree.flatten({"a": {object(): 1}})
 
 
 def test_a_distributed_tensor_leads_to_dcp() -> None:
@@ -515,7 +515,7 @@ def test_a_distributed_tensor_leads_to_dcp() -> None:
         pass
 
     with pytest.raises(tl.Unsupported, match="torch.distributed.checkpoint"):
-        _state.flatten([torch.zeros(2).as_subclass(DTensor)])
+        tree.flatten([torch.zeros(2).as_subclass(DTensor)])
 
 
 def test_lazy_tensors_are_computed() -> None:
@@ -539,12 +539,12 @@ def test_autograd_ends_at_a_stored_tensor() -> None:
 
 def test_names_of_dtypes() -> None:
     for dtype in dict.fromkeys(dtypes):
-        assert _state.dtype_named(_state.dtype_name(dtype)) is dtype
-    assert _state.dtype_name(torch.bfloat16) == "BF16"
-    assert _state.dtype_name(torch.complex128) == "torch.complex128"
+        assert tree.dtype_named(tree.dtype_name(dtype)) is dtype
+    assert tree.dtype_name(torch.bfloat16) == "BF16"
+    assert tree.dtype_name(torch.complex128) == "torch.complex128"
     for bad in ("bfloat16", "", "torch.nn", "torch.float32"):
         with pytest.raises(ValueError, match="not a dtype"):
-            _state.dtype_named(bad)
+            tree.dtype_named(bad)
 
 
 # Optimizers, schedulers and modules -------------------------------------------------------------------
@@ -663,11 +663,11 @@ def test_states_of_modules(index: int) -> None:
 def test_into_is_filled_in_place() -> None:
     saved = {"model": small_model().state_dict(), "z": torch.ones(2, dtype=torch.complex128), "step": 7}
     saved["array"], saved["dates"] = np.arange(6.0).reshape(2, 3), np.array(["2020-01-01"], "M8[D]")
-    skeleton, tensors = _state.flatten(saved)
+    skeleton, tensors = tree.flatten(saved)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
     into = {"step": 0, "model": model.state_dict(), "z": torch.zeros(2, dtype=torch.complex128)}
     into["array"], into["dates"] = np.zeros((2, 3)), np.zeros(1, "M8[D]")
-    state, targets, finish = _state.restore_into(json.loads(json.dumps(skeleton)), into)
+    state, targets, finish = tree.restore_into(json.loads(json.dumps(skeleton)), into)
     assert targets.keys() == tensors.keys()
     for name, target in targets.items():
         assert target.is_contiguous()
@@ -683,9 +683,9 @@ def test_into_is_filled_in_place() -> None:
 @pytest.mark.parametrize("dtype", ["<f4", "<M8[s]"])
 def test_arrays_with_strides_that_mean_nothing_are_shared(dtype: str) -> None:
     array = np.zeros((1, 2), dtype)[::-1]
-    skeleton, tensors = _state.flatten({"a": array, "b": array})
+    skeleton, tensors = tree.flatten({"a": array, "b": array})
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == 1
-    _state.restore_into(skeleton, {"a": array, "b": array})
+    tree.restore_into(skeleton, {"a": array, "b": array})
 
 
 @pytest.mark.parametrize(
@@ -700,11 +700,11 @@ def test_a_state_fits_itself_whatever_the_strides_of_extents_of_one(
     tensor: torch.Tensor, alike: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     state = {"a": tensor, "b": alike(tensor)}
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     assert len(tensors) == 1
     saved, expected = {name: each.clone() for name, each in tensors.items()}, tensor.clone()
     tensor.zero_()
-    _, targets, finish = _state.restore_into(skeleton, state)
+    _, targets, finish = tree.restore_into(skeleton, state)
     for name, target in targets.items():
         target.copy_(saved[name].reshape(-1).view(target.dtype).reshape(target.shape))
     finish()
@@ -713,8 +713,8 @@ def test_a_state_fits_itself_whatever_the_strides_of_extents_of_one(
 
 @pytest.mark.parametrize("array", [np.arange(1.0)[::-1], np.zeros((0, 3), "<M8[s]")[::-1], np.array(1.0)])
 def test_into_may_have_negative_strides_that_mean_nothing(array: Any) -> None:
-    skeleton, _ = _state.flatten({"a": array.copy()})
-    state, targets, finish = _state.restore_into(skeleton, {"a": array})
+    skeleton, _ = tree.flatten({"a": array.copy()})
+    state, targets, finish = tree.restore_into(skeleton, {"a": array})
     for target in targets.values():
         target.fill_(7)
     finish()
@@ -724,23 +724,23 @@ def test_into_may_have_negative_strides_that_mean_nothing(array: Any) -> None:
 
 def test_into_with_tied_weights() -> None:
     weight = torch.ones(3)
-    skeleton, _ = _state.flatten({"a": weight, "b": weight})
+    skeleton, _ = tree.flatten({"a": weight, "b": weight})
     target = torch.zeros(3)
-    state, targets, finish = _state.restore_into(skeleton, {"a": target, "b": target.detach()})
+    state, targets, finish = tree.restore_into(skeleton, {"a": target, "b": target.detach()})
     assert list(targets) == ["a"]
     targets["a"].fill_(1)
     assert state["b"].tolist() == [1, 1, 1]
     finish()
     assert state["b"].tolist() == [1, 1, 1]
-    state, targets, finish = _state.restore_into(skeleton, {"a": torch.zeros(3), "b": torch.zeros(3)})
+    state, targets, finish = tree.restore_into(skeleton, {"a": torch.zeros(3), "b": torch.zeros(3)})
     targets["a"].fill_(1)
     finish()
     assert state["b"].tolist() == [1, 1, 1]
-    apart, _ = _state.flatten({"a": torch.ones(3), "b": torch.zeros(3)})
+    apart, _ = tree.flatten({"a": torch.ones(3), "b": torch.zeros(3)})
     memory = torch.zeros(5)
     with pytest.raises(ValueError, match=r"state\['a'\] and state\['b'\] share memory"):
-        _state.restore_into(apart, {"a": memory[:3], "b": memory[2:]})
-    _state.restore_into(apart, {"a": torch.zeros(6)[:3], "b": torch.zeros(6)[3:]})
+        tree.restore_into(apart, {"a": memory[:3], "b": memory[2:]})
+    tree.restore_into(apart, {"a": torch.zeros(6)[:3], "b": torch.zeros(6)[3:]})
 
 
 READ_ONLY = np.zeros(2, ">i4")
@@ -775,13 +775,13 @@ def test_into_that_differs_is_named(change: dict[str, Any], says: str) -> None:
         parts = {"w": torch.zeros(2, 3), "list": [1, 2], "array": np.zeros(2, ">i4")}
         return {"m": {**parts, "z": torch.zeros(2, dtype=torch.complex64)}}
 
-    skeleton, _ = _state.flatten(make())
-    _state.restore_into(skeleton, make())
+    skeleton, _ = tree.flatten(make())
+    tree.restore_into(skeleton, make())
     into = make()
     into["m"].update(change)
     into["m"] = {key: value for key, value in into["m"].items() if value is not ...}
     with pytest.raises(ValueError, match="^into: ") as caught:
-        _state.restore_into(skeleton, into)
+        tree.restore_into(skeleton, into)
     assert says in str(caught.value)
 
 
@@ -817,10 +817,10 @@ class _Options:
 def test_values_without_a_form_say_what_to_convert_them_to(value: Any, advice: str) -> None:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     with pytest.raises(tl.Unsupported) as caught:
-        _state.flatten({"a": value})
+        tree.flatten({"a": value})
     assert str(caught.value) == f"state['a'] is a {kind}, which cannot be saved; {advice}"
     if value.__hash__ is not None and not isinstance(value, tuple):
         with pytest.raises(
             tl.Unsupported, match="the key is a .*; use a string, a number or a tuple of such"
         ):
-            _state.flatten({value: 1})
+            tree.flatten({value: 1})

@@ -11,8 +11,9 @@ import torch
 from support_models import make_folder
 
 import trunkline as tl
-from trunkline.stream import _machine, _roofline
-from trunkline.stream._roofline import Sizes
+from trunkline._streaming import roofline as rooflines
+from trunkline._streaming.roofline import Sizes
+from trunkline.stream import _machine
 
 # As published with the weights.
 LLAMA_3_70B = {
@@ -164,13 +165,13 @@ def test_a_gpu_has_three_places_for_weights(tmp_path: Path) -> None:
 def test_the_limit_is_what_takes_longer() -> None:
     sizes = Sizes(100, (50_000,) * 10)
     for rows, bound in ((1, "storage"), (1000, "compute")):
-        rate = _roofline.rate(sizes, 200_000, 1e6, rows, lambda nbytes, batch: nbytes * batch / 1e8)
+        rate = rooflines.rate(sizes, 200_000, 1e6, rows, lambda nbytes, batch: nbytes * batch / 1e8)
         assert rate.bound == bound
         assert rate.seconds == max(rate.storage_seconds, rate.compute_seconds)
         assert rate.tokens_per_second == rows / rate.seconds
     with pytest.raises(tl.OutOfBudget, match="the least is"):
-        _roofline.streamed_bytes(sizes, 50_000)
-    assert _roofline.streamed_bytes(sizes, 10**6) == 0
+        rooflines.streamed_bytes(sizes, 50_000)
+    assert rooflines.streamed_bytes(sizes, 10**6) == 0
 
 
 def test_a_model_that_fits_reads_nothing(tmp_path: Path) -> None:

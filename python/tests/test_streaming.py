@@ -22,7 +22,7 @@ from support_models import ARCHITECTURES, make_folder, prompt, stock, transforme
 
 import trunkline as tl
 from trunkline._core import crc32c
-from trunkline.stream._streaming import streaming_of
+from trunkline._streaming.streaming import streaming_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -243,14 +243,14 @@ def test_files_whose_tensors_are_aligned_are_read_as_they_are(tmp_path: Path) ->
 def test_a_pack_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trunkline.stream import _pack
+    from trunkline._streaming import pack as packing
 
     folder = make_folder(tmp_path)
 
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_pack, "crc32c", fail)
+    monkeypatch.setattr(packing, "crc32c", fail)
     with pytest.raises(OSError, match="No space"):
         tl.transformers.from_pretrained(folder)
     monkeypatch.undo()
@@ -288,7 +288,7 @@ def test_a_pack_that_was_mended_is_read_at_once(tmp_path: Path) -> None:
 def test_a_source_with_other_contents_is_compared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trunkline.stream._source import Source
+    from trunkline._streaming.source import Source
 
     folder = make_folder(tmp_path)
     streamed(folder)
@@ -585,7 +585,7 @@ def test_the_pack_of_another_model_is_not_replaced(tmp_path: Path) -> None:
 def test_a_source_that_is_replaced_while_it_is_packed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trunkline.stream import _pack
+    from trunkline._streaming import pack as packing
     from trunkline.transformers import _packing
 
     folder, other = make_folder(tmp_path / "model"), make_folder(tmp_path / "other", seed=3)
@@ -603,7 +603,7 @@ def test_a_source_that_is_replaced_while_it_is_packed_is_told(
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    for owner, name in ((_pack.Place, "remove"), (_packing, "_source")):
+    for owner, name in ((packing.Place, "remove"), (_packing, "_source")):
         replaced(owner, name)
         with pytest.raises(tl.Corrupt, match="modified or replaced"):
             tl.transformers.from_pretrained(folder)

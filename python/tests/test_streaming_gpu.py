@@ -23,13 +23,13 @@ RunScript = Callable[..., str]
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from trunkline.transformers import _skeleton
+    from trunkline.transformers import skeleton
 
     functions = stand_in()
     functions.fakeCudaReset()
     functions.poser = Poser()
     functions.poser.pose(monkeypatch, Shadowed)
-    monkeypatch.setattr(_skeleton, "_moved", lambda tensor, device: tensor)
+    monkeypatch.setattr(skeleton, "_moved", lambda tensor, device: tensor)
     yield functions
     complaints = functions.fakeCudaComplaints()
     functions.fakeCudaReset()

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 import trunkline as tl
-from trunkline.checkpoint import _save, _step_save
-from trunkline.checkpoint._flag import Flag
+from trunkline._tensor_io.flag import Flag
+from trunkline.checkpoint import save as saving
+from trunkline.checkpoint.directory import step_save
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -534,16 +535,16 @@ class LazyFlag(Flag):
 @pytest.fixture
 def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Background saves copy nothing until somebody waits for them."""
-    monkeypatch.setattr(_save, "Flag", LazyFlag)
-    begin = _step_save.StepSave.begin
+    monkeypatch.setattr(saving, "Flag", LazyFlag)
+    begin = step_save.StepSave.begin
 
     def begin_late(job: Any) -> Any:
-        (handle,) = _save._under_way
+        (handle,) = saving._under_way
         while not (handle._staged.wanted.wait(0.01) or handle._done.wanted.is_set()):
             pass
         return begin(job)
 
-    monkeypatch.setattr(_step_save.StepSave, "begin", begin_late)
+    monkeypatch.setattr(step_save.StepSave, "begin", begin_late)
 
 
 def add_one(model: Any) -> None:

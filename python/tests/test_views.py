@@ -18,8 +18,9 @@ torch = pytest.importorskip("torch")
 import safetensors.torch  # noqa: E402
 
 import trunkline as tl  # noqa: E402
-from trunkline.checkpoint import _state, _views  # noqa: E402
-from trunkline.checkpoint._tensors import bytes_of, contiguous  # noqa: E402
+from trunkline._tensor_io.tensors import bytes_of, contiguous  # noqa: E402
+from trunkline.checkpoint.state import tree  # noqa: E402
+from trunkline.checkpoint.state import views as view_nodes  # noqa: E402
 
 
 def leaves(state: Any) -> list[torch.Tensor]:
@@ -53,9 +54,9 @@ def values(state: Any) -> list[Any]:
 
 
 def round_trip(state: Any) -> Any:
-    skeleton, tensors = _state.flatten(state)
+    skeleton, tensors = tree.flatten(state)
     loaded = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    return _state.restore(json.loads(json.dumps(skeleton)), loaded)
+    return tree.restore(json.loads(json.dumps(skeleton)), loaded)
 
 
 def as_torch_has_it(state: Any) -> Any:
@@ -259,7 +260,7 @@ def test_arrays_share_memory_with_each_other_and_with_tensors() -> None:
 
 
 def test_memory_of_very_many_pieces_is_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_views, "MAX_RUNS", 100)
+    monkeypatch.setattr(view_nodes, "MAX_RUNS", 100)
     base = torch.arange(1000)
     state = {"many": base[::2], "other": base[4:6], "few": base[::20], "part": base[20:22]}
     loaded = round_trip(state)
@@ -270,7 +271,7 @@ def test_memory_of_very_many_pieces_is_stored_apart(monkeypatch: pytest.MonkeyPa
 
 def test_into_that_shares_memory_in_another_way_is_refused() -> None:
     base = torch.arange(10.0)
-    skeleton, _ = _state.flatten({"a": base, "b": base[2:5], "c": torch.zeros(3)})
+    skeleton, _ = tree.flatten({"a": base, "b": base[2:5], "c": torch.zeros(3)})
     memory = torch.zeros(20)
     for into in (
         {"a": memory[:10], "b": memory[3:6], "c": memory[10:13]},
@@ -278,11 +279,11 @@ def test_into_that_shares_memory_in_another_way_is_refused() -> None:
         {"a": memory[:10], "b": memory[10:13], "c": memory[12:15]},
     ):
         with pytest.raises(ValueError, match=r"into: state\['.'\] and state\['.'\] share memory"):
-            _state.restore_into(skeleton, into)
+            tree.restore_into(skeleton, into)
     with pytest.raises(ValueError, match=r"into: state\['b'\] has elements that share memory"):
-        _state.restore_into(skeleton, {"a": memory[:10], "b": torch.zeros(1).expand(3), "c": memory[10:13]})
-    _state.restore_into(skeleton, {"a": memory[:10], "b": memory[2:5], "c": memory[10:13]})
-    _state.restore_into(skeleton, {"a": memory[:10], "b": memory[10:16:2], "c": memory[11:17:2]})
+        tree.restore_into(skeleton, {"a": memory[:10], "b": torch.zeros(1).expand(3), "c": memory[10:13]})
+    tree.restore_into(skeleton, {"a": memory[:10], "b": memory[2:5], "c": memory[10:13]})
+    tree.restore_into(skeleton, {"a": memory[:10], "b": memory[10:16:2], "c": memory[11:17:2]})
 
 
 @pytest.mark.parametrize(
@@ -308,24 +309,24 @@ def test_into_that_shares_memory_in_another_way_is_refused() -> None:
 )
 def test_bad_views_say_what_is_wrong(change: dict[str, Any], says: str) -> None:
     base = torch.arange(10.0)
-    skeleton, tensors = _state.flatten([base, base[7:]])
+    skeleton, tensors = tree.flatten([base, base[7:]])
     skeleton[1].update(change)
     skeleton[1] = {key: value for key, value in skeleton[1].items() if value is not ...}
     with pytest.raises(tl.Format, match="the skeleton of a state") as caught:
-        _state.restore(skeleton, tensors)
+        tree.restore(skeleton, tensors)
     assert says in str(caught.value)
 
 
 def test_strides_of_a_whole_tensor_are_checked() -> None:
-    skeleton, tensors = _state.flatten(torch.zeros(2, 3).T)
+    skeleton, tensors = tree.flatten(torch.zeros(2, 3).T)
     assert skeleton["stride"] == [1, 3]
     for stride in ([1, 2], [3, 3], [6, 2]):
         with pytest.raises(tl.Format, match="leaves gaps, or repeats"):
-            _state.restore({**skeleton, "stride": stride}, {k: v.contiguous() for k, v in tensors.items()})
+            tree.restore({**skeleton, "stride": stride}, {k: v.contiguous() for k, v in tensors.items()})
 
 
 def test_millions_of_rows_are_looked_at_together() -> None:
-    view = _views.Strided((1 << 20, 1 << 20, 1 << 10), (1, 1, 0), 4, 8)
+    view = view_nodes.Strided((1 << 20, 1 << 20, 1 << 10), (1, 1, 0), 4, 8)
     assert view.runs().tolist() == [[8, 8 + 4 * (2 * (1 << 20) - 1)]]
     assert view.end() == 8 + 4 * (2 * (1 << 20) - 1)
     assert math.prod(view.shape) > 1 << 49

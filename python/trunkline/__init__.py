@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from trunkline import stream as stream
     from trunkline import torch as torch
     from trunkline import transformers as transformers
-    from trunkline.checkpoint._checkpointer import Checkpointer
-    from trunkline.checkpoint._load import load
-    from trunkline.checkpoint._save import SaveHandle, save, save_async
+    from trunkline.checkpoint.directory.checkpointer import Checkpointer
+    from trunkline.checkpoint.load import load
+    from trunkline.checkpoint.save import SaveHandle, save, save_async
 
 __all__ = [
     "Buffer",
@@ -98,11 +98,11 @@ __all__ = [
 # What needs torch, or a library on top of it, is imported at its first use: the rest works without them.
 _LAZY_MODULES = ("dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
-    "Checkpointer": "trunkline.checkpoint._checkpointer",
-    "SaveHandle": "trunkline.checkpoint._save",
-    "load": "trunkline.checkpoint._load",
-    "save": "trunkline.checkpoint._save",
-    "save_async": "trunkline.checkpoint._save",
+    "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
+    "SaveHandle": "trunkline.checkpoint.save",
+    "load": "trunkline.checkpoint.load",
+    "save": "trunkline.checkpoint.save",
+    "save_async": "trunkline.checkpoint.save",
 }
 
 

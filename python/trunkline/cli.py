@@ -116,14 +116,14 @@ def _with_transformers(arguments: list[str]) -> int:
     try:
         import transformers  # noqa: F401
 
-        from trunkline.stream import _cli
+        from trunkline.stream import cli
     except ModuleNotFoundError as error:
         print(
             f"trunkline {arguments[0]}: needs the package {error.name}: pip install torch transformers",
             file=sys.stderr,
         )
         return _FAILED
-    return _cli.main(arguments)
+    return cli.main(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

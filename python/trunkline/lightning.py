@@ -31,15 +31,15 @@ except ModuleNotFoundError as _error:
 
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
-from trunkline._first_rank import await_first_rank, begin_common_save, post_save
-from trunkline.checkpoint._caller import caller
-from trunkline.checkpoint._load import load
-from trunkline.checkpoint._memory import is_in_reach
-from trunkline.checkpoint._placed import placed, savable
-from trunkline.checkpoint._pt_load import TRUST
-from trunkline.checkpoint._save import SaveHandle, save, save_async
-from trunkline.checkpoint._step_save import warn_without_failing
-from trunkline.checkpoint._transfer import absolute_path
+from trunkline._formats.pt.load import TRUST
+from trunkline._tensor_io.devices import placed, savable
+from trunkline._tensor_io.memory import is_in_reach
+from trunkline._tensor_io.transfer import absolute_path
+from trunkline._warnings import caller
+from trunkline.checkpoint.directory.step_save import warn_without_failing
+from trunkline.checkpoint.first_rank import await_first_rank, begin_common_save, post_save
+from trunkline.checkpoint.load import load
+from trunkline.checkpoint.save import SaveHandle, save, save_async
 
 __all__ = ["CheckpointIO"]
 

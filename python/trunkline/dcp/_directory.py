@@ -12,7 +12,7 @@ from pathlib import Path
 from trunkline._core import check_leads_to, fsync_directory
 from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
-from trunkline.checkpoint._dcp_names import (
+from trunkline._formats.dcp_names import (
     file_id_of,
     is_data_file_name,
     is_rank_manifest_name,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trunkline._arguments import check_engine
 from trunkline._core import Engine
 from trunkline._errors import Unsupported
-from trunkline.checkpoint._arguments import check_engine
-from trunkline.checkpoint._transfer import absolute_path
+from trunkline._tensor_io.transfer import absolute_path
 from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from trunkline._core import crc32c
 from trunkline._errors import Corrupt, Format, Unsupported
-from trunkline.checkpoint._dcp_names import is_data_file_name
+from trunkline._formats.dcp_names import is_data_file_name
 from trunkline.dcp import _json
 from trunkline.dcp._json import Refusal
 from trunkline.dcp._stored import (

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
+from trunkline._arguments import bool_argument
 from trunkline._core import Engine, FileImage
 from trunkline._errors import Corrupt, Error, Format, exception_of
-from trunkline.checkpoint._arguments import bool_argument
-from trunkline.checkpoint._dcp_names import manifest_name, refused_name
-from trunkline.checkpoint._partly_filled import partly_filled
-from trunkline.checkpoint._transfer import read_images
+from trunkline._formats.dcp_names import manifest_name, refused_name
+from trunkline._tensor_io.partly_filled import partly_filled
+from trunkline._tensor_io.transfer import read_images
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_refused, missing_target
 from trunkline.dcp._endpoint import Endpoint, place_of

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from trunkline._core import aligned_empty
 from trunkline._errors import Corrupt, Format
-from trunkline.checkpoint._memory import is_in_reach
-from trunkline.checkpoint._tensors import bytes_of
+from trunkline._tensor_io.memory import is_in_reach
+from trunkline._tensor_io.tensors import bytes_of
 from trunkline.dcp._stored import ALIGNMENT, DTYPES, DataFile, StoredItem
 
 # What does not go straight into tensors is held until it is copied: as much as this at once, or one item.

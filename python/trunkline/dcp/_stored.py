@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from trunkline.checkpoint._dcp_names import (
+from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, is_shard
+from trunkline._formats.dcp_names import (
     is_data_file_name,
     is_rank_manifest_name,
     is_refused_name,
     is_torch_metadata,
 )
-from trunkline.checkpoint._names import DESCRIPTOR, is_manifest, is_shard
-from trunkline.checkpoint._transfer import check_is_local
+from trunkline._tensor_io.transfer import check_is_local
 from trunkline.dcp._owner import new_file_id
 
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from trunkline._arguments import bool_argument, items_argument
 from trunkline._core import (
     Engine,
     FileImage,
@@ -30,12 +31,11 @@ from trunkline._core import (
     is_on_local_filesystem,
 )
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
-from trunkline.checkpoint._arguments import bool_argument, items_argument
-from trunkline.checkpoint._dcp_names import is_rank_manifest_name, manifest_name, refused_name
-from trunkline.checkpoint._memory import is_in_reach
-from trunkline.checkpoint._names import DESCRIPTOR, step_of
-from trunkline.checkpoint._tensors import bytes_of
-from trunkline.checkpoint._transfer import absolute_path, write_images
+from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
+from trunkline._formats.dcp_names import is_rank_manifest_name, manifest_name, refused_name
+from trunkline._tensor_io.memory import is_in_reach
+from trunkline._tensor_io.tensors import bytes_of
+from trunkline._tensor_io.transfer import absolute_path, write_images
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import Endpoint, Place, place_of

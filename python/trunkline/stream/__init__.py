@@ -6,7 +6,7 @@ model.generate(...)
 trunkline.stream.stats(model)
 """
 
+from trunkline._streaming.streaming import stats
 from trunkline.stream._plan import plan
-from trunkline.stream._streaming import stats
 
 __all__ = ["plan", "stats"]

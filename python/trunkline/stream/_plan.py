@@ -11,11 +11,12 @@ import torch
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget, Unsupported
 from trunkline._modes import independent_of_modes
+from trunkline._streaming import roofline as rooflines
+from trunkline._streaming.memory import budget_argument, default_budget
+from trunkline._streaming.roofline import Compute, GpuMemory, Rate, Sizes
+from trunkline._tensor_io.transfer import path_name
 from trunkline._types import Path
-from trunkline.checkpoint._transfer import path_name
-from trunkline.stream import _machine, _roofline
-from trunkline.stream._memory import budget_argument, default_budget
-from trunkline.stream._roofline import Compute, GpuMemory, Rate, Sizes
+from trunkline.stream import _machine
 
 BATCH_SIZES = (1, 4, 16, 64, 256)
 _DISKS = (1, 2, 4, 8)
@@ -96,11 +97,11 @@ def plan(
     gpu: dict[str, Any] = {}
     host_bytes = 0
     if target.type == "cpu":
-        streamed = _roofline.streamed_bytes(sizes, budget)
+        streamed = rooflines.streamed_bytes(sizes, budget)
         stays = sizes.weight_bytes - streamed
 
         def predict(memory: int, rate: float, rows: int, host: int = 0) -> Rate:
-            return _roofline.rate(sizes, memory, rate, rows, compute)
+            return rooflines.rate(sizes, memory, rate, rows, compute)
 
     else:
         host_bytes = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
@@ -109,12 +110,12 @@ def plan(
             if bus_bandwidth is None
             else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
         )
-        copied, streamed = _roofline.gpu_streams(sizes, GpuMemory(budget, host_bytes))
+        copied, streamed = rooflines.gpu_streams(sizes, GpuMemory(budget, host_bytes))
         stays = sizes.weight_bytes - copied
         gpu = {"host_memory": host_bytes, "copied_bytes": copied, "bus_bandwidth": bus}
 
         def predict(memory: int, rate: float, rows: int, host: int = host_bytes) -> Rate:
-            return _roofline.rate_on_gpu(sizes, GpuMemory(memory, host), rate, bus, rows, compute)
+            return rooflines.rate_on_gpu(sizes, GpuMemory(memory, host), rate, bus, rows, compute)
 
     def of_rate(rate: Rate) -> dict[str, Any]:
         return _of_rate(rate) | ({"bus_seconds": rate.bus_seconds} if gpu else {})
@@ -129,11 +130,11 @@ def plan(
             return None
 
     if gpu:
-        passing = _roofline.passing_units(sizes, budget, _roofline.GPU_SLOTS)
-        least_host = _roofline.slots_bytes(passing)
+        passing = rooflines.passing_units(sizes, budget, rooflines.GPU_SLOTS)
+        least_host = rooflines.slots_bytes(passing)
         gpu["host"] = [
             {"host_memory": memory, **of_rate(predict(budget, bytes_per_second, batch_size, memory))}
-            for memory in sorted({least_host, host_bytes, _roofline.paged_bytes(passing)})
+            for memory in sorted({least_host, host_bytes, rooflines.paged_bytes(passing)})
         ]
     return {
         "device": str(target),
@@ -173,11 +174,12 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
 
 def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, torch.dtype, str]:
     """Return the sizes of the model that a folder's config describes, its dtype, and its name."""
-    from trunkline.transformers import _layers, _skeleton
-    from trunkline.transformers._checkpoint import dtype_argument
+    from trunkline.transformers import layers
+    from trunkline.transformers import skeleton as model_skeleton
+    from trunkline.transformers.stored_model import dtype_argument
 
-    model = _skeleton.make(folder, dtype_argument(dtype))
-    _, units = _layers.cut(model)
+    model = model_skeleton.make(folder, dtype_argument(dtype))
+    _, units = layers.cut(model)
     stored = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
     total = sum(stored.values())
     streamed = tuple(unit.nbytes for unit in units)

@@ -12,7 +12,7 @@ from torch import nn
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
 from trunkline.transformers._absent import AbsentWeight, NotCopied
-from trunkline.transformers._layers import Unit, Weight
+from trunkline.transformers.layers import Unit, Weight
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline._errors import Format, Unsupported, exception_of
-from trunkline.checkpoint._names import DESCRIPTOR
+from trunkline._formats.checkpoint_names import DESCRIPTOR
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = b"GGUF"

@@ -13,18 +13,20 @@ from transformers import PreTrainedModel
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
 from trunkline._modes import independent_of_modes
+from trunkline._streaming import manifest as pack_manifest
+from trunkline._streaming import pack
+from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.stored import Stored
+from trunkline._streaming.streaming import Streaming, streaming_of
+from trunkline._tensor_io.memory import Device, empty_bytes
+from trunkline._tensor_io.transfer import absolute_path, path_name
 from trunkline._types import Path
-from trunkline.checkpoint._memory import Device, empty_bytes
-from trunkline.checkpoint._transfer import absolute_path, path_name
-from trunkline.stream import _manifest, _pack, _tensors
-from trunkline.stream._streaming import Streaming, streaming_of
-from trunkline.stream._tensors import Stored
-from trunkline.transformers import _skeleton
+from trunkline.transformers import skeleton
 from trunkline.transformers._absent import AbsentWeight, StateGuard
 from trunkline.transformers._binding import Binding, FoldAsStock, advised
-from trunkline.transformers._checkpoint import look_into
 from trunkline.transformers._packing import opened, place_argument, planned
 from trunkline.transformers._tiers import Memory, PlacedUnit, memory_arguments, share_out
+from trunkline.transformers.stored_model import look_into
 
 
 @independent_of_modes
@@ -79,7 +81,7 @@ def from_pretrained(
         shares = share_out(memory, checkpoint, places)
         paths = [header.path for header in checkpoint.headers]
         in_place = checkpoint.headers
-        before = _pack.look(in_place)
+        before = pack.look(in_place)
         streamed = [_core.open(path) for path in paths]
         again = [_core.open(path) for path in paths]
         shown = str(folder)
@@ -93,19 +95,19 @@ def from_pretrained(
         places = _by_name(manifest.tensors)
         shares = share_out(memory, checkpoint, places)
         paths = [shown] = [str(place.directories[0] / manifest.weights)]
-        remedy = f"remove {place.directories[0] / _manifest.NAME} to have the pack made anew"
+        remedy = f"remove {place.directories[0] / pack_manifest.NAME} to have the pack made anew"
 
     names = [*checkpoint.resident, *shares.staying]
     with advised(remedy):
-        kept = _tensors.read([places[name] for name in names], again, paths, memory.device)
+        kept = stored_tensors.read([places[name] for name in names], again, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     FoldAsStock(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
-    _skeleton.finish(checkpoint.model, folder, memory.device)
+    skeleton.finish(checkpoint.model, folder, memory.device)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, shown, shares.gpu_slots_bytes)
     if shares.passing:
         _stream(streaming, checkpoint.layers, shares.passing, streamed, memory, remedy)
-    _pack.check_unchanged(in_place, before)  # from here on the stream watches them
+    pack.check_unchanged(in_place, before)  # from here on the stream watches them
     _refuse_what_needs_all_weights(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model

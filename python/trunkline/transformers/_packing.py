@@ -13,15 +13,16 @@ import torch
 from trunkline._core import File
 from trunkline._errors import exception_of
 from trunkline._modes import independent_of_modes
+from trunkline._streaming import manifest as pack_manifest
+from trunkline._streaming import pack as packs
+from trunkline._streaming.layout import Layout, lay_out
+from trunkline._streaming.location import Place
+from trunkline._streaming.manifest import Manifest, Recipe
+from trunkline._streaming.source import Source
+from trunkline._streaming.stored import Stored
+from trunkline._tensor_io.transfer import absolute_path, path_name
 from trunkline._types import Path
-from trunkline.checkpoint._transfer import absolute_path, path_name
-from trunkline.stream import _manifest, _pack
-from trunkline.stream._manifest import Manifest, Recipe
-from trunkline.stream._pack_layout import Layout, lay_out
-from trunkline.stream._place import Place
-from trunkline.stream._source import Source
-from trunkline.stream._tensors import Stored
-from trunkline.transformers._checkpoint import Checkpoint, look_into, names_first
+from trunkline.transformers.stored_model import Checkpoint, look_into, names_first
 
 _DIRECTORY = "trunkline-pack"
 _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
@@ -59,7 +60,7 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
 
 def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the checkpoint's pack; None where it has none there."""
-    found = _pack.find(place, checkpoint.headers, _recipe(checkpoint))
+    found = packs.find(place, checkpoint.headers, _recipe(checkpoint))
     if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
         return None
     return found
@@ -73,15 +74,17 @@ def opened(
     It is made unless it is there. The weights are those of the manifest, also when others make another pack
     there at the same time.
     """
-    looked = _manifest.stamp(place.directories[0])
+    looked = pack_manifest.stamp(place.directories[0])
     found = _existing(place, checkpoint)
-    if found and (files := _pack.open_weights(place, found, count)) is not None:
+    if found and (files := packs.open_weights(place, found, count)) is not None:
         return found, files, False
     before_making()
     try:
         with place.lock():
             # Of another process meanwhile; else there is no need to read all that is compared once more.
-            if _manifest.stamp(place.directories[0]) != looked and (found := _existing(place, checkpoint)):
+            if pack_manifest.stamp(place.directories[0]) != looked and (
+                found := _existing(place, checkpoint)
+            ):
                 return found, [place.open() for _ in range(count)], False
             return _make(place, checkpoint), [place.open() for _ in range(count)], True
     except OSError as error:
@@ -95,10 +98,10 @@ def opened(
 def _make(place: Place, checkpoint: Checkpoint) -> Manifest:
     recipe = _recipe(checkpoint)
     _check_same_model(place, checkpoint, recipe)
-    before = _pack.look(checkpoint.headers)
+    before = packs.look(checkpoint.headers)
     source = _source(checkpoint)
     contents = _contents(checkpoint, source)
-    return _pack.make(place, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
+    return packs.make(place, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
 
 
 def planned(checkpoint: Checkpoint) -> list[Stored]:
@@ -136,13 +139,13 @@ def _check_same_model(place: Place, checkpoint: Checkpoint, recipe: Recipe) -> N
     own = checkpoint.folder / _DIRECTORY
     if own.exists() and place.directories[0].samefile(own):
         return
-    there = _manifest.read(place.directories[0])
+    there = pack_manifest.read(place.directories[0])
     if there is not None and there.recipe.config_sha256 != recipe.config_sha256:
         raise exception_of(
             "system",
             errno.EEXIST,
             f"{place.shown} holds the pack of a model with another config.json; give each model a directory "
-            f"of its own (on each volume), or remove {place.directories[0] / _manifest.NAME} to have it "
+            f"of its own (on each volume), or remove {place.directories[0] / pack_manifest.NAME} to have it "
             "replaced",
             str(place.directories[0]),
         )

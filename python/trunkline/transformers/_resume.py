@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import exception_of
-from trunkline.checkpoint._names import DESCRIPTOR, step_of
+from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 
 if TYPE_CHECKING:
-    from trunkline.checkpoint._checkpointer import Checkpointer
+    from trunkline.checkpoint.directory.checkpointer import Checkpointer
 
 _STOCK_FOLDER = re.compile(r"checkpoint-([0-9]+)")
 _STOCK_STATE = "trainer_state.json"

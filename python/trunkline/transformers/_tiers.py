@@ -9,12 +9,12 @@ import torch
 from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
-from trunkline.checkpoint._memory import Device, device_argument
-from trunkline.stream._memory import budget_argument, default_budget
-from trunkline.stream._roofline import GPU_SLOTS, PAGE_BYTES, slots_bytes
-from trunkline.stream._tensors import Stored, StreamUnit
-from trunkline.transformers._checkpoint import Checkpoint
-from trunkline.transformers._layers import Unit
+from trunkline._streaming.memory import budget_argument, default_budget
+from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, slots_bytes
+from trunkline._streaming.stored import Stored, StreamUnit
+from trunkline._tensor_io.memory import Device, device_argument
+from trunkline.transformers.layers import Unit
+from trunkline.transformers.stored_model import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 
 from trunkline._errors import Error, Format, Unsupported, exception_of
-from trunkline.checkpoint._caller import caller
-from trunkline.checkpoint._checkpointer import Checkpointer
-from trunkline.checkpoint._placed import savable
-from trunkline.checkpoint._save import take_failures
-from trunkline.checkpoint._step_save import warn_without_failing
+from trunkline._tensor_io.devices import savable
+from trunkline._warnings import caller
+from trunkline.checkpoint.directory.checkpointer import Checkpointer
+from trunkline.checkpoint.directory.step_save import warn_without_failing
+from trunkline.checkpoint.save import take_failures
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
 from trunkline.transformers._uploads import find_upload

@@ -16,7 +16,7 @@ from transformers.core_model_loading import (
 )
 
 from trunkline._errors import Format
-from trunkline.stream._tensors import Stored
+from trunkline._streaming.stored import Stored
 
 Fetch = Callable[[Stored], torch.Tensor]
 

@@ -1,0 +1,1 @@
+"""File formats of others, and names of files in checkpoints."""

@@ -1,0 +1,329 @@
+"""Loads `.pt` files of torch >= 1.6: the objects are rebuilt without their bytes, the engine reads these.
+
+1. Directory, local headers and data.pkl are read and checked: what is about to be done is known before.
+2. A plain object is put together by build.py, on storages that nobody has filled yet. Any other is left
+   to torch.load(weights_only=True), which reads the file through a Reader. When it asks for a storage's
+   payload, the Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch
+   then passes that storage to map_location, which gives it memory of its own in exchange, and knows what
+   belongs there.
+3. One image of all those extents is read at the speed of the device, with the CRC-32s that the file records.
+
+Step 2 leaves tensors unfilled while the pickle runs. Where the pickle does more than put tensors together
+from storages (sparse and quantised tensors, classes of torch.serialization.add_safe_globals), the Reader
+truly reads.
+"""
+
+import errno
+import io
+import os
+import pickle
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._errors import Corrupt, Error, Format, Unsupported
+from trunkline._formats.pt.archive import Archive, Source, Verify
+from trunkline._formats.pt.build import build
+from trunkline._formats.pt.zip import Record
+from trunkline._tensor_io import transfer
+from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
+
+ReadImages = Callable[..., None]
+
+
+class _Reader(io.RawIOBase):
+    """The file as torch.load reads it; `deferred` storages are not read but noted.
+
+    An error here is kept in `error`, because torch's reader does not pass every exception on.
+    """
+
+    def __init__(self, source: Source, archive: Archive, *, deferred: bool) -> None:
+        super().__init__()
+        self._source = source
+        self._archive = archive
+        self._deferred = deferred
+        self._position = 0
+        self._unpickling = False
+        self.record: Record | None = None
+        self._done = 0
+        self._crc = 0
+        self.error: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = (0, self._position, self._source.size)[whence] + offset
+        return self._position
+
+    def read(self, nbytes: int = -1) -> bytes:
+        left = max(0, self._source.size - self._position)
+        buffer = bytearray(left if nbytes is None or nbytes < 0 else min(nbytes, left))
+        self.readinto(buffer)
+        return bytes(buffer)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._source.size - self._position)]
+        try:
+            if self.error is not None:
+                raise self.error
+            if len(view):
+                self._fill(view)
+        except BaseException as error:
+            self.error = error
+            raise
+        self._position += len(view)
+        return len(view)
+
+    def _fill(self, view: memoryview) -> None:
+        record = self._archive.payload_at(self._position)
+        if record is self._archive.pickle:
+            self._unpickling = True
+        if not self._unpickling or record is None or not record.is_storage:
+            # Until it has the pickle, torch looks for the end record, by blocks that reach into payloads.
+            view[:] = self._source.read(self._position, len(view))
+            return
+        if self._position == record.offset:
+            self.record, self._done, self._crc = record, 0, 0
+        if record is not self.record or self._position != record.offset + self._done:
+            raise Unsupported(
+                None, f"this version of torch reads {record.name} out of order", self._source.path
+            )
+        if not self._deferred:
+            self._source.read_into(view, self._position)
+            self._crc = zlib.crc32(view, self._crc)
+        self._done += len(view)
+        if self._done == record.nbytes and not self._deferred:
+            self._archive.check(record, self._crc)
+
+    def take(self) -> Record | None:
+        """The record that torch just asked for, whole; None if it asked for none since the last call."""
+        record, self.record = self.record, None
+        return record if record is not None and self._done == record.nbytes else None
+
+
+class _Placement:
+    """torch.load's map_location: gives each storage its memory, and knows which record fills it."""
+
+    def __init__(self, reader: _Reader, archive: Archive, device: torch.device, *, deferred: bool) -> None:
+        self._reader = reader
+        self._archive = archive
+        self._device = device
+        self._deferred = deferred
+        self.targets: dict[Record, torch.Tensor] = {}
+
+    def __call__(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        """Return the storage that tensors are put on, of the same size, whatever the location."""
+        record = self._reader.take()
+        nbytes = storage.nbytes()
+        if nbytes != (record.nbytes if record else 0) or (self._deferred and record in self.targets):
+            raise Format(
+                None,
+                f"{self._archive.path}: a tensor's storage of {nbytes} bytes does not match its record "
+                "(or torch.serialization.skip_data() is in effect)",
+                self._archive.path,
+            )
+        if record is None or not self._deferred:
+            return storage if self._device.type == "cpu" else _moved(storage, self._device)
+        if is_fresh(nbytes) or self._device.type != "cpu":
+            self.targets[record] = target = empty_bytes(nbytes, self._device)
+            return target.untyped_storage()
+        target = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.targets[record] = target.set_(storage)
+        return storage
+
+
+def _moved(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """Return a copy on the device."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).to(device).untyped_storage()
+
+
+def load(
+    path: "str | os.PathLike[str]",
+    *,
+    device: torch.device = CPU,
+    engine: "_core.Engine | None" = None,
+    verify: Verify = "auto",
+    mmap: bool = False,
+    read_images: ReadImages = transfer.read_images,
+) -> Any:
+    """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
+
+    The pickle runs nothing but what torch.load(weights_only=True) allows; classes that
+    torch.serialization.add_safe_globals names are among that. `verify`: "auto" compares each CRC-32 that the
+    file records, True demands that there is one for all, False compares none. With `mmap` the tensors are a
+    private mapping of the file, as of torch.load(mmap=True); only verify=True then reads and checks them.
+    `read_images` reads in place of transfer.read_images, with its arguments.
+
+    Raises Format for what is not such a file (older files and TorchScript archives among it), Corrupt for
+    bytes that contradict their CRC-32 (naming file and tensor), Unsupported for objects that weights_only
+    does not allow. Thread-safe.
+    """
+    if verify not in ("auto", True, False):
+        raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    path = os.fsdecode(path)
+    with _core.open(path, engine=engine, direct="unless_cached") as file:
+        source = Source(file, path)
+        with _core.GcPause():
+            archive = Archive(source, verify)
+        if mmap:
+            if device.type != "cpu":
+                raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
+            if verify is True:
+                archive.check_all()
+            archive.check_storages()
+            return _mapped(archive)
+        if not archive.foreign_byte_order:
+            memory = _Memory(archive, device)
+            with _core.GcPause():
+                built, result = build(archive.pickled(), memory.make)
+            if built:
+                # While the file is open: its name may lead to another one by now.
+                _fill(archive, file, memory, source.size, engine, read_images)
+                return result
+        archive.check_storages()
+        deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
+        if archive.scan is None and archive.foreign_byte_order:
+            raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
+        reader = _Reader(source, archive, deferred=deferred)
+        place = _Placement(reader, archive, device, deferred=deferred)
+        result = _guarded(
+            path,
+            lambda: torch.load(reader, weights_only=True, map_location=place, mmap=False),  # type: ignore[arg-type]
+            reader,
+        )
+        memory = _Memory(archive, device)
+        memory.large = place.targets
+        _fill(archive, file, memory, source.size, engine, read_images)
+    return result
+
+
+def _mapped(archive: Archive) -> Any:
+    path = archive.path
+    # Typed for TypedStorage, and called with UntypedStorage.
+    stay: Any = _stay
+    result = _guarded(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location=stay))
+    if archive.scan is None:
+        # The sizes of its storages are not checked, and those of a mapping may reach over their records.
+        raise Unsupported(
+            None, f"{path} has a pickle as torch.save does not write it; load it without mmap", path
+        )
+    return result
+
+
+def _stay(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    return storage
+
+
+class _Memory:
+    """The storages that records are read into: large ones as tensors of their bytes, small ones in lists."""
+
+    def __init__(self, archive: Archive, device: torch.device) -> None:
+        self._archive = archive
+        self._device = device
+        self.large: dict[Record, torch.Tensor] = {}
+        self.small: dict[Record, torch.UntypedStorage] = {}
+
+    def make(self, key: str, nbytes: int) -> torch.UntypedStorage:
+        """Return an unfilled storage for a key. Raises Format where it has no record of that size."""
+        record = self._archive.storage_record(key, nbytes)
+        if is_fresh(nbytes) or self._device.type != "cpu":
+            self.large[record] = target = empty_bytes(nbytes, self._device)
+            return target.untyped_storage()
+        self.small[record] = storage = torch.UntypedStorage(nbytes, device="cpu")  # type: ignore[no-untyped-call]
+        return storage
+
+
+def _fill(
+    archive: Archive,
+    file: "_core.File",
+    memory: _Memory,
+    size: int,
+    engine: "_core.Engine | None",
+    read_images: ReadImages,
+) -> None:
+    """Read the records' bytes from the file, and check them."""
+    if not memory.large and not memory.small:
+        return
+    image = _core.FileImage(archive.path, size)
+    image.read_from(file)
+    for record, target in memory.large.items():
+        image.add_target(record.offset, target, fresh=is_fresh(record.nbytes))
+    small = list(memory.small.values())
+    image.add_targets(
+        [record.offset for record in memory.small],
+        [record.nbytes for record in memory.small],
+        [storage.data_ptr() for storage in small],
+        small,
+    )
+    summed: list[Record] = []
+    for record in sorted([*memory.large, *memory.small], key=lambda record: record.offset):
+        expected = archive.expected(record)
+        if expected is not None:
+            image.add_sum("crc32", record.offset, record.offset + record.nbytes, expected)
+            summed.append(record)
+    try:
+        read_images([image], engine=engine, verify=bool(summed))
+    except Corrupt as error:
+        index: Any = getattr(error, "sum", None)
+        if index is None:
+            raise
+        raise archive.corrupt(summed[index]) from error
+
+
+def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) -> Any:
+    """Run torch.load, and raise what it raises as an error of this package."""
+    try:
+        result = load()
+        if reader is not None and reader.error is not None:
+            raise reader.error
+        return result
+    except Exception as error:
+        if reader is not None and reader.error is not None:
+            raise reader.error from None
+        if isinstance(error, (Error, Warning)):
+            raise
+        if isinstance(error, pickle.UnpicklingError):
+            why = _explanation(error)
+            trust = TRUST if "add_safe_globals" in why else ""
+            raise Unsupported(None, f"{path} cannot be loaded safely: {why}{trust}", path) from None
+        if isinstance(error, MemoryError):
+            raise Error(errno.ENOMEM, f"loading {path}: out of memory", path) from error
+        raise Format(
+            None, f"{path}: its pickle cannot be run: {type(error).__name__}: {error}", path
+        ) from error
+
+
+# What else helps where a class is not allowed.
+TRUST = (
+    " Or save model.state_dict() instead of a whole model; torch.load(path, weights_only=False) loads a file "
+    "that you trust, and runs code that is in it"
+)
+_ADVICE: Sequence[str] = (
+    # Torch's suggestions to load with weights_only=False, and to report an issue.
+    r"\x1b\[\d+m",
+    r"^Weights only load failed\.",
+    r"This file can still be loaded.*?WeightsUnpickler error:",
+    r"In PyTorch 2\.6.*?trusted source\.",
+    r"Please file an issue.*?WeightsUnpickler error:",
+    r"Check the documentation of torch\.load.*",
+)
+
+
+def _explanation(error: pickle.UnpicklingError) -> str:
+    """What torch says about the object that it refused, without the advice to trust the file."""
+    text = str(error)
+    for pattern in _ADVICE:
+        text = re.sub(pattern, "", text, flags=re.DOTALL)
+    return " ".join(text.split())

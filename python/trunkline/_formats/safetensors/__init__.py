@@ -1,0 +1,16 @@
+"""Safetensors files, as https://huggingface.co/docs/safetensors describes them: saved, and loaded."""
+
+from trunkline._formats.safetensors.folder import folder_headers, load_folder
+from trunkline._formats.safetensors.layout import lay_out
+from trunkline._formats.safetensors.load import Header, StoredTensor, load, load_files, read_header
+
+__all__ = [
+    "Header",
+    "StoredTensor",
+    "folder_headers",
+    "lay_out",
+    "load",
+    "load_files",
+    "load_folder",
+    "read_header",
+]

@@ -1,0 +1,313 @@
+"""Safetensors files, loaded with their checksums verified."""
+
+import errno
+import mmap as mapping
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from trunkline import _core
+from trunkline._core import Engine, FileImage, GcPause
+from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
+from trunkline._formats.safetensors import checksums as stored_checksums
+from trunkline._formats.safetensors.checksums import Sums
+from trunkline._tensor_io import transfer
+from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
+from trunkline._tensor_io.tensors import dtype_named
+from trunkline._types import Path
+
+MOST_ATTEMPTS = 10  # to read what is being replaced
+
+_LENGTH_BYTES = 8
+_ZIP_MAGIC = b"PK\x03\x04"
+
+Verify: TypeAlias = Literal["auto"] | bool
+Version: TypeAlias = tuple[int, int, int, int]  # of a file: size, time of modification, device, inode
+
+
+class ReadImages(Protocol):
+    """What fills images: read_images of transfer.py."""
+
+    def __call__(
+        self, images: Sequence[FileImage], *, engine: Engine | None = None, verify: bool = True
+    ) -> None:
+        """Fill the memory of all images."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as the header describes it: dtype by the format's name, place in bytes of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself."""
+
+    path: str
+    file_bytes: int
+    head: bytes  # all before the data
+    metadata: dict[str, str]
+    tensors: list[StoredTensor]  # in the order of their bytes
+    version: Version | None  # of what its path led to just before it was opened
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes after the header."""
+        return self.file_bytes - len(self.head)
+
+
+def load(
+    path: Path,
+    *,
+    device: torch.device = CPU,
+    engine: Engine | None = None,
+    verify: Verify = "auto",
+    mmap: bool = False,
+    read_images: ReadImages = transfer.read_images,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, in the order of their bytes, in memory of their own on `device`.
+
+    `verify`: "auto" compares the data with the checksums that trunkline wrote into the file, where it has
+    them (not when another program rewrote it); True demands them; False does not look at them. `mmap`: the
+    tensors are private views of the mapped file, read when they are touched, which `verify` cannot check;
+    those that do not lie at a multiple of their elements' size are copies.
+
+    Raises Format for an invalid file, Unsupported for dtypes that torch lacks, Corrupt for what is not as it
+    was written; where that is in the data, with `tensor` (the first concerned) and `chunk` (its number
+    in the file's data).
+    """
+    for _ in range(MOST_ATTEMPTS):
+        version = version_of(path)
+        with _core.open(path, engine=engine, direct="unless_cached") as file:
+            header = header_of(file, path, version)
+            # While the file is open: its name may lead to another one by now.
+            with suppress(Replaced):
+                [tensors] = load_files(
+                    [header],
+                    [file],
+                    device=device,
+                    engine=engine,
+                    verify=verify,
+                    mmap=mmap,
+                    read_images=read_images,
+                )
+                return tensors
+    raise replaced_error(os.fsdecode(path))
+
+
+class Replaced(Exception):
+    """A file is another one than that whose header was read. Loading again helps."""
+
+
+def version_of(path: "Path | int") -> Version | None:
+    """Return what a path leads to, or what an open file is; None where nothing can be said of it."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
+
+def replaced_error(path: str) -> Exception:
+    """Make the error for what was replaced whenever it was loaded."""
+    return exception_of(
+        "system",
+        errno.ESTALE,
+        f"{path} was replaced while it was loaded, {MOST_ATTEMPTS} times in a row; load it when nobody "
+        "writes there, or have each version written under a name of its own",
+        path,
+    )
+
+
+def read_header(path: Path, *, engine: Engine | None = None) -> Header:
+    """Read and check the header of a file. Raises Format."""
+    version = version_of(path)
+    with _core.open(path, engine=engine) as file:
+        return header_of(file, path, version)
+
+
+def header_of(file: "_core.File", path: Path, version: Version | None) -> Header:
+    """Read and check the header of an open file; `version`: version_of() its path before it was opened."""
+    name = os.fsdecode(path)
+    file_bytes = file.size
+    head = bytearray(min(_LENGTH_BYTES, file_bytes))
+    file.pread(head)
+    if len(head) < _LENGTH_BYTES:
+        raise CutOff(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
+    if head.startswith(_ZIP_MAGIC) and any(head[len(_ZIP_MAGIC) :]):  # else a length below 100 MB
+        raise Format(
+            None,
+            f"{name} is not a safetensors file but a zip file; if torch.save wrote it, rename it to end "
+            "with .pt",
+            name,
+        )
+    try:
+        json = bytearray(_core.parse_safetensors_length(head, file_bytes, path))
+        file.pread(json, _LENGTH_BYTES)
+        with GcPause():
+            metadata, described = _core.parse_safetensors(json, file_bytes, path)
+            stored = [StoredTensor._make(fields) for fields in described]
+            del described
+    except Corrupt as error:
+        raise CutOff(None, error.strerror, name) from None
+    return Header(name, file_bytes, bytes(head + json), metadata, stored, version)
+
+
+def load_files(
+    headers: Sequence[Header],
+    files: "Sequence[_core.File]" = (),
+    *,
+    device: torch.device = CPU,
+    engine: Engine | None = None,
+    verify: Verify = "auto",
+    mmap: bool = False,
+    read_images: ReadImages = transfer.read_images,
+) -> list[dict[str, torch.Tensor]]:
+    """Return the tensors of each file, all read at once; arguments and errors as those of load().
+
+    `files`: those that the headers were read from, open; else they are opened again. Raises Replaced where a
+    file that is mapped is another one than that whose header was read.
+    """
+    if verify not in ("auto", True, False):
+        raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    if mmap and verify is True:
+        raise ValueError("verify: a mapped file is read when it is touched, and cannot be verified before")
+    if mmap and device.type != "cpu":
+        raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
+    if mmap:
+        return [_mapped(header) for header in headers]
+    all_sums = [_sums_of(header, verify) for header in headers]
+    with GcPause():
+        loaded = [
+            {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors}
+            for header in headers
+        ]
+        images = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
+    for image, file in zip(images, files, strict=False):
+        image.read_from(file)
+    try:
+        read_images(images, engine=engine, verify=verify is not False)
+    except Corrupt as error:
+        index, chunk = getattr(error, "image", None), getattr(error, "sum", None)
+        sums = None if index is None else all_sums[index]
+        if index is None or chunk is None or sums is None:
+            raise
+        raise _corrupt_chunk(headers[index], sums, chunk) from error
+    return loaded
+
+
+def _sums_of(header: Header, verify: Verify) -> Sums | None:
+    if verify is False:
+        return None
+    sums = stored_checksums.find(header.metadata, header.head, header.data_bytes, header.path)
+    if sums is None and verify is True:
+        raise Format(
+            None,
+            f"{header.path} has no checksums that were written with it; load it with verify='auto', or save "
+            "it with trunkline.save, which adds them",
+            header.path,
+        )
+    return sums
+
+
+def _mapped(header: Header) -> dict[str, torch.Tensor]:
+    with open(header.path, "rb") as file:  # noqa: PTH123
+        if version_of(file.fileno()) != header.version:
+            raise Replaced
+        mapped = mapping.mmap(file.fileno(), 0, access=mapping.ACCESS_COPY)
+    if len(mapped) != header.file_bytes:
+        raise Corrupt(None, f"{header.path} changed its size while it was loaded", header.path)
+    tensors: dict[str, torch.Tensor] = {}
+    for stored in header.tensors:
+        dtype, shape = dtype_and_shape(stored, header.path)
+        if stored.begin == stored.end:
+            tensors[stored.name] = _empty(stored, header.path)
+            continue
+        raw = torch.frombuffer(
+            mapped, dtype=torch.uint8, count=stored.end - stored.begin, offset=stored.begin
+        )
+        if stored.begin % dtype.itemsize != 0:
+            raw = raw.clone()
+        tensors[stored.name] = _shaped(raw.view(dtype), shape, stored.name, header.path)
+    return tensors
+
+
+def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return what torch calls dtype and shape of a tensor."""
+    shape = stored.shape
+    try:
+        dtype = dtype_named(stored.dtype)
+    except ValueError:
+        raise Unsupported(
+            None, f"{path}: the tensor {stored.name!r} is of {stored.dtype}, which torch does not have", path
+        ) from None
+    if dtype is torch.float4_e2m1fn_x2:
+        if not shape or shape[-1] % 2 != 0:
+            raise Unsupported(
+                None,
+                f"{path}: the tensor {stored.name!r} is of F4, {list(shape)}; torch has only rows of pairs",
+                path,
+            )
+        shape = (*shape[:-1], shape[-1] // 2)
+    return dtype, shape
+
+
+def _empty(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch.Tensor:
+    """Return memory for a tensor: each large one in pages of its own, which are freed with it."""
+    dtype, shape = dtype_and_shape(stored, path)
+    nbytes = stored.end - stored.begin
+    if nbytes > 0 and not is_fresh(nbytes):
+        # One call for each of many small tensors. Torch holds every shape that has elements.
+        return torch.empty(shape, dtype=dtype, device=device)
+    return _shaped(empty_bytes(nbytes, device).view(dtype), shape, stored.name, path)
+
+
+def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) -> torch.Tensor:
+    try:
+        return flat.reshape(shape)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        why = str(error).partition("\n")[0]
+        raise Format(
+            None, f"{path}: the tensor {name!r} has a shape that torch cannot hold ({why})", path
+        ) from None
+
+
+def _target(header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | None) -> FileImage:
+    image = FileImage(header.path, header.file_bytes)
+    for stored in header.tensors:
+        if stored.end > stored.begin:
+            nbytes = stored.end - stored.begin
+            image.add_target(stored.begin, tensors[stored.name], fresh=is_fresh(nbytes))
+    if sums is not None:
+        for chunk, value in enumerate(sums.values):
+            image.add_sum("crc32c", *_chunk_range(header, sums, chunk), value)
+    return image
+
+
+def _chunk_range(header: Header, sums: Sums, chunk: int) -> tuple[int, int]:
+    begin = len(header.head) + chunk * sums.chunk_bytes
+    return begin, min(begin + sums.chunk_bytes, header.file_bytes)
+
+
+def _corrupt_chunk(header: Header, sums: Sums, chunk: int) -> Corrupt:
+    begin, end = _chunk_range(header, sums, chunk)
+    names = [stored.name for stored in header.tensors if stored.begin < end and stored.end > begin]
+    shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    error = Corrupt(
+        None,
+        f"{header.path} is corrupt: chunk {chunk} of its data (bytes {begin} to {end}), of the tensor"
+        f"{'s' if len(names) > 1 else ''} {shown}, does not have the checksum it was written with; restore "
+        "it from elsewhere, or load what is left with verify=False",
+        header.path,
+    )
+    error.tensor, error.chunk = names[0], chunk
+    return error

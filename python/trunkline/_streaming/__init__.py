@@ -1,0 +1,1 @@
+"""Packs: the weights of a model in one file. docs/formats/pack.md."""

@@ -1,0 +1,156 @@
+"""The manifest of a pack (docs/formats/pack.md): what it holds, and what it was made from."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trunkline._core import FileImage
+from trunkline._errors import Format
+from trunkline._streaming.stored import Stored
+from trunkline._tensor_io.tensors import dtype_name, dtype_named
+from trunkline._tensor_io.transfer import write_images
+
+NAME = "pack.json"
+_FORMAT = "trunkline pack"
+_VERSION = 1
+_MAX_BYTES = 100_000_000  # as the header of a safetensors file; the manifest lists its tensors
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that a pack was made from, as it was then."""
+
+    name: str
+    nbytes: int
+    modified_ns: int
+    head_sha256: str  # of what stands before the data
+    data_crc32c: int
+    changed_ns: int = 0  # of the inode
+    inode: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What else decides what a pack holds; a pack of another one is made anew."""
+
+    config_sha256: str
+    dtype: str
+    converter: str  # what changed the tensors on the way: a library and its version, or ""
+
+
+@dataclass
+class Manifest:
+    """A pack: one file of weights, striped over `volumes` directories when there are several."""
+
+    weights: str  # name of the file
+    nbytes: int
+    volumes: int
+    recipe: Recipe
+    source: list[SourceFile]
+    tensors: list[Stored] = field(default_factory=list)  # in the order of their bytes; `file` is 0
+    directories: list[str] = field(default_factory=list)  # of several; [] in older ones
+
+    def write(self, directory: Path) -> None:
+        """Put the manifest into the directory, durably and in one piece: from now on the pack exists."""
+        weights: dict[str, Any] = {"name": self.weights, "bytes": self.nbytes, "volumes": self.volumes}
+        if self.directories:
+            weights["directories"] = self.directories
+        document = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "weights": weights,
+            "recipe": asdict(self.recipe),
+            "source": [asdict(file) for file in self.source],
+            "tensors": [
+                {
+                    "name": stored.name,
+                    "dtype": dtype_name(stored.dtype),
+                    "shape": stored.shape,
+                    "offset": stored.offset,
+                    "crc32c": stored.checksum,
+                }
+                for stored in self.tensors
+            ],
+        }
+        contents = json.dumps(document, indent=1).encode()
+        image = FileImage(directory / NAME, len(contents))
+        image.add(0, contents)
+        write_images([image])
+
+
+def stamp(directory: Path) -> tuple[int, int, int] | None:
+    """Return what differs once another manifest stands in the directory; None where there is none."""
+    try:
+        status = (directory / NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def read(directory: Path) -> Manifest | None:
+    """Return the manifest of the pack in the directory; None where there is none. Raises Format."""
+    path = directory / NAME
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if len(text) > _MAX_BYTES:
+        raise _no_manifest(path, f"it has more than {_MAX_BYTES} bytes")
+    return parse(text, path)
+
+
+def parse(text: bytes, path: Path) -> Manifest:
+    """Return the manifest that the text of the file at `path` is. Raises Format."""
+    try:
+        document = json.loads(text)
+        if document["format"] != _FORMAT:
+            raise ValueError(f"its format is {document['format']!r}")
+        if document["version"] != _VERSION:
+            raise ValueError(f"it is of version {document['version']}, and this Trunkline reads {_VERSION}")
+        return _of(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise _no_manifest(path, error) from error
+
+
+def _no_manifest(path: Path, why: object) -> Format:
+    return Format(
+        None,
+        f"{path} is not the manifest of a pack that this Trunkline reads ({why}); remove it to have the pack "
+        "made anew",
+        str(path),
+    )
+
+
+def _of(document: dict[str, Any]) -> Manifest:
+    weights = document["weights"]
+    manifest = Manifest(
+        weights=str(weights["name"]),
+        nbytes=int(weights["bytes"]),
+        volumes=int(weights["volumes"]),
+        recipe=Recipe(**document["recipe"]),
+        source=[SourceFile(**file) for file in document["source"]],
+        tensors=[
+            Stored(
+                str(entry["name"]),
+                0,
+                int(entry["offset"]),
+                dtype_named(entry["dtype"]),
+                tuple(int(extent) for extent in entry["shape"]),
+                int(entry["crc32c"]),
+            )
+            for entry in document["tensors"]
+        ],
+        directories=list(map(str, weights.get("directories", []))),
+    )
+    if manifest.directories and len(manifest.directories) != manifest.volumes:
+        raise ValueError("it does not name each of its directories")
+    if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
+        raise ValueError(f"its weights are named {manifest.weights!r}")
+    for stored in manifest.tensors:
+        if not 0 <= (stored.checksum or 0) < 1 << 32:
+            raise ValueError(f"the checksum of {stored.name!r} is no CRC-32C")
+        if min((stored.offset, *stored.shape)) < 0 or stored.offset + stored.nbytes > manifest.nbytes:
+            raise ValueError(f"the tensor {stored.name!r} lies outside of the file")
+    return manifest

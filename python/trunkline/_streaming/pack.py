@@ -1,0 +1,213 @@
+"""Packs: the weights of a model in one file that is read as it is used. docs/formats/pack.md."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from trunkline import _core
+from trunkline._core import File, crc32c
+from trunkline._errors import Corrupt, Format
+from trunkline._formats.safetensors.load import Header
+from trunkline._streaming import manifest as pack_manifest
+from trunkline._streaming.layout import Layout
+from trunkline._streaming.location import MARK_BYTES, WEIGHTS, Place
+from trunkline._streaming.manifest import Manifest, Recipe, SourceFile
+from trunkline._streaming.progress import Progress
+from trunkline._streaming.source import Source
+from trunkline._streaming.stored import Stored
+from trunkline._tensor_io.tensors import bytes_of, contiguous
+
+_NOT_WHOLE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # what opening such weights raises
+_SETTLED_NS = 20_000_000  # times of files go by the ticks of the kernel, of up to 10 ms
+
+
+def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
+    """Return the manifest of a pack that was made from these very files by this recipe; None for others.
+
+    Files that look as they did then (size, times, inode, header) are taken for the same. Where only times and
+    inode differ, as in a copy of a folder, their contents decide. Raises Format for a manifest that cannot be
+    read.
+    """
+    manifest = pack_manifest.read(place.directories[0])
+    if (
+        manifest is None
+        or manifest.recipe != recipe
+        or manifest.volumes != len(place.directories)
+        or len(manifest.source) != len(headers)
+    ):
+        return None
+    now = look(headers)
+    same = [_lasting(was) == _lasting(is_) for was, is_ in zip(manifest.source, now, strict=True)]
+    if not all(same) or not _has_weights(place, manifest):
+        return None
+    touched = [
+        index
+        for index, (was, is_) in enumerate(zip(manifest.source, now, strict=True))
+        if replace(was, data_crc32c=0) != is_
+    ]
+    if not touched:
+        return manifest
+    source = list(now)
+    for index, was in enumerate(manifest.source):
+        source[index] = replace(now[index], data_crc32c=was.data_crc32c)
+    for index in touched:
+        with Source([headers[index]]) as file:
+            if file.data_checksums() != [source[index].data_crc32c]:
+                return None
+    renewed = replace(manifest, source=source)
+    # If it cannot be written now, the files are looked through again next time. Whoever makes another pack
+    # here has removed this one's manifest: it must not come back.
+    with suppress(OSError), place.lock(wait=False) as locked:
+        if locked and pack_manifest.read(place.directories[0]) == manifest:
+            renewed.write(place.directories[0])
+    return renewed
+
+
+def make(
+    place: Place,
+    headers: Sequence[Header],
+    recipe: Recipe,
+    layout: Layout,
+    before: Sequence[SourceFile],
+    source: Source,
+    contents: Iterator[tuple[str, torch.Tensor]],
+) -> Manifest:
+    """Write a pack of tensors whose values `contents` yields from `source`, in any order.
+
+    Nothing of it is there before all of it is durable. `before`: look() at the files before `source` opened
+    them. The place is locked. Memory is needed for one tensor that is written, and what `source` reads ahead.
+    `source`, of these headers, is closed. Raises OSError for files of others that are in the way, and for
+    what cannot be written; nothing is left of it then.
+    """
+    with source:
+        former = place.check_is_free(headers)
+        if former is not None:
+            former.remove_weights()
+        place.remove()
+        file = place.open("x")  # from here on what has the name is ours
+        try:
+            with file:
+                manifest = Manifest(WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
+                if manifest.volumes > 1:
+                    manifest.directories = [str(directory.resolve()) for directory in place.directories]
+                manifest.tensors = _write(file, layout, contents)
+                file.sync()
+                manifest.source = [
+                    replace(was, data_crc32c=checksum)
+                    for was, checksum in zip(before, source.data_checksums(), strict=True)
+                ]
+            for directory in place.directories:
+                _core.fsync_directory(directory)
+            check_unchanged(headers, before)
+            manifest.write(place.directories[0])
+        except BaseException:
+            with suppress(OSError):
+                place.remove()
+            raise
+        return manifest
+
+
+def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[Stored]:
+    places = {stored.name: stored for stored in layout.tensors}
+    written: dict[str, Stored] = {}
+    progress = Progress("packing", layout.nbytes)
+    try:
+        # First what tells whose file it is: also what a crash leaves must be known.
+        file.pwrite(layout.head[:MARK_BYTES], 0)
+        file.sync()
+        file.truncate(layout.nbytes)
+        for name, tensor in contents:
+            stored = places[name]
+            if tensor.dtype != stored.dtype or tuple(tensor.shape) != stored.shape:
+                raise Format(
+                    None,
+                    f"the tensor {name!r} is {tensor.dtype} {list(tensor.shape)} where {stored.dtype} "
+                    f"{list(stored.shape)} was expected",
+                )
+            data = bytes_of(contiguous(tensor))
+            writing = file.async_pwrite(data, stored.offset) if stored.nbytes else None
+            written[name] = replace(stored, checksum=crc32c(data) if stored.nbytes else 0)
+            if writing is not None:
+                writing.result()
+            progress.add(stored.nbytes)
+        file.pwrite(layout.head, 0)
+    finally:
+        progress.close()
+    missing = places.keys() - written.keys()
+    if missing:
+        raise Format(None, f"the tensors {sorted(missing)[:4]} were not found")
+    return [written[stored.name] for stored in layout.tensors]
+
+
+def open_weights(place: Place, manifest: Manifest, count: int) -> list[File] | None:
+    """Open the weights of a manifest that was found, `count` times; None if it is not there any more."""
+    files: list[File] = []
+    try:
+        for _ in range(count):
+            files.append(place.open())  # noqa: PERF401 - those before an error are to be closed
+        # While a manifest is there, so are its weights: who replaces a pack removes its manifest first.
+        now = pack_manifest.read(place.directories[0])
+    except _NOT_WHOLE:
+        now = None
+    if now is not None and (now.nbytes, now.tensors) == (manifest.nbytes, manifest.tensors):
+        return files
+    for file in files:
+        file.close()
+    return None
+
+
+def _has_weights(place: Place, manifest: Manifest) -> bool:
+    try:
+        with place.open() as file:
+            return file.size == manifest.nbytes
+    except _NOT_WHOLE:
+        return False
+
+
+def look(headers: Sequence[Header]) -> list[SourceFile]:
+    """Return what identifies the files now. Raises Corrupt for one that has another header by now."""
+    return [_look(header) for header in headers]
+
+
+def check_unchanged(headers: Sequence[Header], before: Sequence[SourceFile]) -> None:
+    """Raise Corrupt unless the files are those that look() saw."""
+    for header, was, now in zip(headers, before, look(headers), strict=True):
+        if was != now:
+            raise _changed(header)
+
+
+def _look(header: Header) -> SourceFile:
+    with open(header.path, "rb") as file:  # noqa: PTH123 - a str, as messages show it
+        status = os.fstat(file.fileno())
+        # What is written into it in the tick of its last change does not change its time.
+        age_ns = time.time_ns() - status.st_ctime_ns
+        if 0 <= age_ns < _SETTLED_NS:
+            time.sleep((_SETTLED_NS - age_ns) / 1e9)
+            status = os.fstat(file.fileno())
+        head = file.read(len(header.head))
+    if head != header.head or status.st_size != header.file_bytes:
+        raise _changed(header)
+    return SourceFile(
+        name=os.path.basename(header.path),  # noqa: PTH119
+        nbytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        head_sha256=hashlib.sha256(head).hexdigest(),
+        data_crc32c=0,
+        changed_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+    )
+
+
+def _changed(header: Header) -> Corrupt:
+    message = f"{header.path} was modified or replaced while it was read; load it again when it is complete"
+    return Corrupt(None, message, header.path)
+
+
+def _lasting(file: SourceFile) -> SourceFile:
+    """What a copy of the file has too, and can be seen without reading all of it."""
+    return replace(file, modified_ns=0, changed_ns=0, inode=0, data_crc32c=0)

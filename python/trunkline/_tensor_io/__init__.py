@@ -1,0 +1,1 @@
+"""Tensors, their memory, and moving them; threads that survive signal handlers and the exit."""

@@ -1,0 +1,264 @@
+"""Which tensors can be stored as plain bytes, under which names of dtypes, and in which form."""
+
+from collections.abc import Sequence
+
+import torch
+
+from trunkline._tensor_io.memory import is_in_reach
+
+# The names of https://huggingface.co/docs/safetensors for what both it and torch know.
+_SAFETENSORS_NAMES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float4_e2m1fn_x2: "F4",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+_PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+_ALL_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+_NAMES: dict[torch.dtype, str] = {
+    dtype: _SAFETENSORS_NAMES.get(dtype, str(dtype)) for dtype in sorted(_ALL_DTYPES, key=str)
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# Stored as they are, whatever the shape.
+_STORED_ALIKE = _SAFETENSORS_NAMES.keys() - {torch.float4_e2m1fn_x2}
+_COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the dtype's name in safetensors files ("BF16"), or "torch.complex128" where it has none."""
+    return _NAMES[dtype]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return the dtype of that name: the inverse of dtype_name. Raises ValueError for any other text."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise ValueError(f"{name!r} is not a dtype of this torch ({torch.__version__})") from None
+
+
+def in_safetensors(dtype: torch.dtype) -> bool:
+    """Whether the safetensors format has the dtype."""
+    return dtype in _SAFETENSORS_NAMES
+
+
+_FREED = (
+    "has lost its memory: its storage was resized to less, as FSDP does with parameters between their uses. "
+    "For FSDP, use the state dict that get_model_state_dict() of torch.distributed.checkpoint.state_dict "
+    "returns; else resize the storage and fill it first"
+)
+
+
+# Of torch, which has neither arithmetic nor storages of them.
+_BELOW_A_BYTE = {
+    getattr(torch, name, None)
+    for name in (f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+}
+
+
+def objection_in_pt(dtype: torch.dtype) -> str | None:
+    """Why .pt files cannot hold the dtype; None if they can."""
+    if dtype not in _BELOW_A_BYTE:
+        return None
+    return (
+        f"has the dtype {dtype}, which torch.save does not support either; save its bytes, "
+        "tensor.view(torch.uint8), or use a Checkpointer"
+    )
+
+
+def objection_in_any_file(tensor: torch.Tensor) -> str | None:
+    """Why no file can hold the tensor; None if one of some format can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return (
+            "is a tensor of torch.func (inside of vmap, grad or the like), which has no memory of its own; "
+            "save outside of the function that is transformed"
+        )
+    if type(tensor).__name__ == "FakeTensor":
+        return "is a FakeTensor, which has no elements; save outside of FakeTensorMode"
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return "is a tensor of MKL-DNN, in a layout of its own; convert it with .to_dense()"
+    return None
+
+
+def objection(tensor: torch.Tensor) -> str | None:
+    """Why the tensor is not a dense one of plain elements, of the CPU or a CUDA GPU; None if it is."""
+    why = objection_in_any_file(tensor)
+    if why is not None:
+        return why
+    if type(tensor) not in _PLAIN_TYPES:
+        name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        if is_distributed(tensor):
+            return _about_distributed(tensor, name)
+        return f"is a {name}, a subclass of torch.Tensor that may hold more than its elements"
+    if tensor.is_nested:
+        return "is a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"is a sparse tensor ({tensor.layout})"
+    if tensor.is_meta:
+        return "is on the device meta, where tensors have no memory"
+    if not is_in_reach(tensor.device):
+        return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
+    if tensor.dtype in _QUANTISED:
+        return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
+    if _is_freed(tensor):
+        return _FREED
+    return None
+
+
+def objection_if_freed(tensor: torch.Tensor) -> str | None:
+    """Why a tensor of any kind that torch.save accepts has lost its memory; None if it has not."""
+    if tensor.layout is not torch.strided or tensor.is_nested or not is_in_reach(tensor.device):
+        return None  # without a storage of its own, or without one that is saved
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None  # its elements are those of other tensors
+    if type(tensor) in _PLAIN_TYPES:
+        return _FREED if _is_freed(tensor) else None
+    with torch._C.DisableTorchFunctionSubclass():  # which may reject such questions
+        return _FREED if _is_freed(tensor) else None
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one that objection() accepts, in main memory and plain already but for autograd.
+
+    Quick, and says no in doubt: most of many small tensors are ordinary, and need no closer look.
+    """
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.dtype not in _QUANTISED
+        and not torch._is_zerotensor(tensor)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        # data_ptr() is null without memory, but only where the offset is 0.
+        and tensor.storage_offset() == 0
+        and tensor.data_ptr() != 0
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes
+    )
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def has_own_advice(tensor: torch.Tensor) -> bool:
+    """Whether what objection() says of the tensor needs no other advice: a .pt file would not do either."""
+    return is_distributed(tensor) or objection(tensor) == _FREED
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Whether memory of the tensor is gone: its storage ends before its last element."""
+    elements = tensor.numel()
+    if not elements or torch._is_zerotensor(tensor):
+        return False
+    if tensor.is_contiguous():
+        return (tensor.storage_offset() + elements) * tensor.itemsize > tensor.untyped_storage().nbytes()
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes()
+
+
+def _about_distributed(tensor: torch.Tensor, name: str) -> str:
+    placements = getattr(tensor, "placements", ())
+    shown = f" ({', '.join(map(str, placements))})" if placements else ""
+    if placements and all(placement.is_replicate() for placement in placements):
+        return (
+            f"is a {name}, of which each rank holds a copy{shown}; use its to_local(), or "
+            "torch.distributed.checkpoint with trunkline.dcp"
+        )
+    return (
+        f"is a {name}, of which each rank holds a part{shown}; use torch.distributed.checkpoint with "
+        "trunkline.dcp, or its full_tensor(), which all ranks call"
+    )
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without autograd whose memory holds its very values.
+
+    A lazy conjugate, negative or zero is computed into memory of its own; any other tensor shares its.
+    """
+    tensor = tensor.detach()
+    if torch._is_zerotensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Return plain(tensor) in C order; a copy only where it is not."""
+    tensor = plain(tensor)
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dtype.itemsize == 1:  # torch does not copy elements of some of these dtypes
+        return tensor.view(torch.uint8).contiguous().view(tensor.dtype)
+    return tensor.contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, as a tensor of one dimension that shares its memory."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # of one element, or none: torch would not view it as bytes
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
+
+
+def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape of what is stored for such a tensor: safetensors has not every dtype.
+
+    Complex numbers become pairs of reals in a last dimension, other elements integers of the same size.
+    """
+    shape = tuple(shape)
+    if dtype in _STORED_ALIKE:
+        return dtype, shape
+    if dtype in _COMPLEX_PARTS:
+        return _COMPLEX_PARTS[dtype], (*shape, 2)
+    # Its elements come in pairs, the format counts each, and pairs cannot be counted without a dimension.
+    if in_safetensors(dtype) and not (dtype is torch.float4_e2m1fn_x2 and not shape):
+        return dtype, shape
+    return (torch.uint8 if dtype.itemsize == 1 else torch.int16), shape
+
+
+def to_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of plain(tensor) of the dtype and shape that stored_as says."""
+    return as_stored(plain(tensor))
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return to_stored() of a tensor that is plain already."""
+    if tensor.dtype in _STORED_ALIKE:
+        return tensor
+    dtype, _ = stored_as(tensor.dtype, tensor.shape)
+    if dtype is tensor.dtype:
+        return tensor
+    if tensor.dtype in _COMPLEX_PARTS:
+        return torch.view_as_real(tensor)
+    return tensor.view(dtype)
+
+
+def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor of `dtype` that was stored: the inverse of to_stored, a view."""
+    if stored.dtype is dtype:
+        return stored
+    if dtype in _COMPLEX_PARTS:
+        return torch.view_as_complex(stored)
+    return stored.view(dtype)

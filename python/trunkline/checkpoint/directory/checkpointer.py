@@ -1,0 +1,848 @@
+"""A directory of checkpoints, one a step: trunkline.Checkpointer."""
+
+import errno
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex
+
+import torch
+
+from trunkline import _core
+from trunkline._arguments import (
+    bool_argument,
+    check_engine,
+    check_staging_bytes,
+    items_argument,
+    keep_argument,
+    seconds_argument,
+    shown_step,
+    step_argument,
+)
+from trunkline._core import CheckpointManifest, Engine, GcPause
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
+from trunkline._exit_hook import check_threads_run
+from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._tensor_io.memory import Device, device_argument
+from trunkline._tensor_io.partly_filled import partly_filled
+from trunkline._tensor_io.transfer import absolute_path, path_name, read_images
+from trunkline._warnings import caller
+from trunkline.checkpoint.directory import shards
+from trunkline.checkpoint.directory.step_save import (
+    Place,
+    StepSave,
+    patiently,
+    warn_without_failing,
+    warnings_of,
+)
+from trunkline.checkpoint.directory.turn import Turn
+from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
+from trunkline.checkpoint.ranks.outcomes import give_up, heard, join, mark_earlier, together, told
+from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
+from trunkline.checkpoint.state.tree import restore, restore_into
+
+# Errors that only mean that this user or filesystem cannot write: opening to read stays silent.
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# How often ranks try to open the same checkpoint, while another process saves; the pauses double.
+_MOST_AGREEMENTS = 8
+_FIRST_PAUSE_SECONDS = 0.005
+
+Writers = Literal["rank", "node"] | Sequence[int]
+Verify = bool | Literal["first"]
+
+
+def _of_the_save_before(error: Error, step: int, more: str) -> Error:
+    """Make the error of a save that was not started, since the one before it had failed with `error`.
+
+    more: of what else to speak, so that it need not make the next one fail.
+    """
+    text = f"step {step} was not saved, because the one before it failed; call save() again. The failure: "
+    text += f"{error}; besides, {more}" if more else str(error)
+    made = type(error)(error.errno, text, error.filename)
+    vars(made).update(vars(error))
+    return made
+
+
+class Checkpointer:
+    """Checkpoints of a training in one directory: crash-safe, verified, the last few kept.
+
+    directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
+    stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
+
+    keep: how many checkpoints stay (None: all) of those that it loaded or saved. Once a new one is durable,
+    later steps than it go first, which the run went back behind, then the oldest ones. Others are never
+    removed, which a RuntimeWarning says once.
+
+    A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
+    that are there. Where it meets others of the same step or of later ones, save() raises FileExistsError.
+
+    fresh: start over in this directory. The first save then moves the checkpoints that are there into a
+    folder of their own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. A load()
+    before that continues the earlier run instead, and warns (RuntimeWarning) that fresh has no effect.
+
+    volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
+    directory has them, in a new one none.
+
+    process_group: the torch.distributed group whose ranks save together; None is the default group if there
+    is one, False this process alone. Then making one, save() and load() are collective, and each writer
+    writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes, shapes and
+    values that are not tensors are compared, those of tensors are not. writers: "rank" (all), "node" (the
+    first rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
+    seconds makes the save fail on all others, with an error that names it; earlier checkpoints stay intact.
+    Ranks are counted within the process group, here and in errors.
+
+    staging_bytes: memory for what is saved in the background (int or str; None: half of the engine's pinned
+    budget); larger states are streamed through it. Thread-safe, but for the order of collective calls.
+    """
+
+    def __init__(
+        self,
+        directory: "str | os.PathLike[str]",
+        *,
+        keep: SupportsIndex | None = 3,
+        fresh: bool = False,
+        volumes: "Sequence[str | os.PathLike[str]] | None" = None,
+        process_group: Any = None,
+        writers: Writers = "rank",
+        timeout: float = 300.0,
+        staging_bytes: "int | str | None" = None,
+        engine: Engine | None = None,
+    ) -> None:
+        """Open the directory, which need not exist: only the first save creates anything.
+
+        Waits for saves into it that this process has begun with an earlier Checkpointer; their errors are not
+        raised here.
+
+        Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
+        in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
+        where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
+        Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
+        directory, of steps whose folders have other names than step-00000300, and of what could not be
+        cleaned up.
+        """
+        keep = keep_argument(keep)
+        fresh = bool_argument(fresh, "fresh")
+        timeout = seconds_argument(timeout)
+        if timeout <= 0:
+            raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
+        check_staging_bytes(staging_bytes)
+        check_engine(engine)
+        self.directory = Path(path_name(directory, "directory"))
+        self._engine = engine
+        names = _names_of(volumes)
+        self._ranks = _ranks_of(process_group, timeout, self.directory)
+        chosen = _writers_of(writers, self._ranks)
+        self._last: SaveHandle | None = None
+        self._turn = Turn()
+        _checkpointers.add(self)
+        self._wants_fresh = fresh  # the store knows whether the next save will do so
+        self._left_out: set[str] = set()  # folders that were warned of
+        self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
+        self._absolute = absolute_path(directory, "directory")
+        self._wait_for_others()
+        store = self._open(self._absolute, names, chosen, keep)
+        self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
+        self._place.rebase(self._ranks.collectives())
+        if self._ranks.rank == 0:
+            for text in _collect(store):
+                warn_without_failing(text, caller())
+            self._warn_of_left_out()
+
+    def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
+        """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
+
+        `state` is any nesting of dict, OrderedDict, Counter, list and tuple. It may hold None, bool, int,
+        float, complex, str, bytes; set, frozenset and keys of these (or tuples of them); torch.Size,
+        torch.dtype, torch.device; tensors of the CPU and of CUDA GPUs; arrays, scalars and dtypes of numpy.
+        So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
+        tensors are copied in the background, those of GPUs after what the current stream holds: they may
+        change once handle.wait_staged() returned (buffers of BatchNorm change in the
+        next forward pass). If a tensor changes earlier by an operation in place, the save fails; changes
+        through `.data` or numpy go unnoticed, and the checkpoint is a mixture of old and new values. So
+        Ctrl-C in a wait before then cancels the save. The checkpoint is durable once handle.wait() returned.
+        A step that is there already is replaced in one step. A RuntimeWarning names older checkpoints that
+        are due for removal and cannot be removed, or cannot be read.
+
+        Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
+        later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
+        where another job has saved there meanwhile from handle.wait(). That also raises Error with ENOSPC or
+        EDQUOT where there is no space, and RankError, which names the rank, where another one fails, dies or
+        makes another call. Earlier checkpoints stay intact.
+
+        block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
+
+        Waits for the save before, and raises its error if nobody has seen it: then nothing is saved, and the
+        next call saves. So it does where saves into this directory failed of a Checkpointer that is gone;
+        failures of other saves are not raised here. Raises Unsupported, which names
+        the place in the state, for objects of other types. In a signal handler it raises Error at once where
+        the handler interrupted a call of this thread that has begun a save; while that only waits for the
+        save before, in one process, the handler's save comes first.
+        """
+        check_threads_run(f"save step {shown_step(step)} to {self._absolute}")
+        self._turn.check(f"save step {shown_step(step)}", self._absolute)
+        with self._turn.lock:
+            self._turn.begin(f"save({shown_step(step)})")
+            try:
+                handle = self._begin_together(step, state, block)
+            finally:
+                self._turn.end()
+        if block:
+            handle._wait_or_cancel()
+        return handle
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: it knows of saves under way, and what this process has loaded."""
+        raise TypeError(
+            f"a Checkpointer cannot be pickled or copied; open the directory where it is needed: "
+            f"Checkpointer({str(self.directory)!r})"
+        )
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, if there is one, and raise its error.
+
+        One that was cancelled has none; its handle raises Cancelled.
+
+        Raises Error at once in a signal handler that interrupted a save() of this thread.
+        """
+        self._turn.check("wait", self._absolute, during="save")
+        last = self._last_save()
+        if last is not None:
+            last._join()
+            self._ranks.await_end()  # the next process group must not meet the store of this one
+            if not last._was_cancelled():
+                last.wait()
+
+    def load(
+        self,
+        step: SupportsIndex | None = None,
+        into: Any = None,
+        *,
+        device: Device = "cpu",
+        verify: Verify = True,
+    ) -> Any:
+        """Return the state of `step`; None: of the checkpoint that was committed last.
+
+        `into`: a state of the same structure, whose tensors are filled in place, so that no second copy is
+        needed, on whatever device they are; what is returned holds them. device: where the tensors go
+        without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved do
+        so again; those of `into` share memory as they did. verify: compare every byte with its checksum.
+
+        What does not fit `into` is found before the first of its tensors changes. Checksums are compared as
+        the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
+        former, loaded and damaged values, and must be loaded again before they are used; the error says so.
+        verify="first" reads and compares everything once before it reads into the tensors: twice the time;
+        without `into` it is the same as True.
+
+        Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
+        file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
+        on that. ValueError where `into` does not fit: it needs every key of the state. load() without
+        a step is collective on a process group, whose ranks agree on the checkpoint; RankError, which names
+        the rank, where one fails, does not come, or, after several attempts, still finds another
+        checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
+        Each reads for itself. Waits for saves into the directory that this process has under way.
+        """
+        if verify not in (True, False, "first"):
+            raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
+        target = device_argument(device)
+        self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
+        store = self._place.store
+        self._wait_for_saves()
+        if step is None and self._ranks.rank == 0:
+            self._warn_of_left_out()
+        together = step is None and self._ranks.size > 1
+        is_text = isinstance(step, str)
+        hint = "; leave it out for the last one" if is_text else "; pass a state to fill as into="
+        chosen = None if step is None else step_argument(step, hint)
+        if together:
+            # What another process saves from now on is not loaded.
+            chosen, position, manifest = self._open_same()
+        begun = False
+        while True:
+            if not together:
+                # One look at the directory for both: what another job saves later is not this run's.
+                position, manifest = store.position(), None
+                chosen = position[1] if step is None else chosen
+            if chosen is None:
+                raise self._nothing_yet()
+            try:
+                if not together:
+                    manifest = self._open_manifest(chosen)
+                if self._ranks.size > 1 and not begun:
+                    self._place.begin_load(chosen)  # another rank may succeed
+                    begun = True
+                with self._naming_other_steps(chosen):
+                    state = self._load(chosen, manifest, into, target, verify)
+                store.continue_from(position)
+                if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
+                    warn_without_failing(
+                        f"{self._absolute}: fresh=True has no effect, since load() continues from step "
+                        f"{chosen}; to start over, do not load, and to continue, leave fresh=True out",
+                        caller(),
+                    )
+                self._must_check_early = False
+                if self._ranks.size > 1:
+                    self._place.complete_load(chosen, shards.identity(manifest))
+                return state
+            except (FileNotFoundError, NotADirectoryError) as error:
+                why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
+                self._check_replaced(chosen, manifest, error.filename, why, step is None, together)
+                if together:
+                    raise self._not_the_same(self._ranks.rank, chosen) from None
+
+    def _check_replaced(
+        self,
+        step: int,
+        manifest: CheckpointManifest | None,
+        path: str,
+        why: str,
+        any_step: bool,
+        together: bool = False,
+    ) -> None:
+        """Once something of `step` was not found: return if another process changed it; reading again helps.
+
+        any_step: the last one is read, whichever that is, and there may be another by now. together: all
+        ranks read `step`, so that this one cannot take another.
+
+        Raises Corrupt where the step has not changed. FileNotFoundError tells callers that there is nothing
+        to go on from, so that it is raised only where the step is gone, as a whole, and it alone is wanted.
+        """
+        try:
+            now = self._open_manifest(step)
+        except FileNotFoundError:
+            if not any_step:
+                raise
+            if together:
+                raise self._not_there(self._ranks.rank, step) from None
+            return  # another process removed it, since there is a later one
+        if manifest is not None and _are_same(now, manifest):
+            raise self._lacks_shard(step, manifest, path, why)
+
+    def _not_there(self, rank: int, step: int) -> Error:
+        return rank_error(
+            rank,
+            f"{self._absolute}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
+            "directory is mounted on its machine, and that no other process saves into it meanwhile",
+        )
+
+    def _not_the_same(self, rank: int, step: int | None) -> Error:
+        return rank_error(
+            rank,
+            f"{self._absolute}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
+            "load; another process saves into the directory meanwhile, or it is not the same one on the "
+            "machine of that rank. Let no other process save, and load again on all ranks",
+        )
+
+    def _newer_than(self, step: int | None, commit: int) -> str | None:
+        """Return why the last checkpoint of rank 0 (None: it finds none) is not the last that is there."""
+        while (newest := self.latest()) not in (None, step):
+            assert newest is not None
+            with suppress(FileNotFoundError):  # another process removes it: there is a later one, or none
+                if self._place.store.open_manifest(newest).commit <= commit:
+                    return None
+                theirs = "no checkpoint" if step is None else f"step {step} as the last one"
+                return (
+                    f"{self.directory}: rank {self._ranks.rank} finds step {newest}, and rank 0 {theirs}; "
+                    "see that the directory is mounted on the machine of rank 0 and is the same one on all, "
+                    "and that no other process saves into it meanwhile, then load again on all ranks"
+                )
+        return None
+
+    def _open_same(self) -> tuple[int | None, Any, Any]:
+        """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
+        begun = self._ranks.collectives()
+        for attempt in range(_MOST_AGREEMENTS):
+            opened: list[Any] = []
+            if attempt > 0 and self._ranks.rank == 0:
+                time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
+
+            def decide(opened: list[Any] = opened) -> dict[str, Any]:
+                while (step := (position := self._place.store.position())[1]) is not None:
+                    with suppress(FileNotFoundError):
+                        manifest = self._open_manifest(step)
+                        opened[:] = step, position, manifest
+                        return {
+                            "step": step,
+                            "identity": shards.identity(manifest),
+                            "commit": manifest.commit,
+                        }
+                opened[:] = None, None, None
+                return {"step": None, "identity": "", "commit": -1}
+
+            def check(decided: dict[str, Any], opened: list[Any] = opened) -> str | None:
+                step = decided["step"]
+                opened[:] = step, None, None
+                if step is None:
+                    return self._newer_than(None, decided["commit"])
+                position = self._place.store.position()
+                try:
+                    manifest = self._open_manifest(step)
+                except FileNotFoundError:
+                    return str(self._not_there(self._ranks.rank, step))
+                opened[:] = step, position, manifest
+                if shards.identity(manifest) != decided["identity"]:
+                    return str(self._not_the_same(self._ranks.rank, step))
+                return self._newer_than(step, decided["commit"])
+
+            try:
+                differs = self._agree(decide, check=check)
+            except BaseException:
+                if opened and opened[0] is not None:  # other ranks may have heard that all agree, and load it
+                    self._place.begin_load(opened[0], begun)
+                raise
+            if differs is None:
+                self._place.rebase(begun)
+                step, position, manifest = opened
+                return step, position, manifest
+        raise rank_error(differs["rank"], differs["why"])
+
+    def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
+        """Make the error for a shard of a committed step that is not there."""
+        owner = self._place.store.why_gone(path, step)
+        why += f": {owner}" if owner else "; mount its disk if that is not mounted"
+        why += self._other_steps(step)
+        error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
+        paths = manifest.shard_paths()
+        error.tensor = shards.first_tensor(manifest, paths.index(path)) if path in paths else None
+        return error
+
+    def _other_steps(self, step: int) -> str:
+        """Say in an error of a damaged step which others there are."""
+        others = [str(each) for each in self.steps() if each != step]
+        if len(others) > 6:
+            others[3:-3] = ["..."]
+        return f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
+
+    @contextmanager
+    def _naming_other_steps(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (Corrupt, Format) as error:
+            others = ""
+            with suppress(Error):
+                others = self._other_steps(step)
+            if others not in str(error):
+                reword(error, f"{error}{others}")
+            raise
+
+    def _open_manifest(self, step: int) -> CheckpointManifest:
+        with self._naming_other_steps(step):
+            return self._place.store.open_manifest(step)
+
+    def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
+        return _are_same(self._open_manifest(step), manifest)
+
+    def _load(
+        self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
+    ) -> Any:
+        where = f"{self._absolute}, step {step}"
+        with GcPause():
+            if into is None:
+                state = None
+                tensors = shards.empty_tensors(manifest, where, device)
+            else:
+                state, tensors, finish = restore_into(json.loads(manifest.state), into)
+        if into is not None and verify == "first":
+            self.verify(step)
+            if not self._is_still(step, manifest):  # what was verified is not what would be read
+                gone = manifest.shard_paths()[:1] or [where]
+                raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
+        with GcPause():
+            images = shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
+        filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
+        with nullcontext() if into is None else filling:
+            try:
+                read_images(images, engine=self._engine, verify=bool(verify))
+            except Corrupt as error:
+                shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
+                if shard is None or chunk is None:
+                    raise
+                path = manifest.shard_paths()[shard]
+                raise shards.corrupt_chunk(manifest, images[shard], path, shard, chunk) from error
+            if into is not None:
+                finish()
+        with GcPause():
+            return restore(json.loads(manifest.state), tensors) if into is None else state
+
+    def latest(self) -> int | None:
+        """Return the step of the checkpoint that was committed last; None when there is none.
+
+        A save that is under way does not count, so that a training may log this without waiting. To resume,
+        call load() without a step, which waits for the saves of this process. Before it returns None it waits
+        for them as well.
+        """
+        latest = self._place.store.latest()
+        if latest is None:  # by which users decide to start over
+            self._wait_for_saves()
+            latest = self._place.store.latest()
+        return latest
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, ascending. Waits as latest() where there are none."""
+        steps = self._place.store.steps()
+        if not steps:
+            self._wait_for_saves()
+            steps = self._place.store.steps()
+        return steps
+
+    def verify(self, step: SupportsIndex | None = None) -> None:
+        """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
+
+        Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
+        FileNotFoundError when there is no such checkpoint; Error where a file cannot be read. Concerns this
+        rank alone.
+        """
+        asked = None if step is None else step_argument(step)
+        while True:
+            chosen = self.latest() if asked is None else asked
+            if chosen is None:
+                raise self._nothing_yet()
+            manifest = None
+            missing: dict[str, Any] | None = None
+            try:
+                manifest = self._open_manifest(chosen)
+                found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
+                missing = next((each for each in found if each["kind"] == "missing"), None)
+            except FileNotFoundError as gone:
+                missing = {"path": gone.filename, "message": str(gone)}
+            if missing is None:
+                break
+            self._check_replaced(chosen, manifest, missing["path"], missing["message"], asked is None)
+        if not found:
+            return
+        # What cannot be read may be whole: that it is damaged is said only where something is.
+        first = next((each for each in found if each["kind"] != "unread"), found[0])
+        message = first["message"] + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
+        error: Any
+        if first["kind"] == "unread":
+            error = exception_of("system", first["errno"] or errno.EIO, message, first["path"])
+        else:
+            error = Corrupt(None, message, first["path"])
+        error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
+        with self._naming_other_steps(chosen):
+            raise error
+
+    def delete(self, step: SupportsIndex) -> None:
+        """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
+
+        Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
+        saves, Unsupported in a copy whose shards belong to the original. Collective on a process group: these
+        are raised on rank 0; other ranks raise RankError, which says what rank 0 met, and all do where a rank
+        dies or makes another call.
+        Waits for a save that is under way.
+        """
+        chosen = step_argument(step)
+        self._turn.check("delete", self._absolute, during="save" if self._ranks.size == 1 else "")
+        last = self._last_save()
+        if last is not None:
+            last._join()
+        self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)), f"delete({chosen})")
+
+    def __repr__(self) -> str:
+        return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._place.keep}>"
+
+    def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
+        # Before anything that can fail on one rank alone: the others hear of it.
+        exchange = self._ranks.exchange(f"save({shown_step(step)})", self._place.collectives())
+        before = self._last
+        try:
+            if exchange is not None:
+                exchange.__enter__()
+            return self._begin(step, state, block, exchange)
+        except BaseException as error:
+            # A save that has begun, when a signal handler raises, goes on and ends its exchange itself.
+            goes_on = self._last is not before and self._last_save() is not None
+            if exchange is not None and not goes_on:
+                give_up(exchange, error)
+            raise
+
+    def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
+        step = step_argument(step, "; the order is save(step, state)")
+        block = bool_argument(block, "block")
+        try:
+            self._wait_for_last(step)
+            raise_unobserved(self, self._absolute)
+        except Exception as error:
+            mark_earlier(error)
+            raise
+        if self._must_check_early and self._ranks.rank == 0:
+            self._place.store.check_continues(step)  # before the training goes on; the save itself asks again
+        job = StepSave(step, state, self._place, not block, exchange)
+        # Before it begins: else a signal handler that raises in between would hide it from the next save.
+        self._last = handle = SaveHandle(
+            f"step {step} to {self.directory}",
+            f"the checkpoints in {self.directory} are as they were before",
+            f"step {step} to {self._absolute}",
+            owner=self,
+            directory=self._absolute,
+        )
+        try:
+            handle._start(job)
+        except BaseException:
+            if handle._done.is_set() or not handle._started:
+                self._last = None  # it is over, and wait() has nothing to say of it
+            raise
+        self._must_check_early = False
+        return handle
+
+    def _wait_for_last(self, step: int) -> None:
+        """Wait for the save before, and those of signal handlers meanwhile; raise what nobody has seen."""
+        while (last := self._last_save()) is not None:
+            if self._ranks.size == 1:  # others would have to save in their handlers at the same point
+                self._turn.pause()
+            last._join()
+            self._turn.begin(f"save({step})")
+            if self._last is not last:
+                continue
+            if last._error is not None:
+                self._must_check_early = True
+            if getattr(last._error, "earlier", False) and not last._observed:
+                last._observed = True
+                warn_without_failing(f"{last._what}: {last._why()}", caller())
+            if not last._observed:
+                try:
+                    last.wait()
+                except Error as error:
+                    more, _ = take_failures(self, self._absolute)
+                    raise _of_the_save_before(error, step, more) from error
+            self._last = None
+
+    def _nothing_yet(self) -> Exception:
+        why = f"{self._absolute} has no checkpoint yet"
+        if not Path(self._absolute).exists():
+            why += ": the directory does not exist (is the path mistyped?)"
+        elif aside := sorted(Path(self._absolute).glob("aside-*")):
+            why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
+        return exception_of("system", errno.ENOENT, why, self._absolute)
+
+    def _warn_of_left_out(self) -> None:
+        """Warn once of each step that does not count: by the name of its folder, or as a link to nowhere."""
+        why = {
+            name: f"{name} is ignored: rename it to {right} to make it count"
+            for name, right in misnamed_steps(self._absolute).items()
+        }
+        for name, target in dangling_steps(self._absolute).items():
+            why[name] = (
+                f"{name} is ignored: it is a symbolic link to {target}, where nothing is; mount that disk "
+                "before you go on from an older step, or remove the link"
+            )
+        for name, text in sorted(why.items()):
+            if name not in self._left_out:
+                self._left_out.add(name)
+                warn_without_failing(f"{self._absolute}: {text}", caller())
+
+    def _start_over(self) -> None:
+        """Forget what was loaded and saved: what is there belongs to an earlier run.
+
+        With fresh=True the next save sets it aside, also after a load() or an earlier save.
+        """
+        last = self._last_save()
+        if last is not None:
+            last._join()
+        if self._ranks.rank == 0:
+            self._place.store.start_over(self._wants_fresh)
+        self._must_check_early = True
+        self._place.forget_loads()
+
+    def _last_save(self) -> SaveHandle | None:
+        """Return the save that was started last, which may be over; None where there is none to wait for."""
+        last = self._last  # read once: a signal handler or another thread may replace it
+        return last if last is not None and last._started else None
+
+    def _wait_for_saves(self) -> None:
+        """Wait for what this process is saving here, but not for a call that a signal handler interrupts."""
+        last = self._last_save()
+        if last is not None and not self._turn.is_within_call():
+            last._join()
+        self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """Wait for what other Checkpointers of this process are saving here.
+
+        As where a cell of a notebook that makes the Checkpointer is run again: to read before they end would
+        be to go on from an earlier step.
+        """
+        for handle, owner in saves_into(self._absolute):
+            # In a signal handler that interrupted one that has yet to begin, waiting would never end.
+            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
+                handle._join()
+
+    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
+        """Let rank 0 open the directory first: what it makes and records, the others find."""
+        exchange = self._ranks.exchange("Checkpointer()")
+        if exchange is None:
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
+        options = {
+            "directory": directory,
+            "fresh": self._wants_fresh,
+            "writers": writers,
+            "volumes": volumes,
+            "keep": keep,
+        }
+
+        def opened() -> Any:
+            exchange.meet()
+            for rank in range(1, exchange.size):
+                theirs = exchange.read("options", rank)
+                if "error" in theirs:
+                    raise rank_error(rank, f"rank {rank} failed: {theirs['error']}")
+                if theirs["directory"] != directory:
+                    raise rank_error(
+                        rank,
+                        f"rank {rank} opens {theirs['directory']} and rank 0 opens {directory}; pass the "
+                        "same absolute path on all ranks (a relative one depends on the working directory)",
+                    )
+                for option, ours in options.items():
+                    if theirs[option] != ours:
+                        raise rank_error(
+                            rank,
+                            f"rank {rank}: {option} differs from rank 0; pass the same on all ranks",
+                        )
+            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
+
+        def open_together() -> Any:
+            if exchange.rank == 0:
+                return told(exchange, "opened", opened)
+            but = f"{directory} was not opened"
+            join(exchange, but)
+            exchange.post("options", options)
+            heard(exchange, "opened", but)
+            return _core.CheckpointStore(directory)
+
+        return together(exchange, open_together)
+
+    def _agree(
+        self,
+        decide: Callable[[], Any],
+        call: str = "load()",
+        check: Callable[[Any], str | None] | None = None,
+    ) -> Any:
+        """Let rank 0 decide, once all ranks make this call, and return what it decided.
+
+        With `check`, which says on the other ranks why that is not right there: return None, or the first of
+        these with its rank.
+        """
+        if self._ranks.size == 1:
+            return decide()
+        self._turn.check(call.partition("(")[0], self._absolute)
+        with self._turn.lock:
+            self._turn.begin(call)
+            try:
+                return self._agree_together(decide, call, check)
+            finally:
+                self._turn.end()
+
+    def _agree_together(
+        self, decide: Callable[[], Any], call: str, check: Callable[[Any], str | None] | None
+    ) -> Any:
+        exchange = self._ranks.exchange(call, self._place.collectives())
+        if exchange is None:
+            return decide()
+        but = "nothing was loaded" if call == "load()" else f"{call} failed"
+
+        def decided() -> Any:
+            exchange.meet()
+            return {"this": decide()}
+
+        def agreed() -> Any:
+            for rank in range(1, exchange.size):
+                found = exchange.read("found", rank)
+                if "error" in found:
+                    raise rank_error(rank, f"rank {rank} failed: {found['error']}")
+                if found["value"]["why"] is not None:
+                    return {"this": {"rank": rank, "why": found["value"]["why"]}}
+            return {"this": None}
+
+        def agree() -> Any:
+            if exchange.rank == 0:
+                this = told(exchange, "decided", decided)["this"]
+                return this if check is None else told(exchange, "agreed", agreed)["this"]
+            join(exchange, but)
+            this = heard(exchange, "decided", but)["this"]
+            if check is None:
+                return this
+            told(exchange, "found", lambda: {"why": check(this)})
+            return heard(exchange, "agreed", but)["this"]
+
+        return together(exchange, agree)
+
+
+def _collect(store: Any) -> list[str]:
+    """Remove what a crash left behind; nothing while another process saves here. Return what to warn of.
+
+    Nothing here makes the opening fail, since reading needs none of it: save() raises what keeps it from
+    saving. With several ranks, rank 0 alone would fail, and the others would wait for it.
+    """
+    try:
+        problems: list[OSError] = store.collect_if_used()["problems"]
+    except Unsupported as error:  # a copy: what it can load, the original may remove
+        return [str(error)]
+    except OSError as error:
+        problems = [] if error.errno in _READ_ONLY else [error]
+    return warnings_of(problems, store.directory)
+
+
+def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
+    # The number of a commit is used again once that is deleted; the names of shards are not.
+    return one.commit == other.commit and one.shard_paths() == other.shard_paths()
+
+
+def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
+    if volumes is None:
+        return None
+    one = isinstance(volumes, str | bytes | bytearray | os.PathLike)  # not the sequence of its characters
+    wrong = f"volumes: must be a list of directories, not {type(volumes).__name__}"
+    if one:
+        wrong += "; put it into a list"
+    elif isinstance(volumes, _core.Volume):  # that is for single files
+        wrong += f"; pass its directories: volumes={[str(each) for each in volumes.directories]}"
+    items = items_argument(volumes, wrong)
+    return [absolute_path(volume, "volumes") for volume in items]
+
+
+def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
+    if process_group is False:
+        return Ranks()
+    if process_group is None:
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise ValueError(
+                    f"process_group: {os.environ['WORLD_SIZE']} processes were started together (WORLD_SIZE) "
+                    "and do not know of each other; call torch.distributed.init_process_group first, or pass "
+                    "process_group=False if each saves to a directory of its own"
+                )
+            return Ranks()
+    return GroupRanks(process_group, timeout, str(directory))
+
+
+def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
+    if writers == "rank":
+        return list(range(ranks.size))
+    if writers == "node":
+        return sorted({node: rank for rank, node in reversed(list(enumerate(ranks.nodes)))}.values())
+    wrong = f'writers: must be "rank", "node" or a list of ranks from 0 to {ranks.size - 1}, not {writers!r}'
+    if isinstance(writers, str):
+        raise ValueError(wrong)
+    chosen = items_argument(writers, wrong)
+    if not chosen or not all(isinstance(rank, int) and 0 <= rank < ranks.size for rank in chosen):
+        if ranks.size == 1:
+            wrong = f"writers: not {writers!r}: there is one process and no process group; leave writers out"
+        raise ValueError(wrong)
+    return sorted(set(chosen))
+
+
+_checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for checkpointer in list(_checkpointers):
+        checkpointer._turn.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

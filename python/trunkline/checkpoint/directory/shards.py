@@ -1,0 +1,183 @@
+"""Shards of a checkpoint: stock safetensors files of whole tensors and of pieces of large ones."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from trunkline import _core
+from trunkline._core import CheckpointManifest, FileImage
+from trunkline._errors import Corrupt, Format
+from trunkline._modes import makes_ordinary_tensors
+from trunkline._tensor_io.memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh, out_of_memory
+from trunkline._tensor_io.tensors import bytes_of, contiguous, dtype_name, dtype_named, in_safetensors
+from trunkline._types import WritableBuffer
+from trunkline.checkpoint.directory.shares import Piece
+
+ALIGNMENT = 4096
+CHUNK_BYTES = 1 << 20
+
+# The format bounds the head of a file, kMaxHeaderBytes of src/format/safetensors.h, less what pads it.
+MAX_HEAD_BYTES = 100_000_000 - 2 * ALIGNMENT
+# An entry with the longest name of a dtype and offsets of 19 digits, and "[BEGIN:END]" behind the name.
+_ENTRY_BYTES = len('"":{"dtype":"F8_E4M3FNUZ","shape":[],"data_offsets":[,]},') + 4 * 19 + len("[:]~")
+_EXTENT_BYTES = 20
+
+
+class Described(NamedTuple):
+    """A tensor as the manifest has it: dtype by its name in safetensors files, shape in their elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> "Described":
+        """Describe a tensor that safetensors files can hold."""
+        shape = tuple(tensor.shape)
+        if tensor.dtype is torch.float4_e2m1fn_x2:  # the format counts each of a pair
+            shape = (*shape[:-1], 2 * shape[-1])
+        return cls(name, dtype_name(tensor.dtype), shape, tensor.nbytes)
+
+
+def identity(manifest: CheckpointManifest) -> str:
+    """Return what no other checkpoint has, also of the same step; copies of one have the same.
+
+    The names of shards are never used again, the number of a commit is once that is deleted.
+    """
+    names = [Path(path).name for path in manifest.shard_paths()]
+    about = json.dumps([manifest.commit, names or str(manifest.state)])
+    return hashlib.sha256(about.encode()).hexdigest()[:32]
+
+
+def head_bytes(described: Sequence[Described]) -> list[int]:
+    """Return, for each tensor, how many bytes it or a piece of it takes at most in the head of a shard."""
+    return [
+        _ENTRY_BYTES + _EXTENT_BYTES * len(about.shape) + _bytes_in_json(about.name) for about in described
+    ]
+
+
+def _bytes_in_json(name: str) -> int:
+    return len(name.encode()) + name.count('"') + name.count("\\")  # nothing else is escaped in our names
+
+
+class Placed(NamedTuple):
+    """Where a piece of a tensor lies in its shard."""
+
+    piece: Piece
+    offset: int
+
+
+def lay_out(
+    path: str,
+    tensors: Sequence[torch.Tensor],
+    described: Sequence[Described],
+    pieces: Sequence[Piece],
+    streams: "Mapping[torch.device, torch.cuda.Stream]",
+) -> tuple[FileImage, list[Placed]]:
+    """Lay out the shard of `pieces`: an image with a checksum for each chunk, and where each piece went.
+
+    A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes. Tensors
+    of GPUs are read when these `streams` come to it.
+    """
+    entries: list[tuple[str, str, tuple[int, ...]]] = []
+    taken: set[str] = set()
+    for piece in pieces:
+        about = described[piece.tensor]
+        if piece.end - piece.begin == about.nbytes:
+            name, dtype, shape = about.name, about.dtype, about.shape
+        else:
+            name = f"{about.name}[{piece.begin}:{piece.end}]"
+            dtype, shape = "U8", (piece.end - piece.begin,)
+        while name in taken:
+            name += "~"
+        taken.add(name)
+        entries.append((name, dtype, shape))
+    head, places, file_bytes = _core.lay_out_safetensors(entries, {}, ALIGNMENT)
+    image = FileImage(path, file_bytes)
+    image.add(0, head)
+    for piece, (begin, _) in zip(pieces, places, strict=True):
+        tensor = tensors[piece.tensor]
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = contiguous(tensor)
+        if piece.end - piece.begin != tensor.nbytes:
+            tensor = bytes_of(tensor)[piece.begin : piece.end]
+        image.add(begin, tensor, stream=streams.get(tensor.device) if streams else None)
+    for begin in range(0, file_bytes, CHUNK_BYTES):
+        image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
+    return image, [Placed(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
+
+
+def format_crc32c(sums: Sequence[int]) -> str:
+    """Return them as the manifest has them."""
+    return "".join(f"{value:08x}" for value in sums)
+
+
+@makes_ordinary_tensors
+def empty_tensors(
+    manifest: CheckpointManifest, path: str, device: torch.device = CPU
+) -> dict[str, torch.Tensor]:
+    """Make memory for the tensors of a manifest; each large one has pages of its own, which go with it."""
+    made: dict[str, torch.Tensor] = {}
+    for name, dtype_in_file, extents, nbytes in manifest.tensors():
+        dtype = dtype_named(dtype_in_file)
+        shape = extents
+        if dtype is torch.float4_e2m1fn_x2:
+            shape = (*shape[:-1], shape[-1] // 2)
+        try:
+            if is_fresh(nbytes) or not in_safetensors(dtype):
+                made[name] = empty_bytes(nbytes, device).view(dtype).reshape(shape)
+            else:
+                made[name] = torch.empty(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            full = out_of_memory(error, f"{path}: the tensor {name!r} ({nbytes} bytes on {device})", path)
+            raise full or Format(None, f"{path}: the tensor {name!r}: {error}", path) from None
+    return made
+
+
+def targets(
+    manifest: CheckpointManifest,
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    verify: bool,
+    fresh: bool,
+) -> list[FileImage]:
+    """Make the images that read all shards into `tensors`, contiguous ones; `fresh`: of empty_tensors()."""
+    try:
+        memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
+        return manifest.images(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
+    except (KeyError, ValueError) as error:
+        raise Format(None, f"{path}: the state and the tensors do not fit: {error}", path) from None
+
+
+def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
+    """Return the name of the first tensor that has bytes in a shard."""
+    return next(iter(manifest.tensors_in(shard, 0, 2**63 - 1)), None)
+
+
+def corrupt_chunk(
+    manifest: CheckpointManifest, image: FileImage, path: str, shard: int, chunk: int
+) -> Corrupt:
+    """Make the error for a chunk of a shard that is not as it was written: names the first tensor concerned.
+
+    `image`: that of the shard.
+    """
+    begin = chunk * manifest.chunk_bytes
+    end = min(begin + manifest.chunk_bytes, image.nbytes)
+    names = manifest.tensors_in(shard, begin, end)
+    what = f"of the tensor {names[0]!r}" if names else "of its header"
+    if len(names) > 1:
+        what += f" and {len(names) - 1} more"
+    error = Corrupt(
+        None,
+        f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not have the "
+        "checksum it was written with; load another step, or what is left with verify=False",
+        path,
+    )
+    error.tensor, error.chunk = names[0] if names else None, chunk
+    return error

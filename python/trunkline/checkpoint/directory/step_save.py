@@ -1,0 +1,528 @@
+"""One save of one rank into a directory of checkpoints."""
+
+import collections
+import errno
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trunkline import _core
+from trunkline._core import Engine, FileSet, GcPause
+from trunkline._errors import Cancelled, Corrupt, Error, Format, reword
+from trunkline._formats.checkpoint_names import is_manifest, step_of
+from trunkline._tensor_io.side_streams import side_streams
+from trunkline._tensor_io.sources import CheckedFileSet, Sources
+from trunkline._tensor_io.tensors import contiguous
+from trunkline._warnings import Caller, caller
+from trunkline.checkpoint.directory import shards as shard_files
+from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
+from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
+from trunkline.checkpoint.ranks.outcomes import cause, give_up, heard, join, mark_earlier, told
+from trunkline.checkpoint.state.difference import first_difference, marks_of
+from trunkline.checkpoint.state.tree import flatten_with_features
+
+T = TypeVar("T")
+
+# How long a save waits for another process that has the directory locked: for one that collects debris, not
+# for one that saves.
+_PATIENCE_SECONDS = 3.0
+_POLL_SECONDS = 0.01
+
+# Begins what stands in the place of a checkpoint's identity: load() of it began on this rank, and has not
+# succeeded. How many loads failed, and what the rank had loaded before and has still, follow: only ranks that
+# have these in common go on alike.
+_NOT_LOADED = "not loaded"
+
+# So many fit the head of one shard, whatever their names and shapes.
+_FEW_TENSORS = 20_000
+
+
+@dataclass
+class Place:
+    """Where a Checkpointer saves, and who with: the same for all of its saves."""
+
+    store: _core.CheckpointStore
+    ranks: Ranks
+    writers: list[int]  # ranks
+    keep: int | None
+    staging_bytes: "int | str | None"
+    engine: Engine | None
+    # Identity (or _NOT_LOADED ...) and step of what this rank has loaded last since a save in which all took
+    # part.
+    loaded: tuple[str, int] | None = None
+    collectives_before: int = 0
+    # The same for a load() that failed here when other ranks might complete it, and count from it.
+    collectives_before_load: int | None = None
+    _failed_loads: int = 0  # since it has loaded that or, if it has not, saved
+    _has: str = ""  # identity of what it had loaded before those loads
+
+    def rebase(self, begun: int | None) -> None:
+        """Count collective operations from here: each rank had begun these when all were in the same call."""
+        self.collectives_before = begun or 0
+        self.collectives_before_load = None
+
+    def begin_load(self, step: int, begun: int | None = None) -> None:
+        """Note that this rank begins to load a step: unless complete_load() follows, it failed.
+
+        begun: collective operations at the load() of all ranks, if that failed here before the reading.
+        """
+        if self._failed_loads == 0:
+            self._has = "" if self.loaded is None else self.loaded[0]
+        self._failed_loads += 1
+        self.loaded = f"{_NOT_LOADED} ({self._failed_loads}), but {self._has}", step
+        if begun is not None:
+            self.collectives_before_load = begun
+
+    def complete_load(self, step: int, identity: str) -> None:
+        """Note that this rank has loaded a step: now it is where others are that did so in load()."""
+        self.loaded = identity, step
+        self._failed_loads = 0
+        if self.collectives_before_load is not None:
+            self.rebase(self.collectives_before_load)
+
+    def forget_loads(self) -> None:
+        """Note that all ranks have the same now."""
+        self.loaded = None
+        self._failed_loads = 0
+        self.collectives_before_load = None
+
+    def collectives(self) -> int | None:
+        """Return how many this rank has begun since; None where nobody counts.
+
+        To compare calls: from the last load() that all ranks have come to, also where it failed here.
+        """
+        before = self.collectives_before_load
+        return self._begun_since(self.collectives_before if before is None else before)
+
+    def collectives_of_state(self) -> int | None:
+        """Return how many this rank has begun since it was opened, or completed a load() with the others."""
+        return self._begun_since(self.collectives_before)
+
+    def _begun_since(self, before: int) -> int | None:
+        begun = self.ranks.collectives()
+        return None if begun is None else begun - before
+
+
+def _is_not_loaded(identity: str) -> bool:
+    return identity.startswith(_NOT_LOADED)
+
+
+def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
+    """Return the warnings of what could not be removed, and of checkpoints that cannot be read."""
+    return [_warning_of(problem, directory) for problem in problems]
+
+
+def _warning_of(problem: OSError, directory: str) -> str:
+    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is no failure
+        return str(problem)
+    folder, name = os.path.split(os.fsdecode(problem.filename or ""))
+    step = step_of(os.path.basename(folder))  # noqa: PTH119 - of a str
+    if step is None or not is_manifest(name) or not isinstance(problem, Corrupt | Format):
+        return f"while cleaning up {directory}: {problem}"
+    if isinstance(problem, Corrupt):
+        return f"step {step} of {directory} is damaged: {problem}; delete({step}) removes it"
+    # Not for a manifest that is whole, of a newer version.
+    remove = f"; delete({step}) removes it" if "is not the manifest of a checkpoint" in str(problem) else ""
+    return f"step {step} of {directory} cannot be read: {problem}{remove}"
+
+
+def warn_without_failing(text: str, caller: Caller) -> None:
+    """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
+    try:
+        caller.warn(text)
+    except Exception:  # a filter makes exceptions of warnings; nobody can be told; showwarning() fails
+        if sys.stderr is not None:  # else print would take stdout
+            with suppress(Exception):
+                print(f"RuntimeWarning: {text}", file=sys.stderr)
+
+
+def patiently(change: Callable[[], T]) -> T:
+    """Change the directory. Who opens it, maybe to read, has it locked while it collects."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return change()
+        except Error as error:
+            # EAGAIN: another process has changed the number of volumes.
+            if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+_STATE = "state (names, dtypes, shapes, or values that are not tensors)"
+
+
+class StepSave:
+    """One save of one rank.
+
+    With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
+    a. rank 0 waits until all ranks are in this save, locks the directory, makes that of the step, and tells
+       all where their shards go;
+    b. each writer writes its shards and makes them durable, then tells what it wrote (1 to 3);
+    c. rank 0 waits for all (4), commits the manifest, tells the others, and removes what is too old.
+    """
+
+    def __init__(
+        self, step: int, state: Any, place: Place, stage_all: bool, exchange: Exchange | None
+    ) -> None:
+        """`exchange`: begun; ended by commit() or abandon()."""
+        self._step = step
+        self._caller = caller()
+        self._stage_all = stage_all
+        self._place = place
+        self._skeleton, tensors, self._features = flatten_with_features(state)
+        with GcPause():
+            self._described = [shard_files.Described.of(name, tensor) for name, tensor in tensors.items()]
+        # In this thread, whose stream of a GPU comes before.
+        self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
+        with GcPause():
+            self._sources: Sources | None = Sources(
+                [tensor.untyped_storage() for tensor in self._tensors], self._tensors, list(tensors)
+            )
+        self._streams = side_streams(self._tensors)
+        self._layout = Spread(1, 1)
+        self._parts: list[list[Piece]] = []  # of each shard
+        self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
+        self._exchange = exchange
+        self._collectives = None if exchange is None else place.collectives_of_state()
+        self._loaded = place.loaded
+        self._placement: dict[str, Any] = {}
+        self._mine: list[int] = []
+        self._placed: dict[int, list[shard_files.Placed]] = {}
+        self._bytes: dict[int, int] = {}
+        self._files: FileSet | None = None
+
+    def begin(self) -> FileSet:
+        """Step a, and the files of this rank."""
+        if self._exchange is None:
+            self._placement = self._begin()
+        elif self._exchange.rank == 0:
+            self._placement = told(self._exchange, "placed", self._begin)
+        else:
+            join(self._exchange)
+            self._placement = heard(self._exchange, "placed")
+            self._compare(self._exchange.rank)
+            self._lay_out(len(self._placement["volumes"]))
+        rank = self._place.ranks.rank
+        if rank in self._place.writers[: self._layout.writers]:
+            own = self._place.writers.index(rank)
+            self._mine = [index for index, (writer, _) in enumerate(self._homes) if writer == own]
+        sources, self._sources = self._sources, None
+        assert sources is not None
+        place = self._place
+        directory = str(place.store.directory)
+        what = self._what()
+        problem = sources.problem(what, directory)
+        if problem is not None:
+            del sources
+            self._tensors = []  # the traceback would keep them
+            raise problem
+        images = []
+        for index in self._mine:
+            with GcPause():
+                image, self._placed[index] = shard_files.lay_out(
+                    self._placement["paths"][index],
+                    self._tensors,
+                    self._described,
+                    self._parts[index],
+                    self._streams,
+                )
+            self._bytes[index] = image.nbytes
+            images.append(image)
+        self._tensors = []
+        self._files = CheckedFileSet(
+            images,
+            sources,
+            what,
+            directory,
+            engine=place.engine,
+            replace=False,
+            stage_all=self._stage_all,
+            staging_bytes=place.staging_bytes if self._stage_all else None,
+        )
+        return self._files
+
+    def commit(self) -> None:
+        """Steps b and c, once the files of this rank are durable."""
+        with GcPause():
+            written = [self._written(number, index) for number, index in enumerate(self._mine)]
+        exchange = self._exchange
+        if exchange is None:
+            self._commit(written)
+        elif exchange.rank == 0:
+            told(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
+        else:
+            exchange.post("written", {"shards": written})
+            self._await_commit(exchange)
+        if exchange is not None:
+            self._exchange = None  # what fails from now on is not for the others
+            exchange.__exit__(None, None, None)
+        if self._place.loaded is self._loaded:  # what comes next goes on from this save
+            self._place.forget_loads()
+        if self._place.ranks.rank == 0:
+            self._clean_up()
+
+    def _await_commit(self, exchange: Exchange) -> None:
+        try:
+            heard(exchange, "committed")
+        except Cancelled as error:
+            # Rank 0 may have read what this one has written: what follows from here tells it, if it is not
+            # too late.
+            raise Cancelled(
+                None,
+                f"{error}, after this rank had written its share: the checkpoint exists if rank 0 commits it "
+                "all the same, which latest() says",
+            ) from None
+
+    def cancel(self) -> None:
+        """Wait no longer for other ranks."""
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.stop()
+
+    def _clean_up(self) -> None:
+        """Remove old checkpoints. The new one is durable, so that nothing here makes the save fail."""
+        store = self._place.store
+        try:
+            problems = store.retain(self._place.keep)["problems"]
+        except OSError as error:
+            problems = [error]
+        finally:
+            store.release()
+        for text in warnings_of(problems, store.directory):
+            warn_without_failing(text, self._caller)
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Tell the others that this rank failed, and remove what was written."""
+        try:
+            self._say_where_the_earlier_run_is(error)
+            if self._exchange is not None:
+                error = cause(self._exchange, error)
+                give_up(self._exchange, error)
+            self._name_the_save(error)
+            return error
+        finally:
+            if self._place.ranks.rank == 0:
+                self._place.store.abandon()
+
+    def _say_where_the_earlier_run_is(self, error: BaseException) -> None:
+        """Add to the error of a first save that its user finds the directory empty now (fresh=True)."""
+        aside = self._place.store.aside if self._place.ranks.rank == 0 else None
+        if aside is None or not isinstance(error, Error):
+            return
+        reword(
+            error,
+            f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
+            f"go on with it, or save again to start over in {self._place.store.directory}",
+        )
+
+    def _name_the_save(self, error: BaseException) -> None:
+        """Say in an error which save failed, and of a full disk how much room is needed.
+
+        Other ranks do this themselves, so that it comes after they are told.
+        """
+        if not isinstance(error, Error):
+            return
+        text = str(error)
+        if not text.startswith(("saving step ", "cannot save step ")):
+            text = f"{self._what()}: {text}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; the checkpoints that were there before are intact"
+            if self._place.keep is not None:
+                text += f"; keep={self._place.keep} needs room for {self._place.keep + 1}"
+        if isinstance(error, FileExistsError):  # not from save() itself, so that another one came meanwhile
+            text += "; a program that makes a Checkpointer for each save has to make one, and keep it"
+        reword(error, text)
+
+    def _what(self) -> str:
+        return f"saving step {self._step} to {self._place.store.directory}"
+
+    def _lay_out(self, volumes: int) -> None:
+        """Divide the bytes among the writers, and those of each among so many volumes.
+
+        The directory says how many there are once it is locked, and rank 0 tells the others.
+        """
+        sizes = [about.nbytes for about in self._described]
+        total = sum(sizes)
+        self._layout = spread(total, len(self._place.writers), max(1, volumes))
+        with GcPause():
+            parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
+            self._parts, self._homes = [], []
+            costs: list[int] = []
+            for number, part in enumerate(parts):
+                if len(part) > _FEW_TENSORS and not costs:
+                    costs = shard_files.head_bytes(self._described)
+                shards = (
+                    limited(part, costs, shard_files.MAX_HEAD_BYTES) if len(part) > _FEW_TENSORS else [part]
+                )
+                self._parts += shards
+                self._homes += [divmod(number, self._layout.volumes)] * len(shards)
+
+    def _shards_per_volume(self) -> list[int]:
+        volumes = max(1, len(self._place.store.volumes))
+        self._lay_out(volumes)
+        used = collections.Counter(volume for _, volume in self._homes)
+        return [used[volume] for volume in range(volumes)]
+
+    def _begin(self) -> Any:
+        if self._exchange is not None:
+            self._exchange.meet()
+        placement = self._lock()
+        if placement["is_elsewhere"]:
+            warn_without_failing(
+                f"{self._place.store.directory} holds none of the checkpoints that this Checkpointer has "
+                "loaded or saved there: it was removed, or the path leads to another directory now (a link "
+                f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the "
+                "same",
+                self._caller,
+            )
+        # Ours are in the order of the writers, and of the volumes of each.
+        by_volume: dict[int, list[int]] = {}
+        for index, shard in enumerate(placement["shards"]):
+            by_volume.setdefault(shard["volume"], []).append(index)
+        of_volumes = [iter(by_volume[volume]) for volume in sorted(by_volume)]
+        order = [next(of_volumes[volume]) for _, volume in self._homes]
+        return {
+            "volumes": placement["volumes"],
+            "shards": [
+                {key: placement["shards"][index][key] for key in ("volume", "file")} for index in order
+            ],
+            "paths": [placement["shards"][index]["path"] for index in order],
+            "digest": {} if self._exchange is None else self._digest(),
+            "marks": [] if self._exchange is None else marks_of(self._skeleton),
+            "collectives": self._collectives,
+            "loaded": self._loaded,
+        }
+
+    def _lock(self) -> Any:
+        return patiently(lambda: self._place.store.begin(self._step, self._shards_per_volume()))
+
+    def _written(self, number: int, index: int) -> dict[str, Any]:
+        assert self._files is not None
+        return {
+            "index": index,
+            "bytes": self._bytes[index],
+            "crc32c": shard_files.format_crc32c(self._files.sums(number)),
+            "pieces": [[*placed.piece, placed.offset] for placed in self._placed[index]],
+        }
+
+    def _digest(self) -> dict[str, str]:
+        about = [[each.name, each.dtype, each.shape] for each in self._described]
+        same = {
+            "step": self._step,
+            "writers": self._place.writers,
+            _STATE: [self._skeleton, about],
+        }
+        return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
+
+    def _compare(self, rank: int) -> None:
+        """What must be the same on all ranks: nobody writes, and rank 0 hears of it, unless it is."""
+        # First: ranks of which one failed to load count collective operations differently, too.
+        loaded = self._placement["loaded"]
+        if loaded and self._loaded and loaded[0] != self._loaded[0]:
+            raise rank_error(rank, self._loaded_differently(rank, loaded))
+        # A rank that skips a save, and later saves the same step, would meet the one that it skipped.
+        theirs, ours = self._placement["collectives"], self._collectives
+        if theirs is not None and ours is not None and theirs != ours:
+            raise rank_error(
+                rank,
+                f"rank {rank} called save({self._step}) after {ours} collective operations of the process "
+                f"group since it was opened or loaded, and rank 0 after {theirs}: they are at different "
+                "points of the training, and the checkpoint would be a mixture of both. See that all ranks "
+                "make the same calls in the same order; operations that ranks count differently "
+                "(dist.monitored_barrier, send, recv) have to go, and load() or a new Checkpointer on all "
+                "ranks counts anew",
+            )
+        own = self._digest()
+        other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
+        if not other:
+            return
+        place = first_difference(self._skeleton, self._placement["marks"]) if other[0] == _STATE else None
+        where = "" if place is None else f", first at {place}"
+        raise rank_error(
+            rank,
+            f"rank {rank}: {other[0]} differs from rank 0{where}; ranks that save together must have the "
+            "same (keep what differs out of the state)",
+        )
+
+    def _loaded_differently(self, rank: int, loaded: Sequence[Any]) -> str:
+        """Say what this rank and rank 0, which has `loaded` that, have loaded last, and what to do."""
+        assert self._loaded is not None
+        ours, theirs = self._loaded[1], loaded[1]
+        failed_here, failed_there = _is_not_loaded(self._loaded[0]), _is_not_loaded(loaded[0])
+        if failed_here and failed_there:
+            return (
+                f"load() failed on rank {rank} and on rank 0, which had not loaded the same before: what "
+                "they save could be a mixture. Call load() on all ranks, then save"
+            )
+        if failed_here or failed_there:
+            failed, step, other, has = (rank, ours, 0, theirs) if failed_here else (0, theirs, rank, ours)
+            return (
+                f"load() of step {step} failed on rank {failed}, and rank {other} has loaded step {has}: "
+                "what they save could be a mixture. Call load() on all ranks, or "
+                f"load({has}) on all where it failed, then save"
+            )
+        if theirs == ours:
+            other_one, choice = "another checkpoint of that step", f"load({ours})"
+        else:
+            other_one, choice = (
+                f"step {theirs}",
+                f"load({theirs}) to go on from step {theirs}, or load({ours})",
+            )
+        return (
+            f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
+            f"mixture of both. Call {choice}, the same on all ranks, also if one broadcasts what it loaded, "
+            "then save; to look at another checkpoint on one rank, use another "
+            "Checkpointer(..., process_group=False)"
+        )
+
+    def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        shards = list(written)
+        for rank in range(1, exchange.size):
+            report = exchange.read("written", rank)
+            if "error" in report:
+                why = report["error"].removeprefix(f"rank {rank}: ")
+                failed = rank_error(rank, f"rank {rank} failed to save its share: {why}")
+                if report["earlier"]:
+                    mark_earlier(failed)
+                failed.is_cancellation = report["cancelled"]
+                raise failed
+            shards += report["shards"]
+        return sorted(shards, key=lambda shard: int(shard["index"]))
+
+    def _commit(self, written: list[dict[str, Any]]) -> None:
+        shards = [
+            {**self._placement["shards"][shard["index"]], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
+            for shard in written
+        ]
+        self._place.store.commit(
+            {
+                "step": self._step,
+                "chunk_bytes": shard_files.CHUNK_BYTES,
+                "world_size": self._place.ranks.size,
+                "volumes": self._placement["volumes"],
+                "shards": shards,
+                "state": self._skeleton,
+                **({"features": self._features} if self._features else {}),
+            },
+            self._tensors_of(written),
+        )
+
+    def _tensors_of(self, written: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """Return the manifest's entries of the tensors."""
+        with GcPause():
+            pieces: list[list[tuple[int, int, int]]] = [[] for _ in self._described]
+            for shard in written:  # in order, and so the pieces of each tensor
+                index = shard["index"]
+                for tensor, begin, end, offset in shard["pieces"]:
+                    pieces[tensor].append((index, offset, end - begin))
+            return [
+                (about.name, about.dtype, about.shape, where)
+                for about, where in zip(self._described, pieces, strict=True)
+            ]

@@ -1,0 +1,78 @@
+"""Loading one file, or a folder of shards: trunkline.load."""
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from trunkline._core import Engine
+from trunkline._modes import makes_ordinary_tensors
+from trunkline._tensor_io.transfer import path_name
+from trunkline._types import Path
+
+if TYPE_CHECKING:
+    import torch
+
+Verify = Literal["auto"] | bool
+
+
+@makes_ordinary_tensors
+def load(
+    path: Path,
+    *,
+    device: "str | int | torch.device" = "cpu",
+    verify: Verify = "auto",
+    mmap: bool = False,
+    engine: Engine | None = None,
+    map_location: None = None,
+    weights_only: None = None,
+) -> Any:
+    """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
+
+    `path`: a .safetensors file; a Hugging Face folder of such (or its *.safetensors.index.json), whose shards
+    are merged; otherwise a zip file of torch >= 1.6, whatever its suffix. Pickles run no code: only what
+    torch.load(weights_only=True) allows is loaded (torch.serialization.add_safe_globals widens it).
+
+    Tensors own their memory, page-aligned where they are large, and are ordinary tensors even when they are
+    loaded under torch.inference_mode(). `verify`: "auto" checks the checksums that
+    the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
+    file, read when they are first touched and not verified. Truncating that file in place, or losing its
+    device, kills the process (SIGBUS) when such a tensor is touched; save() replaces files and is safe.
+    `device`: "cpu", or a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, after
+    what its current stream holds. A file that the page cache holds is read from there, any other past it.
+
+    Waits for a save_async() of this process to `path` that is under way, so that this returns what it saved;
+    the error of one that failed is raised by the next save.
+
+    map_location and weights_only of torch.load raise a TypeError that says what to use instead.
+
+    Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
+    cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.
+    """
+    if map_location is not None:
+        raise TypeError("map_location: is not an argument of trunkline.load; use device=")
+    if weights_only is not None:
+        raise TypeError(
+            "weights_only: is not an argument of trunkline.load, where it is always on; to allow other types "
+            "see torch.serialization.add_safe_globals"
+        )
+    name = path_name(path)
+    if verify not in ("auto", True, False):
+        raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    from trunkline._arguments import bool_argument, check_engine
+    from trunkline._tensor_io.memory import device_argument
+    from trunkline.checkpoint.save_order import await_saves_of
+
+    mmap = bool_argument(mmap, "mmap")
+    check_engine(engine)
+    target = device_argument(device, name)
+    lower = name.lower()  # as save() reads suffixes
+    await_saves_of(os.path.dirname(name) or "." if lower.endswith(".index.json") else name)  # noqa: PTH120
+    is_folder = os.path.isdir(name)  # noqa: PTH112
+    if lower.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
+        from trunkline._formats import safetensors
+
+        if lower.endswith(".safetensors") and not is_folder:
+            return safetensors.load(name, device=target, engine=engine, verify=verify, mmap=mmap)
+        return safetensors.load_folder(name, device=target, engine=engine, verify=verify, mmap=mmap)
+    from trunkline._formats import pt
+
+    return pt.load(name, device=target, engine=engine, verify=verify, mmap=mmap)

@@ -1,0 +1,455 @@
+"""What ranks tell each other while they save: short messages beside the collectives, with signs of life.
+
+Collectives hang, or fail without saying on whose account, when a rank dies. So ranks exchange JSON values
+through the key-value store of the process group, and every rank that takes part in an exchange counts up a
+key of its own for as long as it does; who waits for a rank whose count stands still says so.
+
+An exchange begins with a meeting (meeting.py): rank 0 waits until all ranks are in the same call.
+"""
+
+import itertools
+import json
+import threading
+import time
+import weakref
+from contextlib import suppress
+from operator import methodcaller
+from types import TracebackType
+from typing import Any
+
+from trunkline._errors import Error, RankError
+from trunkline._tensor_io.background import Claim, start_thread
+from trunkline._tensor_io.flag import Flag
+from trunkline.checkpoint.ranks.attempts import Attempt, Attempts
+from trunkline.checkpoint.ranks.meeting import Failures, Meeting, check_stopped, silent
+from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
+
+__all__ = ["Exchange", "GroupRanks", "Ranks", "rank_error"]
+
+_BEAT_SECONDS = 0.25  # at most: several in a timeout
+_POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks
+_POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting
+_LEAVE_SECONDS = 10.0
+_SILENCE_SECONDS = 1.0
+_PART_CHARACTERS = 4 << 20  # TCPStore takes 8 MiB at most
+_TOPICS = ("options", "found", "written")  # of the messages of other ranks, which rank 0 removes
+
+
+def _part_of(key: str, number: int) -> str:
+    """Return the key of part `number`, from 1, of the message `key`, which is part 0."""
+    return f"{key}/{number}"
+
+
+class Ranks:
+    """The ranks that save together; here this process alone."""
+
+    rank = 0
+    size = 1
+    nodes: tuple[int, ...] = (0,)  # of each rank: which machine it is on, counted from 0
+
+    def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
+        """Begin the exchange of a call, as "save(5)"; None where there is nobody to talk to.
+
+        `collectives`: how many collective operations this rank has begun, counted alike on all ranks.
+        """
+        return None
+
+    def collectives(self) -> int | None:
+        """Return how many collective operations this rank has begun; None where nobody counts.
+
+        Ranks at the same point of a training have begun as many.
+        """
+        return None
+
+    def await_end(self) -> None:
+        """Wait, for some seconds at most, until the exchanges that are over here are over for all ranks."""
+
+
+class GroupRanks(Ranks):
+    """The ranks of a torch.distributed process group. Making one is a collective operation."""
+
+    def __init__(self, group: Any, timeout: float, subject: str) -> None:
+        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead.
+
+        `subject`: what is opened, for messages. Raises Error where the ranks do not find each other.
+        """
+        import os
+        import secrets
+        import socket
+
+        import torch.distributed as dist
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("process_group: this process is not one of its ranks")
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "
+                f"None for the default group, or False for this process alone; not {group!r}"
+            )
+        # Whatever is held of a group keeps its store: see Exchanges.
+        self._group = None if group is None else weakref.ref(group)
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("process_group: this process is not one of its ranks")
+        mine = (secrets.token_hex(8), socket.gethostname(), os.environ.get("GROUP_RANK", ""))
+        every: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(every, mine, group=group)
+        except RuntimeError as error:  # of any backend, after a timeout of its own
+            raise Error(
+                None,
+                f"opening {subject} on rank {self.rank}: the ranks of the process group could not reach each "
+                "other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. Open it "
+                "on all ranks, or pass process_group=False where one rank saves alone. The process group's "
+                f"own error: {error}",
+            ) from error
+        machines = list(dict.fromkeys(each[1:] for each in every))
+        self.nodes = tuple(machines.index(each[1:]) for each in every)
+        store = default = _get_default_store()
+        if hasattr(store, "clone"):
+            with suppress(NotImplementedError, RuntimeError):
+                store = store.clone()  # a connection of our own: waits of others do not hold us up
+        self._exchanges = Exchanges(
+            PrefixStore(f"trunkline/{every[0][0]}", store), self.rank, self.size, timeout, default
+        )
+
+    def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
+        """Begin the exchange of a call, as "save(5)"."""
+        return None if self.size == 1 else self._exchanges.begin(call, collectives)
+
+    def await_end(self) -> None:
+        """Wait for other ranks. Then destroy_process_group() ends the store."""
+        self._exchanges.await_end()
+
+    def collectives(self) -> int | None:
+        """Return how many collective operations of the group this rank has begun."""
+        from torch.distributed import group
+
+        counted = group.WORLD if self._group is None else self._group()
+        try:
+            return int(counted._get_sequence_number_for_group())  # type: ignore[union-attr]
+        except (AttributeError, RuntimeError):  # the group is destroyed, or its backend does not count
+            return None
+
+
+class Exchanges:
+    """All exchanges of some ranks. Thread-safe."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, server: Any = None) -> None:
+        """`store`: of torch.distributed, with no keys of others; `timeout`: of a silent rank, in seconds.
+
+        `server`: what the store's server may live in. Each exchange holds it until it is over for all ranks,
+        so that it outlives destroy_process_group(). Nothing holds it longer: the next init_process_group()
+        in this process would meet it, with the addresses of the ranks of the group before.
+        """
+        self._server = None if server is None else weakref.ref(server)
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.store = RankStore(store, timeout)
+        self.attempts = Attempts(self.store, rank, size)
+        self.failures = Failures(size)
+        self._lock = threading.Lock()
+        self._cleaning = threading.Lock()
+        self._leaving: dict[Flag, None] = {}  # set when leave() has returned
+        # Exchanges with keys: how many ranks, messages (by the key of the first part), and other keys.
+        self._over: dict[int, tuple[int, list[str], list[str]]] = {}
+
+    def begin(self, call: str = "call", collectives: int | None = None) -> "Exchange":
+        """Begin the exchange of a call. Raises RankError where the store went with the process group."""
+        server = None if self._server is None else self._server()
+        if server is None and self._server is not None:  # the group is destroyed; an agent may have the store
+            try:
+                self.store.do(lambda store: value_of(store, "alive/0"))
+            except RankError as error:
+                raise rank_error(
+                    self.rank,
+                    f"{call}: the process group that this Checkpointer was opened with is destroyed "
+                    "(destroy_process_group), and so is its store; open a new Checkpointer, with a process "
+                    "group or with process_group=False",
+                ) from error
+        return Exchange(self, call, collectives, server)
+
+    def start_leaving(
+        self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int, held: list[Any]
+    ) -> None:
+        """Call leave() in a thread, and clear `held` then. The interpreter waits for it."""
+        left = Flag()
+
+        def leave() -> None:
+            try:
+                self.leave(number, ranks, messages, keys, silent)
+            finally:
+                held.clear()
+                self._leaving.pop(left, None)
+                left.set()
+
+        self._leaving[left] = None
+        try:
+            start_thread(leave, Flag())
+        except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
+            leave()
+        except BaseException:
+            self._leaving.pop(left, None)
+            raise
+
+    def await_end(self) -> None:
+        """Rank 0: wait, for some seconds at most, until every leave() has returned."""
+        until = time.monotonic() + _LEAVE_SECONDS
+        for left in list(self._leaving):
+            left.wait(max(0.0, until - time.monotonic()))
+
+    def leave(self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int) -> None:
+        """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
+
+        It is not waited for but by the interpreter's exit: the store may be in this process. `silent`: how
+        many of the ranks need not be waited for, which were waited for before.
+        """
+        with self._lock:
+            self._over[number] = ranks, messages, keys
+        until = time.monotonic() + min(self.timeout, _LEAVE_SECONDS)
+        pause, longest = _POLL_SECONDS
+        with suppress(RankError):
+            while self._clean(number) > silent and time.monotonic() < until:
+                time.sleep(pause)
+                pause = min(longest, pause * 2)
+            with self._lock:
+                older = list(self._over)
+            for other in older:
+                self._clean(other)
+
+    def _clean(self, number: int) -> int:
+        """Remove the keys of an exchange, if it is over for all; return for how many it is not."""
+        gone = f"{number}/gone"
+        with self._cleaning:
+            with self._lock:
+                ranks, messages, keys = self._over.get(number, (0, [], []))
+            if not keys:
+                return 0  # asking for what is gone would make it anew
+            left = ranks - int(self.store.do(lambda store: store.add(gone, 0)))
+            if left > 0:
+                return left
+            with self._lock:
+                del self._over[number]
+            with suppress(NotImplementedError):
+                for key in keys:
+                    self.store.do(methodcaller("delete_key", key))
+                for message in messages:
+                    self._remove_message(message)
+            return 0
+
+    def _remove_message(self, key: str) -> None:
+        """Remove all parts of a message: maybe nobody has read it, or its rank died while it posted."""
+        self.store.do(methodcaller("delete_key", key))
+        for number in itertools.count(1):
+            part = _part_of(key, number)
+            if not self.store.do(methodcaller("check", [part])):
+                return
+            self.store.do(methodcaller("delete_key", part))
+
+
+class Exchange:
+    """Messages of one call. A context: signs of life begin and end with it.
+
+    Used by one thread at a time, but for stop(). A save hands it over once: the thread that calls save()
+    enters it, that of the save does the rest and ends it. Where that one never began, or is over, the caller
+    ends it.
+
+    Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
+    """
+
+    def __init__(self, exchanges: Exchanges, call: str, collectives: int | None, server: Any = None) -> None:
+        """Nothing that others see begins before __enter__(); meet() is next. `server`: to hold meanwhile."""
+        self.rank = exchanges.rank
+        self.size = exchanges.size
+        self._exchanges = exchanges
+        self._held = [server]
+        self._store = exchanges.store
+        self._attempts = exchanges.attempts
+        self._attempt = Attempt(0, call, collectives=collectives)
+        self._timeout = exchanges.timeout
+        self._beat_seconds = min(_BEAT_SECONDS, self._timeout / 8)
+        # Of rank 0, and that of the call of each rank that this one has met.
+        self._number: int | None = None
+        self._met: dict[int, int] = {}
+        self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
+        self._met_failure = False  # which is no news to others
+        self._posted: dict[str, None] = {}  # keys
+        self._stopped = False  # by stop()
+        self._silent_ranks: set[int] = set()  # that have shown no sign of life
+        self._ended = Flag()
+        self._silent = Flag()
+        self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
+
+    def __enter__(self) -> "Exchange":
+        """Begin to show signs of life. Where this raises, __exit__() must be called."""
+        start_thread(self._beat)
+        self._attempts.begin(self._attempt)  # not before: that thread records the end
+        if self.rank == 0:
+            self._number = self._attempt.number
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End them."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._claim.take():  # no thread could be started
+            self._end()
+        self._silent.wait(_SILENCE_SECONDS)  # so that an exit of the process does not look like a death
+        number = self._number
+        if self.rank == 0 and number is not None:
+            messages = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
+            keys = [*self._posted, f"{number}/gone"]
+            exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
+            held, self._held = self._held, []
+            exchanges.start_leaving(number, ranks, messages, keys, silent, held)
+        self._held = []
+
+    def stop(self) -> None:
+        """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
+
+        It tells the others nothing: who raises has to.
+        """
+        self._stopped = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended: the others know what came of it, and there is nothing more to tell."""
+        return self._ended.is_set()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether this rank can post."""
+        return self._number is not None
+
+    def meet(self) -> dict[str, Any] | None:
+        """Wait until all ranks are in this call.
+
+        Rank 0 raises RankError when one is in another call, has failed in this one, or has not come to any
+        for `timeout` seconds. The other ranks wait for rank 0: they raise RankError, and return what they
+        heard of rank 0 when it is in another call or failed, by fail(). All raise Cancelled after stop().
+        """
+        meeting = Meeting(
+            self._attempts, self._exchanges.failures, self._attempt, self._timeout, lambda: self._stopped
+        )
+        self._met, self._settled = meeting.met, meeting.settled
+        try:
+            if self.rank == 0:
+                meeting.gather(self.size, self._beat_seconds)
+                return None
+            number, failure = meeting.join(self._beat_seconds)
+        except RankError as error:
+            self._attempt.other = meeting.other
+            self._met_failure = self.rank > 0 or getattr(error, "is_absence", False)
+            raise
+        if failure is None:
+            self._number = number
+            self._met = {0: number}
+        self._met_failure = failure is not None
+        return failure
+
+    def fail(self, failure: dict[str, Any]) -> None:
+        """Note what made the call of this rank fail: ranks that come to it later hear of it."""
+        if not self._met_failure:
+            self._attempt.failure = failure
+        if self.rank == 0:
+            absent = [rank for rank in range(1, self.size) if rank not in self._settled]
+            self._exchanges.failures.add(absent, self._attempt, failure)
+
+    def post(self, topic: str, value: Any) -> None:
+        """Leave a message of this rank; instead of the one of that topic before."""
+        key = self._key(topic, self.rank)
+        text = json.dumps(value)
+        parts = [text[at : at + _PART_CHARACTERS] for at in range(0, len(text), _PART_CHARACTERS)]
+        values = {_part_of(key, number): part for number, part in enumerate(parts) if number > 0}
+        values[key] = f"{len(parts)}:{parts[0]}"  # last: who finds it finds the others
+        for name, part in values.items():
+            self._posted[name] = None
+            self._store.do(methodcaller("set", name, part))
+
+    def read(self, topic: str, rank: int) -> Any:
+        """Wait for the message of `rank`; return its failure if it failed without one.
+
+        Raises RankError when it has shown no sign of life for `timeout` seconds; Cancelled after stop().
+        """
+        key = self._key(topic, rank)
+        pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
+        beat: Any = None
+        heard = looked = time.monotonic()
+        while True:
+            first = self._get(key)
+            if first is not None:
+                return self._whole(key, first)
+            check_stopped(lambda: self._stopped, self._attempt.call)
+            now = time.monotonic()
+            if now - looked > self._beat_seconds:
+                looked = now
+                attempt = self._attempts.look(rank, self._met[rank]) if rank in self._met else None
+                if attempt is not None and attempt.over:
+                    # It ended without this message, unless that came in between.
+                    if self._get(key) is not None:
+                        continue
+                    if attempt.failure is not None:
+                        return attempt.failure
+                    raise rank_error(rank, f"rank {rank} gave up without saying why; see its own error")
+                # Of this call: signs of life in another one would keep us waiting for ever.
+                latest = self._attempts.last_beat(rank, self._met.get(rank))
+                if latest != beat:
+                    beat, heard = latest, now
+            if now - heard > self._timeout:
+                self._silent_ranks.add(rank)
+                raise silent(rank, self._timeout)
+            time.sleep(pause)
+            pause = min(longest, pause * 2)
+
+    def look(self, topic: str, rank: int) -> Any:
+        """Return the message of `rank` if it is there; else None."""
+        if not self.has_met:
+            return None
+        key = self._key(topic, rank)
+        first = self._get(key)
+        return None if first is None else self._whole(key, first)
+
+    def gather(self, topic: str) -> list[Any]:
+        """Wait for the messages of all ranks, in their order."""
+        return [self.read(topic, rank) for rank in range(self.size)]
+
+    def _get(self, key: str) -> bytes | None:
+        return self._store.do(lambda store: value_of(store, key))
+
+    def _whole(self, key: str, first: bytes) -> Any:
+        count, _, text = first.partition(b":")
+        more = (methodcaller("get", _part_of(key, number)) for number in range(1, int(count)))
+        return json.loads(b"".join([text, *(bytes(self._store.do(get)) for get in more)]))
+
+    def _beat(self) -> None:
+        if not self._claim.take():
+            return
+        while not self._ended.is_set():
+            with suppress(RankError):  # whoever reads or posts next reports it
+                self._attempts.record()
+                self._attempts.beat(self._attempt)
+            self._ended.wait(self._beat_seconds)
+        self._end()
+
+    def _end(self) -> None:
+        with suppress(RankError):
+            if self._attempt.number == 0:  # it failed as it began: others hear of that
+                self._attempt.over = True
+                self._attempts.begin(self._attempt)
+            self._attempts.end(self._attempt)
+            number = self._number
+            if number is None:  # rank 0 may wait for this rank in its exchange all the same
+                number = (self._attempts.take_answer(self._attempt.number) or {}).get("exchange")
+            if number is not None:
+                self._store.do(lambda store: store.add(f"{number}/gone", 1))
+        self._silent.set()
+
+    def _key(self, topic: str, rank: int) -> str:
+        return f"{self._number}/{topic}/{rank}"

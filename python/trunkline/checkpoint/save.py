@@ -1,0 +1,487 @@
+"""Saving one file: trunkline.save and trunkline.save_async."""
+
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from trunkline._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
+from trunkline._core import Engine, FileSet, GcPause
+from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note
+from trunkline._exit_hook import check_threads_run, has_passed
+from trunkline._tensor_io.at_exit import end_by_failure, say
+from trunkline._tensor_io.background import Claim, exit_watch, start_thread
+from trunkline._tensor_io.flag import Flag
+from trunkline._tensor_io.sources import SourceImage
+from trunkline._tensor_io.transfer import absolute_path, path_name, write_files
+from trunkline._types import Path
+from trunkline.checkpoint.save_order import OrderedFileSet
+
+PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SAFETENSORS_SUFFIX = ".safetensors"
+
+
+def save(
+    obj: Any,
+    path: Path,
+    *,
+    durable: bool = True,
+    checksum: bool = True,
+    engine: Engine | None = None,
+) -> None:
+    """Write `obj` to `path`, in the format that its suffix names.
+
+    .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
+
+    Stock torch.load and safetensors read the files. `obj` is anything that torch.save supports, for
+    .safetensors a mapping of names to tensors. Tensors are on the CPU or on CUDA GPUs, whose current stream
+    comes first, and must not change meanwhile.
+
+    The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
+    crash), an older file of the name is still there. `durable`: it also survives a power failure once this
+    returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
+    MiB, which load() checks; a .pt file always has the CRC-32 of each storage.
+
+    Of several saves of one process to one file, the one that was called last is what the file holds in the
+    end: this waits for a save_async() to the same file that is still under way.
+
+    Raises ValueError for another suffix, a URL or a leading "~"; Unsupported for tensors that the file cannot
+    hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
+    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also what pickle
+    raises (TypeError, PicklingError). Error of the filesystem, which names the file by its absolute path: the
+    working directory may change while it is written. Errors of earlier save_async calls whose handles were
+    dropped are raised here, all in one, and nothing is saved: call again. Thread-safe.
+    """
+    check_threads_run(f"save {path_name(path)}")
+    durable = bool_argument(durable, "durable")
+    checksum = bool_argument(checksum, "checksum")
+    check_engine(engine)
+    raise_unobserved()
+    write_files(OrderedFileSet(lay_out(obj, path, checksum), engine=engine, durable=durable))
+
+
+def save_async(
+    obj: Any,
+    path: Path,
+    *,
+    durable: bool = True,
+    checksum: bool = True,
+    staging_bytes: "int | str | None" = None,
+    engine: Engine | None = None,
+) -> "SaveHandle":
+    """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
+
+    The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
+    else of `obj` is looked at after this function returned. If a tensor changes earlier by an operation in
+    place, or its memory is resized or freed, the save fails; if memory is freed while it is read, the process
+    may crash. Changes through `.data` or numpy go unnoticed, and the file is a mixture of old and new values.
+    A state larger
+    than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
+    as long as writing all but the last of it. The file appears when handle.wait() would return.
+
+    Saves to one file are made one after the other, in the order of the calls: where an earlier one of this
+    process is still under way, staging begins when that is over, also when it failed or was cancelled.
+
+    A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
+    an error is raised by the next save() or save_async(). When there is none it is printed at exit, and the
+    exit status is 1.
+    Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
+    In exit handlers that were registered before the package was imported, this returns when the file is
+    saved, or raises the error, and the exit status is 1.
+
+    Raises what save() raises for its arguments and for `obj`, and ValueError for `staging_bytes`; errors of
+    the filesystem come from the handle.
+    """
+    check_threads_run(f"save {path_name(path)}")
+    durable = bool_argument(durable, "durable")
+    checksum = bool_argument(checksum, "checksum")
+    check_staging_bytes(staging_bytes)
+    check_engine(engine)
+    raise_unobserved()
+    image = lay_out(obj, path, checksum)
+    files = OrderedFileSet(image, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
+    del image  # its memory is free when it is staged
+    try:
+        name = path_name(path)
+        handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
+        handle._start(FileJob(files))
+    except BaseException:
+        files.discard()
+        raise
+    files.enter()  # its thread runs, but may not have come so far
+    return handle
+
+
+def lay_out(obj: Any, path: Path, checksum: bool) -> SourceImage:
+    """Describe the file that `path` asks for by its suffix.
+
+    In the directory that the path leads to now: a link may be pointed elsewhere before the file is written.
+    """
+    directory, file = os.path.split(absolute_path(path))
+    name = os.path.join(os.path.realpath(directory), file)  # noqa: PTH118 - a Path would drop a trailing slash
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."
+    if suffix in PT_SUFFIXES:
+        from trunkline._formats import pt
+
+        with GcPause():
+            return pt.lay_out(obj, name)
+    if suffix == SAFETENSORS_SUFFIX:
+        from trunkline._formats import safetensors
+
+        with GcPause():
+            return safetensors.lay_out(obj, name, checksum=checksum)
+    known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
+    raise ValueError(f"path: cannot tell the format of {path_name(path)} by its suffix; use one of {known}")
+
+
+class Job(Protocol):
+    """What a SaveHandle does in the background."""
+
+    def begin(self) -> FileSet:
+        """Create the files."""
+
+    def commit(self) -> None:
+        """Make them count; called when they are written, durable and under their names."""
+
+    def cancel(self) -> None:
+        """Have begin() and commit() raise Cancelled soon where they wait for others. For any thread."""
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Undo what begin() did; called instead of commit(), or when that failed.
+
+        Returns what to raise: `error`, or what that comes from.
+        """
+
+
+class FileJob:
+    """Files that count as soon as they have their names."""
+
+    def __init__(self, files: FileSet) -> None:
+        """`files`: not staged yet."""
+        self._files: FileSet | None = files
+
+    def begin(self) -> FileSet:
+        """Hand them over."""
+        files, self._files = self._files, None
+        assert files is not None
+        return files
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    def cancel(self) -> None:
+        """Do nothing: it waits for nobody."""
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Do nothing: a FileSet that failed has removed them."""
+        return error
+
+
+class SaveHandle:
+    """A save that goes on in the background; thread-safe.
+
+    Made by save_async and by Checkpointer.save.
+    """
+
+    def __init__(
+        self, subject: str, unchanged: str, in_errors: str, owner: object = None, directory: str = ""
+    ) -> None:
+        """Not for users: save_async and Checkpointer.save make handles.
+
+        For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
+        path, as errors have it. owner: the Checkpointer, which alone raises its error; directory: its own.
+        _start() is next.
+        """
+        self._subject = subject
+        self._what = f"saving {subject}"
+        self._in_errors = f"saving {in_errors}: "
+        self._unchanged = unchanged
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._directory = directory
+        self._files: FileSet | None = None
+        self._cancelled = False
+        self._started = False  # by _start()
+        self._claim = Claim()  # by its thread, or by _start(), which then gives it up
+        # No lock: a signal handler that waits for the save would keep its thread from a lock that the
+        # interrupted code holds.
+        self._job: Job | None = None
+        self._staged = Flag()
+        self._done = Flag()
+        self._error: BaseException | None = None
+        self._observed = False
+        self._last_progress = (0, 0)
+
+    def _start(self, job: Job) -> None:
+        """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
+        try:
+            self._started = True
+            self._job = job
+            _under_way[self] = None
+            exit_watch.watch_child()
+            has_run_here = start_thread(self._run, Flag())
+            if has_run_here and self._error is not None:
+                end_by_failure()
+                raise self._error
+            exit_watch.keep()
+        except BaseException as error:
+            if self._claim.take():
+                interrupted = f"{self._what}: interrupted before it began; {self._unchanged}"
+                self._error = error if isinstance(error, Exception) else Cancelled(None, interrupted)
+                job.abandon(error)
+                self._end()
+            else:
+                self.cancel()
+                if has_passed():  # it ran in this thread, and a signal handler may have ended it anywhere
+                    self._end()
+                self._join()
+            self._observed = True
+            raise
+
+    def _run(self) -> None:
+        if not self._claim.take():
+            return
+        job = self._job
+        assert job is not None
+        files = None
+        try:
+            if self._cancelled:  # maybe before there was a job
+                job.cancel()
+            files = job.begin()
+            self._files = files
+            if self._cancelled:  # looked at after _files is set; cancel() does it the other way round
+                files.cancel()
+            files.stage()
+            self._staged.set()
+            files.finish()
+            job.commit()
+        except BaseException as error:
+            # Who cancels a save need not wait for it, also where another rank gave it up first.
+            self._observed = self._cancelled and isinstance(error, Cancelled | RankError)
+            self._error = error
+            with suppress(BaseException):
+                self._error = job.abandon(error)
+            if isinstance(self._error, Cancelled):
+                why = self._why()
+                text = self._in_errors.removesuffix(": ") + " was cancelled"
+                self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
+            _failed.append(self)  # before it stops being under way: an exit in between would report nothing
+        finally:
+            if self._files is not None:
+                self._last_progress = self._files.progress()
+            files = job = None  # an error's traceback would keep them
+            self._end()
+
+    def _end(self) -> None:
+        self._files = self._job = None
+        _under_way.pop(self, None)
+        self._done.set()
+        self._staged.set()
+
+    def staged(self) -> bool:
+        """Whether the tensors may change again. Never blocks; True also after an error."""
+        return self._staged.is_set()
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until the tensors may change again.
+
+        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first. Ctrl-C
+        cancels the save, so that nothing is saved of tensors that change from there on.
+        """
+        self._wait(self._staged, timeout)
+
+    def done(self) -> bool:
+        """Whether it is over: saved, or failed. Never blocks."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the file is saved, and durable unless it is saved with durable=False.
+
+        Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
+        goes on. Ctrl-C ends the wait, not the save, unless tensors are still to be copied: then both end.
+        """
+        self._wait(self._done, timeout)
+
+    def _join(self) -> None:
+        """Wait until it is over, saved or not, without raising or observing its error.
+
+        As in wait(), what interrupts this cancels a save whose tensors are not copied yet.
+        """
+        self._wait_for(self._done, None)
+
+    def _wait_for(self, flag: Flag, timeout: float | None) -> bool:
+        try:
+            return flag.wait(timeout)
+        except SystemExit:
+            raise  # the exit waits for it
+        except BaseException as error:
+            if self._cancel_unless_staged():
+                add_note(error, f"{self._what} was cancelled, since its tensors were not copied yet")
+            raise
+
+    def _cancel_unless_staged(self) -> bool:
+        """Cancel it if its tensors may not change yet, since what follows an interruption may change them.
+
+        As where a cell of a notebook is run again after Ctrl-C.
+        """
+        if self._staged.is_set():
+            return False
+        self.cancel()
+        self._done.wait()
+        return self._was_cancelled()
+
+    def cancel(self) -> None:
+        """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
+
+        It is no failure: nothing is raised by the next save. Of a save of several ranks, the others fail with
+        an error that names this one. A rank that has written its share when it is cancelled cannot know
+        whether rank 0 commits the checkpoint all the same.
+        """
+        self._cancelled = True
+        job, files = self._job, self._files
+        if job is not None:
+            job.cancel()
+        if files is not None:
+            files.cancel()
+
+    def _was_cancelled(self) -> bool:
+        """Whether it is over, and ended by cancel() here or on another rank, not by a failure."""
+        ended = isinstance(self._error, Cancelled) or getattr(self._error, "is_cancellation", False)
+        return self._cancelled and ended
+
+    def progress(self) -> tuple[int, int]:
+        """Return bytes written so far, and bytes to write in all."""
+        files = self._files
+        return files.progress() if files is not None else self._last_progress
+
+    def _wait_or_cancel(self) -> None:
+        """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
+        try:
+            self.wait()
+        except BaseException:
+            self.cancel()
+            self._join()
+            self._observed = True
+            raise
+
+    def _forget_parent(self) -> None:
+        """In a forked child: a save that was under way goes on in the parent alone."""
+        self._files = self._job = None
+        self._error = Error(
+            None, f"{self._what}: goes on in the process that this one was forked from; wait for it there"
+        )
+        self._observed = True
+        self._staged.set()
+        self._done.set()
+
+    def _wait(self, flag: Flag, timeout: float | None) -> None:
+        if not self._wait_for(flag, None if timeout is None else seconds_argument(timeout)):
+            raise Timeout(None, f"{self._what}: not ready after {timeout} s; it goes on")
+        if self._error is not None:
+            self._observed = True
+            raise self._error
+
+    def _why(self) -> str:
+        """Return why it failed, to stand behind `_what`."""
+        return str(self._error).removeprefix(self._in_errors)
+
+    def __repr__(self) -> str:
+        if self._done.is_set():
+            state = "saved"
+            if self._error is not None:
+                state = "cancelled" if self._was_cancelled() else "failed"
+        else:
+            state = "writing" if self._staged.is_set() else "staging"
+        return f"<trunkline.SaveHandle {self._what}: {state}>"
+
+
+_CANCELLED = "writing was cancelled"  # of src/tensor_file/file_writer.cpp
+
+# One step of the interpreter each, as in _background: adding, removing and list().
+_under_way: dict[SaveHandle, None] = {}
+_failed: list[SaveHandle] = []  # whose error nobody may have seen
+_NAMED = 10  # saves in an error, besides the first
+
+
+def saves_into(directory: str) -> list[tuple[SaveHandle, object]]:
+    """Return the saves of Checkpointers of `directory` that are under way, with those (None: it is gone)."""
+    into = os.path.realpath(directory)
+    return [
+        (handle, None if handle._owner is None else handle._owner())
+        for handle in list(_under_way)
+        if handle._directory and os.path.realpath(handle._directory) == into
+    ]
+
+
+def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle]:
+    """Take the saves out of _failed whose errors nobody has seen; each is given to one caller."""
+    taken = []
+    for handle in list(_failed):
+        if handle._observed or is_wanted(handle):
+            with suppress(ValueError):  # another thread, or a signal handler, took it
+                _failed.remove(handle)
+                if not handle._observed:
+                    taken.append(handle)
+    return taken
+
+
+def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseException | None]:
+    """Return what to say of all failed saves that nobody waited for, and the error of the first of them.
+
+    Of a Checkpointer, `owner`: its own saves, and those of Checkpointers of its directory that are gone.
+    Without it: saves of files, and of Checkpointers that are gone. An error of a Checkpointer is its own to
+    raise: if another save took it, that one would fail for no reason, and its Checkpointer would not know.
+    """
+
+    def is_wanted(handle: SaveHandle) -> bool:
+        if handle._owner is None:
+            return owner is None
+        theirs = handle._owner()
+        if theirs is None:
+            return owner is None or handle._directory == directory
+        return theirs is owner
+
+    # All at once: each error costs its caller a save, and it may try that again only once.
+    handles = _take_unobserved(is_wanted)
+    if not handles:
+        return "", None
+    for handle in handles:
+        handle._observed = True
+    first, *others = handles
+    text = "an earlier save failed, and nobody waited for it"
+    if others:
+        text = f"{len(handles)} earlier saves failed, and nobody waited for them"
+    text = f"{text}: {first._what}: {first._why()}"
+    if others:
+        named = ", ".join(handle._what for handle in others[:_NAMED])
+        more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        text += f"; the others: {named}{more}"
+    return text, first._error
+
+
+def raise_unobserved(owner: object = None, directory: str = "") -> None:
+    """Raise one error for all that take_failures() finds."""
+    text, error = take_failures(owner, directory)
+    if error is not None:
+        text += "; this call has saved nothing: call it again"
+        raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
+
+
+def _report_at_exit() -> bool:
+    failed = _take_unobserved(lambda _: True)
+    for handle in failed:
+        say(f"{handle._what} failed: {handle._why()}")
+    if failed:  # who started the process must not take it for a success
+        end_by_failure()
+    return bool(failed)
+
+
+def _forget_parent() -> None:
+    _failed.clear()  # the parent reports them
+    for handle in list(_under_way):
+        handle._forget_parent()
+    _under_way.clear()
+
+
+exit_watch.watch_saves(lambda: list(_under_way), _report_at_exit)
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,1 @@
+"""States: nestings of containers, values and tensors."""

@@ -1,0 +1,194 @@
+"""The tensors that a state is loaded into: which are filled as they are, and which are copied to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+from trunkline._tensor_io.memory import empty_bytes
+from trunkline._tensor_io.tensors import as_stored, bytes_of, from_stored, to_stored
+from trunkline.checkpoint.state.leaves import BadLeaf, shown_key
+from trunkline.checkpoint.state.storages import View, copy_values, with_gaps
+from trunkline.checkpoint.state.views import (
+    Strided,
+    TooManyRuns,
+    groups,
+    merged,
+    sharing,
+    significant_strides,
+    spans,
+    strided,
+    view_of,
+)
+
+METADATA: Any = object()  # in the path to the attribute of an OrderedDict
+
+
+def place_of(path: Sequence[Any]) -> str:
+    """Show where in a state a path of keys and indices leads."""
+    return "state" + "".join("._metadata" if key is METADATA else f"[{shown_key(key)}]" for key in path)
+
+
+class Use(NamedTuple):
+    """A tensor to load into, for one that is stored."""
+
+    path: tuple[Any, ...]
+    tensor: torch.Tensor
+    view: View | None  # as which it was saved
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return place_of(self.path)
+
+    def is_whole(self) -> bool:
+        """Whether it was saved as all of what is stored, in C order."""
+        return self.view is None or self.view.storage is None
+
+    def saved_stride(self) -> tuple[int, ...]:
+        """Return its strides in the memory that was saved."""
+        if self.view is not None and self.view.storage is not None:
+            return self.view.at.stride
+        strides, step = [], 1
+        for extent in reversed(self.tensor.shape):
+            strides.append(step)
+            step *= max(extent, 1)
+        return tuple(reversed(strides))
+
+    def is_laid_out_as_saved(self) -> bool:
+        """Whether it has its elements in the order of the memory that was saved."""
+        if self.is_whole():
+            return self.tensor.is_contiguous()
+        return all(
+            extent == 1 or now == saved
+            for extent, now, saved in zip(
+                self.tensor.shape, self.tensor.stride(), self.saved_stride(), strict=True
+            )
+        )
+
+    def base(self) -> int:
+        """Return the address of the memory of which it would be the view that was saved."""
+        offset = self.view.at.offset if self.view is not None and self.view.storage is not None else 0
+        return self.tensor.data_ptr() - offset
+
+    def layout(self) -> tuple[object, ...]:
+        """Return what tensors have in common that may share memory: equal bytes come to it from all."""
+        if self.is_laid_out_as_saved():
+            return (self.base(),)
+        return (self.tensor.data_ptr(), significant_strides(self.tensor), self.view)
+
+
+class Targets:
+    """Where to read what is stored, and what then is to be copied."""
+
+    def __init__(self, uses: Mapping[str, Sequence[Use]]) -> None:
+        """Raises ValueError for tensors that cannot hold what was saved, BadLeaf for impossible views."""
+        self.by_name: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, list[Use]] = {}
+        self._views: dict[str, list[Strided]] = {}
+        for name, all_uses in uses.items():
+            self._add(name, all_uses)
+        _check_overlaps(uses)
+
+    def finish(self) -> None:
+        """Copy what was not read to where it belongs. Raises BadLeaf for memory that is larger than any."""
+        for name, uses in self._copies.items():
+            target = self.by_name[name]
+            memory = bytes_of(target)
+            for use in uses:
+                if use.view is None or use.view.storage is None:
+                    source = from_stored(target, use.tensor.dtype)
+                else:
+                    if use.view.storage != memory.numel():
+                        memory = with_gaps(name, memory, use.view.storage, self._views[name])
+                    source = view_of(memory, use.view.at, use.tensor.dtype)
+                _copy(use, source)
+
+    def _add(self, name: str, uses: Sequence[Use]) -> None:
+        if len(uses) == 1 and uses[0].view is None and uses[0].tensor.is_contiguous():
+            self.by_name[name] = as_stored(uses[0].tensor)
+            return
+        wholes = [use for use in uses if use.is_whole()]
+        direct = next((use for use in wholes if use.tensor.is_contiguous()), None)
+        if direct is not None:
+            target = to_stored(direct.tensor)
+        elif wholes:
+            like = to_stored(wholes[0].tensor)
+            target = empty_bytes(like.nbytes, like.device).view(like.dtype).reshape(like.shape)
+        else:
+            views = self._views[name] = [use.view.at for use in uses if use.view is not None]
+            target = empty_bytes(_bytes_of_views(name, views), uses[0].tensor.device)
+        self.by_name[name] = target
+        _check_storages(name, target.nbytes, uses, has_gaps=name in self._views)
+        for use in uses:
+            if use.tensor.numel() == 0 or (
+                direct is not None and use.is_laid_out_as_saved() and use.base() == target.data_ptr()
+            ):
+                continue
+            _check_distinct(use)
+            self._copies.setdefault(name, []).append(use)
+
+
+def _check_storages(name: str, nbytes: int, uses: Sequence[Use], has_gaps: bool) -> None:
+    """Raise BadLeaf unless the views of a tensor of `nbytes` are all of the same memory.
+
+    That is the tensor itself, or with `has_gaps` memory of which it is the part that the views have.
+    """
+    storages = {use.view.storage for use in uses if use.view is not None and use.view.storage is not None}
+    if len(storages) > 1:
+        raise BadLeaf(f'"storage" of {name!r} differs between views of it')
+    if storages and not has_gaps and storages != {nbytes}:
+        raise BadLeaf(f'"storage" of {name!r} is not the {nbytes} bytes that it has')
+
+
+def _bytes_of_views(name: str, views: Sequence[Strided]) -> int:
+    try:
+        runs = merged(numpy.concatenate([view.runs() for view in views]))
+    except TooManyRuns:
+        raise BadLeaf(f"a view of {name!r} has too many pieces") from None
+    return int((runs[:, 1] - runs[:, 0]).sum())
+
+
+def _copy(use: Use, source: torch.Tensor) -> None:
+    """Copy to a tensor, of which elements may be the same memory where they were when it was saved."""
+    if use.tensor.is_contiguous() or not use.is_laid_out_as_saved():
+        copy_values(use.tensor, source)
+        return
+    at = strided(use.tensor)
+    for begin, end in (at.runs() - at.offset).tolist():
+        first, count = begin // at.itemsize, (end - begin) // at.itemsize
+        target, values = (
+            each.as_strided((count,), (1,), each.storage_offset() + first) for each in (use.tensor, source)
+        )
+        copy_values(target, values)
+
+
+def _check_distinct(use: Use) -> None:
+    """Raise ValueError where elements to load into are the same memory, and those that were saved are not."""
+    if use.tensor.is_contiguous() or (not use.is_whole() and use.is_laid_out_as_saved()):
+        return
+    try:
+        runs = strided(use.tensor).runs()
+    except TooManyRuns:
+        return
+    if int((runs[:, 1] - runs[:, 0]).sum()) < use.tensor.nbytes:
+        raise ValueError(
+            f"into: {use.place} has elements that share memory, and were saved apart; load without `into`"
+        )
+
+
+def _check_overlaps(uses: Mapping[str, Sequence[Use]]) -> None:
+    """Raise ValueError if two tensors share memory in another way than when they were saved."""
+    flat = [(name, use) for name, each in uses.items() for use in each if use.tensor.numel()]
+    begins, ends = spans([use.tensor for _, use in flat])
+    for group in groups(begins, ends):
+        views = {index: strided(flat[index][1].tensor) for index in group}
+        for members, _ in sharing(views, group):
+            first_name, first = flat[members[0]]
+            for name, use in (flat[index] for index in members[1:]):
+                if name != first_name or use.layout() != first.layout():
+                    raise ValueError(
+                        f"into: {first.place} and {use.place} share memory, and were saved apart; "
+                        "load without `into`"
+                    )

@@ -1,0 +1,139 @@
+"""The decoder layers of a model, and what of them is streamed in which units."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from trunkline._errors import Unsupported
+from trunkline._streaming.roofline import most_unit_bytes
+
+# What is less than this share of its layer stays in memory: norms, biases, routers.
+_SMALL_SHARE = 1 / 256
+_MIN_DIMENSIONS = 2
+# Layers are cut into units of about this, or of their largest module: two of them must fit beside what stays,
+# and the smaller they are, the more stays.
+UNIT_BYTES = 16 << 20
+
+
+@dataclass
+class Weight:
+    """A parameter that is streamed: `name` in its module, `path` in the model's state."""
+
+    path: str
+    name: str
+    nbytes: int
+
+
+@dataclass
+class Part:
+    """A module of a layer and its weights."""
+
+    module: nn.Module
+    weights: list[Weight]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are streamed for it."""
+        return sum(weight.nbytes for weight in self.weights)
+
+
+@dataclass
+class Unit:
+    """What is read and used as a whole: neighbouring modules of one layer."""
+
+    layer: int
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def most_bytes(self) -> int:
+        """The most memory that it takes, however its weights lie in the files."""
+        return most_unit_bytes(self.nbytes, len(self.weights))
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights of all of its modules, in their order."""
+        return [weight for part in self.parts for weight in part.weights]
+
+
+def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
+    """Return the list of the model's decoder layers, and its path.
+
+    Raises Unsupported for a model that has none.
+    """
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if not found:
+        raise Unsupported(
+            None,
+            f"{type(model).__name__} has no list of {count} decoder layers that could be streamed; load it "
+            "with transformers",
+        )
+    return max(found, key=lambda each: sum(parameter.nbytes for parameter in each[1].parameters()))
+
+
+def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[Unit]]:
+    """Return the decoder layers, and their streamed weights in units, in the order of their modules.
+
+    What is tied to anything else stays in memory, as everything outside of the layers does.
+    """
+    path, layers = find_layers(model)
+    uses: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    streamable = {key for key, count in uses.items() if count == 1}
+    by_layer = [_parts(f"{path}.{index}", layer, streamable) for index, layer in enumerate(layers)]
+    largest = max((_bytes(parts) for groups in by_layer for parts in groups), default=0)
+    bound = max(UNIT_BYTES if unit_bytes is None else unit_bytes, largest)
+    units: list[Unit] = []
+    for index, groups in enumerate(by_layer):
+        units += _grouped(index, groups, bound)
+    return layers, units
+
+
+def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[list[Part]]:
+    """Return the modules with streamed weights; those within another one of them go with it.
+
+    It needs its own weights while they run: in units of their own they would all be held at once.
+    """
+    total = sum(parameter.nbytes for parameter in layer.parameters())
+    groups: list[list[Part]] = []
+    outer: str | None = None
+    for inner, module in layer.named_modules():
+        prefix = f"{path}.{inner}" if inner else path
+        weights = [
+            Weight(f"{prefix}.{name}", name, parameter.nbytes)
+            for name, parameter in module.named_parameters(recurse=False)
+            if id(parameter) in streamable
+            and parameter.dim() >= _MIN_DIMENSIONS
+            and parameter.nbytes >= total * _SMALL_SHARE
+        ]
+        if weights and outer is not None and inner.startswith(outer):
+            groups[-1].append(Part(module, weights))
+        elif weights:
+            groups.append([Part(module, weights)])
+            outer = f"{inner}." if inner else ""
+    return groups
+
+
+def _bytes(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in parts)
+
+
+def _grouped(layer: int, groups: Sequence[list[Part]], bound: int) -> list[Unit]:
+    units: list[Unit] = []
+    for parts in groups:
+        if not units or units[-1].nbytes + _bytes(parts) > bound:
+            units.append(Unit(layer))
+        units[-1].parts += parts
+    return units

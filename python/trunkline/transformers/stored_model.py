@@ -1,0 +1,164 @@
+"""What a Hugging Face folder holds: its model without weights, and where the weights are."""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trunkline._errors import Unsupported, exception_of
+from trunkline._formats.safetensors.folder import folder_headers
+from trunkline._formats.safetensors.load import Header, dtype_and_shape
+from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.source import Source
+from trunkline._streaming.stored import TENSOR_ALIGNMENT, Stored
+from trunkline.checkpoint.save_order import await_saves_of
+from trunkline.transformers import _weights, skeleton
+from trunkline.transformers import layers as model_layers
+from trunkline.transformers._folder import check_model_folder, check_weights
+from trunkline.transformers._weights import Weights
+from trunkline.transformers.layers import Unit
+
+_MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass
+class Checkpoint:
+    """A folder, the model that it describes (on the meta device), and its weights by their names there.
+
+    Of a tied weight only one name counts. `order`: that of use, those that are streamed first.
+    """
+
+    folder: Path
+    headers: list[Header]
+    tensors: dict[str, Stored]  # of the files, by their names there
+    model: Any
+    weights: Weights
+    layers: nn.ModuleList
+    units: list[Unit]
+    resident: list[str]
+    order: list[str]
+    dtypes: dict[str, torch.dtype]
+    shapes: dict[str, tuple[int, ...]]
+    aliases: dict[str, list[str]]  # all names of a weight
+
+    @property
+    def resident_bytes(self) -> int:
+        """Size of the weights that are not streamed."""
+        return sum(
+            torch.Size(self.shapes[name]).numel() * self.dtypes[name].itemsize for name in self.resident
+        )
+
+    @property
+    def readable_in_place(self) -> bool:
+        """Whether every weight lies in the files as memory wants it."""
+        stored = self.weights.stored
+        return all(
+            name in stored
+            and stored[name].dtype == self.dtypes[name]
+            and stored[name].offset % TENSOR_ALIGNMENT == 0
+            for name in self.order
+        )
+
+
+def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
+    """Read configuration and headers. Raises as from_pretrained does."""
+    await_saves_of(str(folder))
+    check_model_folder(folder)
+    check_weights(folder)
+    headers = _headers(folder)
+    tensors = stored_tensors.of_headers(headers)
+    model = skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers))
+    weights = _weights.find(model, tensors, str(folder))
+    layers, units = model_layers.cut(model, unit_bytes)
+    streamed = [weight.path for unit in units for weight in unit.weights]
+
+    state = model.state_dict(keep_vars=True)
+    names_of: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names_of.setdefault(id(value), []).append(name)
+    known = weights.stored.keys() | weights.computed.keys()
+    for names in names_of.values():
+        _check_tied([weights.stored[name] for name in names if name in weights.stored], headers)
+    aliases = {next(name for name in names if name in known): names for names in names_of.values()}
+    through = set(streamed)
+    resident = [name for name in aliases if name not in through]
+    return Checkpoint(
+        folder=folder,
+        headers=headers,
+        tensors=tensors,
+        model=model,
+        weights=weights,
+        layers=layers,
+        units=units,
+        resident=resident,
+        order=[*streamed, *resident],
+        dtypes={name: value.dtype for name, value in state.items()},
+        shapes={name: tuple(state[name].shape) for name in aliases},
+        aliases=aliases,
+    )
+
+
+def _headers(folder: Path) -> list[Header]:
+    try:
+        return folder_headers(folder)
+    except FileNotFoundError as error:
+        message = (
+            f"cannot load a model from {folder}: {error.filename} is missing; its download or copy is "
+            "incomplete, fetch that file too"
+        )
+        raise exception_of("system", errno.ENOENT, message, str(error.filename)) from error
+
+
+def _first_dtype(headers: list[Header]) -> torch.dtype | None:
+    """Return the dtype that transformers takes for that of the model where its config names none."""
+    first = min(headers, key=lambda header: Path(header.path).name)
+    for stored in sorted(first.tensors, key=lambda each: each.name):
+        dtype, _ = dtype_and_shape(stored, first.path)
+        if dtype in _MODEL_DTYPES:
+            return dtype
+    return None
+
+
+def _check_tied(stored: list[Stored], headers: list[Header]) -> None:
+    """Raise Unsupported for one weight that is stored several times with different values.
+
+    The config says that they are tied; transformers would keep them apart.
+    """
+    if len(stored) < 2:
+        return
+    with Source(headers) as source:
+        first, *others = (source.fetch(each).reshape(-1).view(torch.uint8) for each in stored)
+        if all(torch.equal(first, other) for other in others):
+            return
+    names = " and ".join(each.name for each in stored)
+    path = headers[stored[0].file].path
+    raise Unsupported(
+        None,
+        f"{path}: {names} are tied by the config (tie_word_embeddings), and differ in the file; set "
+        "tie_word_embeddings to false in config.json if they should",
+        path,
+    )
+
+
+def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype, or None for that of the config. Raises ValueError for what is none."""
+    if dtype is None or dtype == "auto":
+        return None
+    if isinstance(dtype, str):
+        named = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(named, torch.dtype):
+            raise ValueError(f'dtype: must be a torch.dtype or the name of one, as "bfloat16", not {dtype!r}')
+        dtype = named
+    if dtype not in _MODEL_DTYPES:
+        names = ", ".join(str(each).removeprefix("torch.") for each in _MODEL_DTYPES)
+        raise ValueError(f"dtype: must be one of {names}, not {dtype!r}")
+    return dtype
+
+
+def names_first(units: Sequence[Unit]) -> set[str]:
+    """Return the names of the weights with which units begin."""
+    return {unit.weights[0].path for unit in units}
