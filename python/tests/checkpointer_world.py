@@ -244,7 +244,7 @@ class World:
                     result = ("error", self.trace)
                 os.write(writing, json.dumps([number, result]).encode() + b"\n")
                 if end and "exit" in end and op["do"] == "open" and result[0] == "ok":
-                    place = self.slots[op["slot"]]._place
+                    place = self.slots[op["slot"]]._context
                     place.store = _Ending(place.store, *end["exit"])  # type: ignore[assignment]
         except BaseException:
             traceback.print_exc()
@@ -318,13 +318,13 @@ def _faults(checkpointer: tl.Checkpointer, fault: Any, disturb: int | None) -> I
         faults.fail(*fault)
     if disturb is not None:
         faults.disturb(disturb, 0.2, 0.2)
-    before = checkpointer._engine, checkpointer._place.engine
+    before = checkpointer._engine, checkpointer._context.engine
     with tl.Engine("threads", faults=faults, block_bytes="64KiB", lanes=1) as engine:
-        checkpointer._engine = checkpointer._place.engine = engine
+        checkpointer._engine = checkpointer._context.engine = engine
         try:
             yield
         finally:
-            checkpointer._engine, checkpointer._place.engine = before
+            checkpointer._engine, checkpointer._context.engine = before
 
 
 @contextlib.contextmanager

@@ -264,17 +264,17 @@ class Rank:
     def fail_retention(self) -> None:
         """The next removal of old checkpoints fails."""
         for made in self.checkpointers.values():
-            made._place.store = _Failing(made._place.store, "retain")
+            made._context.store = _Failing(made._context.store, "retain")
 
     def replaced_before_opening(self, directory: str, step: int, times: int) -> None:
         """Let another job replace a step each time before this rank opens its manifest."""
         made = self.checkpointers[""]
-        made._place.store = _Replaced(made._place.store, directory, step, times)
+        made._context.store = _Replaced(made._context.store, directory, step, times)
 
     def saved_before_looking(self, directory: str, step: int) -> None:
         """Let another job save before this rank looks for its last checkpoint."""
         made = self.checkpointers[""]
-        made._place.store = _Extended(made._place.store, directory, step)
+        made._context.store = _Extended(made._context.store, directory, step)
 
     def look_into(self, directory: str) -> None:
         """Find other checkpoints than the other ranks, as where the directory is not mounted."""
@@ -283,7 +283,7 @@ class Rank:
     def verify_while_removed(self, directory: str, step: int) -> None:
         """Verify the last checkpoint, which another job removes before its manifest is opened."""
         made = self.checkpointers[""]
-        made._place.store = _Removed(made._place.store, directory, step)
+        made._context.store = _Removed(made._context.store, directory, step)
         made.verify()
 
     def slow_to_read(self, topic: str, seconds: float) -> None:
@@ -587,11 +587,11 @@ def debris(directory: Path, volumes: Iterable[Path] = ()) -> list[str]:
     """Files and directories that belong to no checkpoint, once a new Checkpointer was made."""
     checkpointer = tl.Checkpointer(directory, process_group=False)
     known = {directory / "lock", directory / "trunkline-checkpoints.json"}
-    for volume in map(Path, checkpointer._place.store.volumes):
+    for volume in map(Path, checkpointer._context.store.volumes):
         known |= {volume, volume / "home"}
     for step in checkpointer.steps():
-        manifest = checkpointer._place.store.read_manifest(step)
-        for path in map(Path, checkpointer._place.store.shard_paths(manifest)):
+        manifest = checkpointer._context.store.read_manifest(step)
+        for path in map(Path, checkpointer._context.store.shard_paths(manifest)):
             known |= {path, path.parent}
         name = f"step-{step:08}"
         known |= {directory / name, directory / name / f"manifest-{manifest['commit']:010}"}

@@ -44,7 +44,7 @@ class FailingStore:
 
 def failing(directory: Path, error: BaseException) -> tl.Checkpointer:
     checkpointer = tl.Checkpointer(directory, process_group=False)
-    checkpointer._place.store = FailingStore(checkpointer._place.store, error)  # type: ignore[assignment]
+    checkpointer._context.store = FailingStore(checkpointer._context.store, error)  # type: ignore[assignment]
     return checkpointer
 
 

@@ -39,7 +39,7 @@ print(tl.Checkpointer("run", process_group=False).steps())
     [
         'tl.Checkpointer("run", process_group=False)',
         "checkpointer.delete(1)",
-        "checkpointer._place.store.collect()",
+        "checkpointer._context.store.collect()",
     ],
 )
 def test_ctrl_c_ends_a_call_on_a_hung_disk(run_script: RunScript, call: str) -> None:

@@ -27,7 +27,7 @@ def state_of(version: int) -> dict[str, Any]:
 
 def save(directory: Path, step: int, version: int) -> None:
     checkpointer = tl.Checkpointer(directory, keep=1, process_group=False)
-    store = checkpointer._place.store
+    store = checkpointer._context.store
     store.continue_from(store.position())  # as if it had loaded, without reading
     checkpointer.save(step, state_of(version), block=True)
 
@@ -109,7 +109,7 @@ def test_what_another_job_commits_during_a_load_is_not_loaded(
     other = tl.Checkpointer(tmp_path, process_group=False)
     other.load()
     to_save = [7]
-    real = run._place.store
+    real = run._context.store
 
     class Store:
         """Another job commits right after this one has looked at what there is."""
@@ -127,7 +127,7 @@ def test_what_another_job_commits_during_a_load_is_not_loaded(
 
             return look
 
-    monkeypatch.setattr(run._place, "store", Store())
+    monkeypatch.setattr(run._context, "store", Store())
     assert run.load()["version"] == 60
     with pytest.raises(FileExistsError, match="step 7, which this run has neither loaded nor saved"):
         run.save(7, state_of(71), block=True)
@@ -139,7 +139,7 @@ def test_the_last_one_is_retired_while_it_is_verified(
 ) -> None:
     save(tmp_path, 1, 10)
     reader = tl.Checkpointer(tmp_path, process_group=False)
-    real = reader._place.store
+    real = reader._context.store
     verified: list[int] = []
 
     class Store:
@@ -159,7 +159,7 @@ def test_the_last_one_is_retired_while_it_is_verified(
             verified.append(step)
             return found
 
-    monkeypatch.setattr(reader._place, "store", Store())
+    monkeypatch.setattr(reader._context, "store", Store())
     reader.verify()
     assert verified == [1, 2]
 

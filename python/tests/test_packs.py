@@ -19,7 +19,7 @@ from support_models import make_folder, prompt, stock
 import trunkline as tl
 from trunkline._streaming import location as pack_location
 from trunkline._streaming import pack as packing
-from trunkline._streaming.location import Place
+from trunkline._streaming.location import PackLocation
 from trunkline._streaming.stored import Stored
 from trunkline._streaming.streaming import streaming_of
 from trunkline.transformers import _packing, skeleton
@@ -170,15 +170,15 @@ def test_what_is_put_there_meanwhile_stays(
 ) -> None:
     """By somebody who takes no locks."""
     a = disks[0]
-    remove = Place.remove
+    remove = PackLocation.remove
     theirs = [b"precious"]
 
-    def removed(place: Place) -> None:
-        remove(place)
+    def removed(location: PackLocation) -> None:
+        remove(location)
         if theirs:
             (a / WEIGHTS).write_bytes(theirs.pop())
 
-    monkeypatch.setattr(Place, "remove", removed)
+    monkeypatch.setattr(PackLocation, "remove", removed)
     with pytest.raises(FileExistsError):
         made(folder, [a])
     assert contents(a) == {a / WEIGHTS: b"precious"}
@@ -232,18 +232,18 @@ def test_what_an_interrupted_removal_leaves_is_known(folder: Path, disks: list[P
 def test_packers_with_a_directory_in_common_wait_for_each_other(disks: list[Path]) -> None:
     a, b, s = map(Path, disks)
     for first, second in (([a, s], [s, b]), ([a, b], [b, a]), ([a, b], [b]), ([s], [a, b, s])):
-        with Place(tuple(first)).lock() as locked:
+        with PackLocation(tuple(first)).lock() as locked:
             assert locked
-            with Place(tuple(second)).lock(wait=False) as also:
+            with PackLocation(tuple(second)).lock(wait=False) as also:
                 assert not also
-        with Place(tuple(second)).lock(wait=False) as locked:
+        with PackLocation(tuple(second)).lock(wait=False) as locked:
             assert locked
 
 
 def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """As in `flock DIR python serve.py`, where it waits for what waits for it."""
-    place = Place((Path(disks[0]),))
-    with place.lock():
+    location = PackLocation((Path(disks[0]),))
+    with location.lock():
         pass
     holder = os.open(disks[0], os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -255,7 +255,10 @@ def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: 
 
     monkeypatch.setattr(pack_location, "_SILENT_SECONDS", -1.0)
     monkeypatch.setattr(pack_location, "_warn_of_waiting", warned)
-    with pytest.warns(RuntimeWarning, match=rf"waiting for another .* on {disks[0]}"), place.lock() as locked:
+    with (
+        pytest.warns(RuntimeWarning, match=rf"waiting for another .* on {disks[0]}"),
+        location.lock() as locked,
+    ):
         assert locked
 
 
@@ -305,16 +308,16 @@ def test_a_manifest_does_not_come_back(
     made(folder, [a])
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))
-    place = Place((a,))
+    location = PackLocation((a,))
     checkpoint = _packing.look_into(folder, None, None)
     sums = packing.Source.data_checksums
 
     def removed(source: packing.Source) -> list[int]:
-        place.remove()
+        location.remove()
         return sums(source)
 
     monkeypatch.setattr(packing.Source, "data_checksums", removed)
-    packing.find(place, checkpoint.headers, _packing._recipe(checkpoint))
+    packing.find(location, checkpoint.headers, _packing._recipe(checkpoint))
     assert contents(a) == {}
     monkeypatch.undo()
     made(folder, [a])

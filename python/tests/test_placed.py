@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trunkline._tensor_io.devices import placed, savable  # noqa: E402
+from trunkline._tensor_io.devices import copied_to, savable  # noqa: E402
 
 
 def test_what_is_there_stays() -> None:
@@ -24,7 +24,9 @@ def test_what_is_elsewhere_is_moved_and_stays_tied() -> None:
     weight, empty = torch.ones(4, 2), torch.ones(0)
     model = OrderedDict([("head", weight), ("embedding", weight.detach()), ("turned", weight.t())])
     model._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
-    moved = placed({"model": model, 7: [empty, "text", ({"step": torch.tensor(3)},)]}, torch.device("meta"))
+    moved = copied_to(
+        {"model": model, 7: [empty, "text", ({"step": torch.tensor(3)},)]}, torch.device("meta")
+    )
     assert type(moved["model"]) is OrderedDict
     assert moved["model"]._metadata == {"": {"version": 1}}
     assert list(moved["model"]) == ["head", "embedding", "turned"]
@@ -59,5 +61,5 @@ def test_tensors_without_addresses_stay_apart() -> None:
 def test_a_conjugate_is_not_taken_for_what_it_is_a_view_of() -> None:
     number = torch.tensor([1 + 2j])
     views = [number, number.conj(), number.imag, number.conj().imag]
-    moved = placed(views, torch.device("meta"))
+    moved = copied_to(views, torch.device("meta"))
     assert len({id(each) for each in moved}) == len(views)

@@ -22,7 +22,7 @@ from trunkline._tensor_io.background import start_thread, unfinished
 from trunkline.checkpoint.ranks import group as group_module
 from trunkline.checkpoint.ranks import meeting as meeting_module
 from trunkline.checkpoint.ranks.group import Exchange, Exchanges
-from trunkline.checkpoint.ranks.outcomes import give_up, heard, join, together
+from trunkline.checkpoint.ranks.outcomes import await_result, give_up, join, together
 from trunkline.checkpoint.ranks.store import RankStore, value_of
 
 TIMEOUT = 0.5  # of a rank that is silent
@@ -543,7 +543,7 @@ def test_keys_of_calls_that_did_not_meet_go_as_well() -> None:
     def meet_and_hear(exchange: Exchange) -> None:
         join(exchange)
         if exchange.rank > 0:
-            heard(exchange, "placed")
+            await_result(exchange, "placed")
 
     def call(each: Exchanges) -> None:
         for number in range(1, 21):

@@ -603,7 +603,7 @@ def test_a_source_that_is_replaced_while_it_is_packed_is_told(
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    for owner, name in ((packing.Place, "remove"), (_packing, "_source")):
+    for owner, name in ((packing.PackLocation, "remove"), (_packing, "_source")):
         replaced(owner, name)
         with pytest.raises(tl.Corrupt, match="modified or replaced"):
             tl.transformers.from_pretrained(folder)

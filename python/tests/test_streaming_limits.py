@@ -89,11 +89,11 @@ def test_nothing_is_lost_when_a_streamed_model_is_to_be_saved(tmp_path: Path) ->
 
 
 def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
-    from trunkline.transformers._absent import AbsentWeight
+    from trunkline.transformers._offloaded import OffloadedWeight
 
     def absent(home: str) -> Any:
         parameter = torch.nn.Parameter(torch.empty(4, device="meta", dtype=torch.bfloat16))
-        return AbsentWeight.of("a.weight", parameter, torch.device(home))
+        return OffloadedWeight.of("a.weight", parameter, torch.device(home))
 
     on_gpu, on_cpu = absent("cuda:0"), absent("cpu")
     for same in (

@@ -112,7 +112,7 @@ def test_any_views_come_back_from_a_directory(tmp_path: Path, state: Any, apart:
     checkpointer = tl.Checkpointer(tempfile.mkdtemp(dir=tmp_path))
     checkpointer.save(1, state, block=True)
     written = {int(at) for leaf in leaves(state) for at in bytes_of_elements(leaf)}
-    manifest = checkpointer._place.store.read_manifest(1)
+    manifest = checkpointer._context.store.read_manifest(1)
     assert sum(piece[2] for each in manifest["tensors"] for piece in each["pieces"]) == len(written)
     loaded = checkpointer.load()
     assert values(loaded) == values(state)
@@ -175,7 +175,7 @@ def test_small_views_of_a_large_memory_are_all_that_is_written(tmp_path: Path) -
     loaded = checkpointer.load()
     assert values(loaded) == values(state)
     assert aliasing(loaded) == aliasing(state)
-    assert checkpointer._place.store.read_manifest(1)["features"] == ["views"]
+    assert checkpointer._context.store.read_manifest(1)["features"] == ["views"]
 
 
 def test_memory_formats_are_kept(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ except ModuleNotFoundError as _error:
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
 from trunkline._formats.pt.load import TRUST
-from trunkline._tensor_io.devices import placed, savable
+from trunkline._tensor_io.devices import copied_to, savable
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.transfer import absolute_path
 from trunkline._warnings import caller
@@ -189,7 +189,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
                     name,
                 ) from error
             return dict(torch.load(name, map_location=device, weights_only=False))
-        return dict(placed(state, device))
+        return dict(copied_to(state, device))
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
         """Remove the file, or folder, if it is there.

@@ -28,7 +28,7 @@ _SILENT_SECONDS = 30.0  # of waiting, which may take as long as another process 
 
 
 @dataclass(frozen=True)
-class Place:
+class PackLocation:
     """Where a pack is: its manifest in the first directory, its weights in all of them."""
 
     directories: tuple[Path, ...]
@@ -88,7 +88,7 @@ class Place:
         directories = self.directories + (former.directories if former else ())
         return {_identity(directory): directory for directory in directories}
 
-    def former(self) -> "Place | None":
+    def former(self) -> "PackLocation | None":
         """Return where the pack of the manifest that is here has its weights, if that is elsewhere.
 
         None too where that is not known: the manifest of a striped one may be old, or a copy. Raises Format.
@@ -106,9 +106,9 @@ class Place:
         here = [_identity(directory) for directory in self.directories]
         if identities[:1] != here[:1] or identities == here:
             return None
-        return Place(directories)
+        return PackLocation(directories)
 
-    def check_is_free(self, headers: Sequence[Header]) -> "Place | None":
+    def check_is_free(self, headers: Sequence[Header]) -> "PackLocation | None":
         """Raise an error where anything else than an older pack of this place is in the way of one.
 
         Returns former() if its weights are there: they are to be removed. The place is locked, and the

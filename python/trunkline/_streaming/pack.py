@@ -15,7 +15,7 @@ from trunkline._errors import Corrupt, Format
 from trunkline._formats.safetensors.load import Header
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import Layout
-from trunkline._streaming.location import MARK_BYTES, WEIGHTS, Place
+from trunkline._streaming.location import MARK_BYTES, WEIGHTS, PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe, SourceFile
 from trunkline._streaming.progress import Progress
 from trunkline._streaming.source import Source
@@ -26,24 +26,24 @@ _NOT_WHOLE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # what op
 _SETTLED_NS = 20_000_000  # times of files go by the ticks of the kernel, of up to 10 ms
 
 
-def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
+def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
     """Return the manifest of a pack that was made from these very files by this recipe; None for others.
 
     Files that look as they did then (size, times, inode, header) are taken for the same. Where only times and
     inode differ, as in a copy of a folder, their contents decide. Raises Format for a manifest that cannot be
     read.
     """
-    manifest = pack_manifest.read(place.directories[0])
+    manifest = pack_manifest.read(location.directories[0])
     if (
         manifest is None
         or manifest.recipe != recipe
-        or manifest.volumes != len(place.directories)
+        or manifest.volumes != len(location.directories)
         or len(manifest.source) != len(headers)
     ):
         return None
     now = look(headers)
     same = [_lasting(was) == _lasting(is_) for was, is_ in zip(manifest.source, now, strict=True)]
-    if not all(same) or not _has_weights(place, manifest):
+    if not all(same) or not _has_weights(location, manifest):
         return None
     touched = [
         index
@@ -62,14 +62,14 @@ def find(place: Place, headers: Sequence[Header], recipe: Recipe) -> Manifest | 
     renewed = replace(manifest, source=source)
     # If it cannot be written now, the files are looked through again next time. Whoever makes another pack
     # here has removed this one's manifest: it must not come back.
-    with suppress(OSError), place.lock(wait=False) as locked:
-        if locked and pack_manifest.read(place.directories[0]) == manifest:
-            renewed.write(place.directories[0])
+    with suppress(OSError), location.lock(wait=False) as locked:
+        if locked and pack_manifest.read(location.directories[0]) == manifest:
+            renewed.write(location.directories[0])
     return renewed
 
 
 def make(
-    place: Place,
+    location: PackLocation,
     headers: Sequence[Header],
     recipe: Recipe,
     layout: Layout,
@@ -80,34 +80,35 @@ def make(
     """Write a pack of tensors whose values `contents` yields from `source`, in any order.
 
     Nothing of it is there before all of it is durable. `before`: look() at the files before `source` opened
-    them. The place is locked. Memory is needed for one tensor that is written, and what `source` reads ahead.
+    them. The location is locked. Memory is needed for one tensor that is written, and what `source` reads
+    ahead.
     `source`, of these headers, is closed. Raises OSError for files of others that are in the way, and for
     what cannot be written; nothing is left of it then.
     """
     with source:
-        former = place.check_is_free(headers)
+        former = location.check_is_free(headers)
         if former is not None:
             former.remove_weights()
-        place.remove()
-        file = place.open("x")  # from here on what has the name is ours
+        location.remove()
+        file = location.open("x")  # from here on what has the name is ours
         try:
             with file:
-                manifest = Manifest(WEIGHTS, layout.nbytes, len(place.directories), recipe, [])
+                manifest = Manifest(WEIGHTS, layout.nbytes, len(location.directories), recipe, [])
                 if manifest.volumes > 1:
-                    manifest.directories = [str(directory.resolve()) for directory in place.directories]
+                    manifest.directories = [str(directory.resolve()) for directory in location.directories]
                 manifest.tensors = _write(file, layout, contents)
                 file.sync()
                 manifest.source = [
                     replace(was, data_crc32c=checksum)
                     for was, checksum in zip(before, source.data_checksums(), strict=True)
                 ]
-            for directory in place.directories:
+            for directory in location.directories:
                 _core.fsync_directory(directory)
             check_unchanged(headers, before)
-            manifest.write(place.directories[0])
+            manifest.write(location.directories[0])
         except BaseException:
             with suppress(OSError):
-                place.remove()
+                location.remove()
             raise
         return manifest
 
@@ -144,14 +145,14 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
     return [written[stored.name] for stored in layout.tensors]
 
 
-def open_weights(place: Place, manifest: Manifest, count: int) -> list[File] | None:
+def open_weights(location: PackLocation, manifest: Manifest, count: int) -> list[File] | None:
     """Open the weights of a manifest that was found, `count` times; None if it is not there any more."""
     files: list[File] = []
     try:
         for _ in range(count):
-            files.append(place.open())  # noqa: PERF401 - those before an error are to be closed
+            files.append(location.open())  # noqa: PERF401 - those before an error are to be closed
         # While a manifest is there, so are its weights: who replaces a pack removes its manifest first.
-        now = pack_manifest.read(place.directories[0])
+        now = pack_manifest.read(location.directories[0])
     except _NOT_WHOLE:
         now = None
     if now is not None and (now.nbytes, now.tensors) == (manifest.nbytes, manifest.tensors):
@@ -161,9 +162,9 @@ def open_weights(place: Place, manifest: Manifest, count: int) -> list[File] | N
     return None
 
 
-def _has_weights(place: Place, manifest: Manifest) -> bool:
+def _has_weights(location: PackLocation, manifest: Manifest) -> bool:
     try:
-        with place.open() as file:
+        with location.open() as file:
             return file.size == manifest.nbytes
     except _NOT_WHOLE:
         return False

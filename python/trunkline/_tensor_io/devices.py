@@ -12,22 +12,22 @@ from trunkline._tensor_io.memory import CPU, is_in_reach
 def savable(state: Any) -> Any:
     """Return `state` with the tensors that cannot be saved from where they are copied to main memory.
 
-    As placed() does it.
+    As copied_to() does it.
     """
-    return _Placement(CPU, is_in_reach).node(state)
+    return _StateCopier(CPU, is_in_reach).node(state)
 
 
-def placed(state: Any, device: torch.device) -> Any:
+def copied_to(state: Any, device: torch.device) -> Any:
     """Return `state` with the tensors of other devices copied to `device`; what is there stays as it is.
 
     Looks into dicts, OrderedDicts (with their `_metadata`), lists and tuples. What shares memory is copied
     once and shares it afterwards, if shape and strides are the same too (tied weights). On devices that give
     tensors no addresses (XLA) only what is the same object is known to share.
     """
-    return _Placement(device, lambda place: place == device).node(state)
+    return _StateCopier(device, lambda place: place == device).node(state)
 
 
-class _Placement:
+class _StateCopier:
     """One walk over a state."""
 
     def __init__(self, device: torch.device, stays: Callable[[torch.device], bool]) -> None:

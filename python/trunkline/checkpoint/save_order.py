@@ -35,20 +35,20 @@ class OrderedFileSet(CheckedFileSet):
             stage_all=stage_all,
             staging_bytes=staging_bytes,
         )
-        self._place = _Place(image.path, in_background=stage_all)
+        self._turn = _Turn(image.path, in_background=stage_all)
 
     def enter(self) -> None:
         """Come before all saves that enter later; does nothing the second time."""
-        self._place.enter()
+        self._turn.enter()
 
     def stage(self) -> None:
         """Wait for the earlier saves, then do as FileSet does."""
         try:
-            self._place.enter()
-            self._place.wait_for_earlier()
+            self._turn.enter()
+            self._turn.wait_for_earlier()
             super().stage()
         except BaseException:
-            self._place.leave()
+            self._turn.leave()
             raise
 
     def finish(self) -> None:
@@ -56,23 +56,23 @@ class OrderedFileSet(CheckedFileSet):
         try:
             super().finish()
         finally:
-            self._place.leave()
+            self._turn.leave()
 
     def cancel(self) -> None:
         """Make stage(), which may be waiting, and finish() raise Cancelled soon."""
         super().cancel()
-        self._place.wake()
+        self._turn.wake()
 
     def discard(self) -> None:
         """Do as FileSet does, and let the later saves go on."""
         try:
             super().discard()
         finally:
-            self._place.leave()
+            self._turn.leave()
 
 
-class _Place:
-    """The place of one save in the order of those of its file."""
+class _Turn:
+    """The turn of one save in the order of those of its file."""
 
     def __init__(self, path: str, in_background: bool) -> None:
         self._file = _identity(path)
@@ -83,19 +83,19 @@ class _Place:
         self._later: list[Flag] = []
 
     def enter(self) -> None:
-        _places[self] = None  # stays where it is, if it is there
+        _turns[self] = None  # stays where it is, if it is there
         if self._is_over:  # looked at after entering; leave() does it the other way round
-            _places.pop(self, None)
+            _turns.pop(self, None)
 
     def leave(self) -> None:
         self._is_over = True
-        _places.pop(self, None)
+        _turns.pop(self, None)
         for flag in self._later:
             flag.set()
 
     def wait_for_earlier(self) -> None:
         """Return when they are over, or at wake()."""
-        for other in list(_places):
+        for other in list(_turns):
             if other is self:
                 break
             if other._file == self._file:
@@ -121,10 +121,10 @@ class _Place:
 
 
 # In the order of enter(). Adding, removing and list() are one step of the interpreter each.
-_places: dict[_Place, None] = {}
+_turns: dict[_Turn, None] = {}
 
 # In a forked child: the saves go on in the parent alone.
-os.register_at_fork(after_in_child=_places.clear)
+os.register_at_fork(after_in_child=_turns.clear)
 
 
 def await_saves_of(path: str) -> None:
@@ -132,9 +132,9 @@ def await_saves_of(path: str) -> None:
 
     Only for these: a signal handler that loads may have interrupted any other save, which would never end.
     """
-    for place in list(_places):
-        if place._in_background and place.writes(path):
-            place.wait()
+    for turn in list(_turns):
+        if turn._in_background and turn.writes(path):
+            turn.wait()
 
 
 def _identity(path: str) -> tuple[object, ...]:

@@ -13,17 +13,17 @@ from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
 
 
 @dataclass(frozen=True)
-class Place:
-    """A directory."""
+class CheckpointPath:
+    """The directory of a checkpoint, as it was given and as an absolute path."""
 
     given: str
     path: Path  # absolute: used later, maybe in another process, after a change of the working directory
 
 
-def place_of(directory: "str | os.PathLike[str]", argument: str) -> Place:
+def checkpoint_path_of(directory: "str | os.PathLike[str]", argument: str) -> CheckpointPath:
     """Return the directory that an argument names. Raises TypeError or ValueError where it names none."""
     given = str(Path(directory_argument(directory, argument)))
-    return Place(given, Path(absolute_path(given, argument)))
+    return CheckpointPath(given, Path(absolute_path(given, argument)))
 
 
 class Endpoint:
@@ -32,28 +32,28 @@ class Endpoint:
     def __init__(self, path: "str | os.PathLike[str] | None", engine: Engine | None) -> None:
         """Raise TypeError or ValueError for what names no directory; touches nothing."""
         super().__init__()
-        self._place = None if path is None else place_of(path, "path")
+        self._path = None if path is None else checkpoint_path_of(path, "path")
         check_engine(engine)
         self._engine = engine
 
     @property
     def checkpoint_id(self) -> str | None:
         """The directory, as it was given; None where none was yet."""
-        place = self._current_place()
-        return None if place is None else place.given
+        path = self._current_path()
+        return None if path is None else path.given
 
     @property
     def _directory(self) -> Path:
-        place = self._current_place()
-        if place is None:
+        path = self._current_path()
+        if path is None:
             raise ValueError(
                 f"{type(self).__name__} has no directory: pass one as path, or as checkpoint_id "
                 "of the save or load"
             )
-        return place.path
+        return path.path
 
-    def _current_place(self) -> Place | None:
-        return self._place
+    def _current_path(self) -> CheckpointPath | None:
+        return self._path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:

@@ -22,7 +22,7 @@ from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_images
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_refused, missing_target
-from trunkline.dcp._endpoint import Endpoint, place_of
+from trunkline.dcp._endpoint import Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
 from trunkline.dcp._save_token import is_save_token
@@ -76,7 +76,7 @@ class StorageReader(Endpoint, TorchStorageReader):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another load, from the directory `checkpoint_id` if it is given."""
         if checkpoint_id is not None:
-            self._place = place_of(checkpoint_id, "checkpoint_id")
+            self._path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
         self._load_id = str(uuid.uuid4())
         self._stored = {}
 

@@ -38,7 +38,7 @@ from trunkline._tensor_io.tensors import bytes_of
 from trunkline._tensor_io.transfer import absolute_path, write_images
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
-from trunkline.dcp._endpoint import Endpoint, Place, place_of
+from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
@@ -70,8 +70,8 @@ class _Save(threading.local):
 
     def __init__(self) -> None:
         super().__init__()
-        self.next_place: Place | None = None  # of reset(), for the save that follows
-        self.place: Place | None = None
+        self.next_path: CheckpointPath | None = None  # of reset(), for the save that follows
+        self.path: CheckpointPath | None = None
         self.save_id = str(uuid.uuid4())
         self.has_token = False  # save_id is that of all ranks of a save without collectives
         self.rank = 0
@@ -135,8 +135,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save = _Save()
 
-    def _current_place(self) -> Place | None:
-        return self._save.next_place or self._save.place or self._place
+    def _current_path(self) -> CheckpointPath | None:
+        return self._save.next_path or self._save.path or self._path
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process, in which each save begins anew."""
@@ -154,7 +154,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         if checkpoint_id is not None:
-            self._place = self._save.next_place = place_of(checkpoint_id, "checkpoint_id")
+            self._path = self._save.next_path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
         self._save.save_id = str(uuid.uuid4())
         self._save.has_token = False
         self._save.number = _saves.next_number()
@@ -163,7 +163,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn which rank this is, and whether one of them commits for all."""
         # From here on a reset() for a save in another thread changes nothing.
-        self._save.place, self._save.next_place = self._save.next_place or self._place, None
+        self._save.path, self._save.next_path = self._save.next_path or self._path, None
         self._save.is_coordinator = is_coordinator
         self._save.rank = kwargs.get("rank") or 0
         self._save.use_collectives = kwargs.get("use_collectives", True)

@@ -22,10 +22,10 @@ from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._tensor_io.transfer import absolute_path, path_name
 from trunkline._types import Path
 from trunkline.transformers import skeleton
-from trunkline.transformers._absent import AbsentWeight, StateGuard
-from trunkline.transformers._binding import Binding, FoldAsStock, advised
-from trunkline.transformers._packing import opened, place_argument, planned
-from trunkline.transformers._tiers import Memory, PlacedUnit, memory_arguments, share_out
+from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
+from trunkline.transformers._packing import location_argument, opened, planned
+from trunkline.transformers._tiers import Memory, StoredUnit, memory_arguments, plan_placement
+from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks, advised
 from trunkline.transformers.stored_model import look_into
 
 
@@ -70,7 +70,7 @@ def from_pretrained(
     if folder.is_dir():  # else it may be the name of a model on the hub
         folder = FilePath(absolute_path(folder, "model_dir"))  # read again while the model is used
     memory = memory_arguments(device, memory_budget, host_memory, folder)
-    place = place_argument(folder, pack_dir, volumes)
+    location = location_argument(folder, pack_dir, volumes)
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
@@ -78,7 +78,7 @@ def from_pretrained(
 
     if pack_dir is None and volumes is None and checkpoint.readable_in_place:
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
-        shares = share_out(memory, checkpoint, places)
+        shares = plan_placement(memory, checkpoint, places)
         paths = [header.path for header in checkpoint.headers]
         in_place = checkpoint.headers
         before = pack.look(in_place)
@@ -89,20 +89,20 @@ def from_pretrained(
     else:
         in_place, before = [], []
         manifest, files, _ = opened(
-            place, checkpoint, 2, lambda: share_out(memory, checkpoint, _by_name(planned(checkpoint)))
+            location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
         )
         streamed, again = files[:1], files[1:]
         places = _by_name(manifest.tensors)
-        shares = share_out(memory, checkpoint, places)
-        paths = [shown] = [str(place.directories[0] / manifest.weights)]
-        remedy = f"remove {place.directories[0] / pack_manifest.NAME} to have the pack made anew"
+        shares = plan_placement(memory, checkpoint, places)
+        paths = [shown] = [str(location.directories[0] / manifest.weights)]
+        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to have the pack made anew"
 
     names = [*checkpoint.resident, *shares.staying]
     with advised(remedy):
         kept = stored_tensors.read([places[name] for name in names], again, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
-    FoldAsStock(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
+    MatchStockMatmul(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
     skeleton.finish(checkpoint.model, folder, memory.device)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, shown, shares.gpu_slots_bytes)
     if shares.passing:
@@ -119,7 +119,7 @@ def _refuse_what_needs_all_weights(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             StateGuard(module, own)
-    absent = next((each for each in model.parameters() if isinstance(each, AbsentWeight)), None)
+    absent = next((each for each in model.parameters() if isinstance(each, OffloadedWeight)), None)
     if absent is None:
         return
     # half(), to() and the like convert one module after another.
@@ -152,7 +152,7 @@ def _put(model: Any, names: Sequence[str], tensor: torch.Tensor) -> None:
 def _stream(
     streaming: Streaming,
     layers: nn.ModuleList,
-    passing: Sequence[PlacedUnit],
+    passing: Sequence[StoredUnit],
     files: Sequence[File],
     memory: Memory,
     remedy: str,
@@ -168,7 +168,7 @@ def _stream(
     )
     places = [each.views(memory) for each in passing]
     streaming.stream = stream
-    streaming.binding = Binding(layers, [each.unit for each in passing], places, stream, remedy, slots)
+    streaming.binding = WeightHooks(layers, [each.unit for each in passing], places, stream, remedy, slots)
     # On a GPU none of them stays, whatever main memory keeps.
     stays = [False] * len(passing) if memory.on_gpu else stream.placement["resident"]
     streaming.streamed_bytes = sum(

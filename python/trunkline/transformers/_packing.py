@@ -16,7 +16,7 @@ from trunkline._modes import independent_of_modes
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
 from trunkline._streaming.layout import Layout, lay_out
-from trunkline._streaming.location import Place
+from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import Stored
@@ -28,7 +28,9 @@ _DIRECTORY = "trunkline-pack"
 _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
 
 
-def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None") -> Place:
+def location_argument(
+    folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None"
+) -> PackLocation:
     """Return where the pack of a folder is, by the arguments of from_pretrained."""
     if volumes is not None:
         if isinstance(volumes, str | bytes | os.PathLike):
@@ -39,10 +41,10 @@ def place_argument(folder: FilePath, pack_dir: "Path | None", volumes: "Sequence
             raise ValueError("pack_dir: a pack on several volumes lies in them; leave it out")
         if not volumes:
             raise ValueError("volumes: must not be empty")
-        return Place(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
+        return PackLocation(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
     if pack_dir is not None:
-        return Place((_directory_argument(folder, "pack_dir", pack_dir),))
-    return Place((folder / _DIRECTORY,))
+        return PackLocation((_directory_argument(folder, "pack_dir", pack_dir),))
+    return PackLocation((folder / _DIRECTORY,))
 
 
 def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath:
@@ -58,35 +60,38 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     return directory
 
 
-def _existing(place: Place, checkpoint: Checkpoint) -> Manifest | None:
+def _existing(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the checkpoint's pack; None where it has none there."""
-    found = packs.find(place, checkpoint.headers, _recipe(checkpoint))
+    found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
     if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
         return None
     return found
 
 
 def opened(
-    place: Place, checkpoint: Checkpoint, count: int, before_making: Callable[[], object] = lambda: None
+    location: PackLocation,
+    checkpoint: Checkpoint,
+    count: int,
+    before_making: Callable[[], object] = lambda: None,
 ) -> tuple[Manifest, list[File], bool]:
     """Return the pack's manifest, its weights opened `count` times, and whether the pack was made now.
 
     It is made unless it is there. The weights are those of the manifest, also when others make another pack
     there at the same time.
     """
-    looked = pack_manifest.stamp(place.directories[0])
-    found = _existing(place, checkpoint)
-    if found and (files := packs.open_weights(place, found, count)) is not None:
+    looked = pack_manifest.stamp(location.directories[0])
+    found = _existing(location, checkpoint)
+    if found and (files := packs.open_weights(location, found, count)) is not None:
         return found, files, False
     before_making()
     try:
-        with place.lock():
+        with location.lock():
             # Of another process meanwhile; else there is no need to read all that is compared once more.
-            if pack_manifest.stamp(place.directories[0]) != looked and (
-                found := _existing(place, checkpoint)
+            if pack_manifest.stamp(location.directories[0]) != looked and (
+                found := _existing(location, checkpoint)
             ):
-                return found, [place.open() for _ in range(count)], False
-            return _make(place, checkpoint), [place.open() for _ in range(count)], True
+                return found, [location.open() for _ in range(count)], False
+            return _make(location, checkpoint), [location.open() for _ in range(count)], True
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -95,13 +100,13 @@ def opened(
         ) from error
 
 
-def _make(place: Place, checkpoint: Checkpoint) -> Manifest:
+def _make(location: PackLocation, checkpoint: Checkpoint) -> Manifest:
     recipe = _recipe(checkpoint)
-    _check_same_model(place, checkpoint, recipe)
+    _check_same_model(location, checkpoint, recipe)
     before = packs.look(checkpoint.headers)
     source = _source(checkpoint)
     contents = _contents(checkpoint, source)
-    return packs.make(place, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
+    return packs.make(location, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
 
 
 def planned(checkpoint: Checkpoint) -> list[Stored]:
@@ -134,20 +139,20 @@ def _wanted(checkpoint: Checkpoint) -> list[Stored]:
     return wanted
 
 
-def _check_same_model(place: Place, checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Raise an error rather than replace the pack of another model, unless the place is this model's own."""
+def _check_same_model(location: PackLocation, checkpoint: Checkpoint, recipe: Recipe) -> None:
+    """Raise an error rather than replace the pack of another model, unless it is in this model's folder."""
     own = checkpoint.folder / _DIRECTORY
-    if own.exists() and place.directories[0].samefile(own):
+    if own.exists() and location.directories[0].samefile(own):
         return
-    there = pack_manifest.read(place.directories[0])
+    there = pack_manifest.read(location.directories[0])
     if there is not None and there.recipe.config_sha256 != recipe.config_sha256:
         raise exception_of(
             "system",
             errno.EEXIST,
-            f"{place.shown} holds the pack of a model with another config.json; give each model a directory "
-            f"of its own (on each volume), or remove {place.directories[0] / pack_manifest.NAME} to have it "
-            "replaced",
-            str(place.directories[0]),
+            f"{location.shown} holds the pack of a model with another config.json; give each model a "
+            "directory of its own (on each volume), or remove "
+            f"{location.directories[0] / pack_manifest.NAME} to have it replaced",
+            str(location.directories[0]),
         )
 
 
@@ -164,12 +169,12 @@ def pack(
     and the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained.
     """
     folder = FilePath(path_name(model_dir, "model_dir"))
-    place = place_argument(folder, None, directories)
+    location = location_argument(folder, None, directories)
     checkpoint = look_into(folder, dtype, None)
-    manifest, _, is_new = opened(place, checkpoint, 0)
+    manifest, _, is_new = opened(location, checkpoint, 0)
     return {
         "model": str(folder),
-        "directories": [str(directory) for directory in place.directories],
+        "directories": [str(directory) for directory in location.directories],
         "made": is_new,
         "bytes": manifest.nbytes,
         "tensors": len(manifest.tensors),

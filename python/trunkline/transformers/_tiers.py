@@ -46,7 +46,7 @@ def memory_arguments(
 
 
 @dataclass(frozen=True)
-class PlacedUnit:
+class StoredUnit:
     """A unit, as WeightStream takes it, and where in its memory each of its weights begins, in order."""
 
     unit: Unit
@@ -54,7 +54,7 @@ class PlacedUnit:
     placed: list[tuple[int, Stored]]
 
     @classmethod
-    def of(cls, unit: Unit, places: dict[str, Stored]) -> "PlacedUnit":
+    def of(cls, unit: Unit, places: dict[str, Stored]) -> "StoredUnit":
         """Lay the unit out so that nothing of it is copied on its way from the file."""
         placed, at = [], 0
         for weight in unit.weights:
@@ -89,18 +89,18 @@ class Shares:
     In main memory the stream itself keeps what has room.
     """
 
-    passing: list[PlacedUnit]
+    passing: list[StoredUnit]
     staying: list[str] = field(default_factory=list)
     gpu_slots_bytes: int | None = None
 
 
-def share_out(memory: Memory, checkpoint: Checkpoint, places: dict[str, Stored]) -> Shares:
+def plan_placement(memory: Memory, checkpoint: Checkpoint, places: dict[str, Stored]) -> Shares:
     """Decide it. Raises OutOfBudget, which names the least that would do."""
-    units = [PlacedUnit.of(unit, places) for unit in checkpoint.units]
+    units = [StoredUnit.of(unit, places) for unit in checkpoint.units]
     return _share_with_gpu(memory, checkpoint, units) if memory.on_gpu else _share(memory, checkpoint, units)
 
 
-def _share(memory: Memory, checkpoint: Checkpoint, units: Sequence[PlacedUnit]) -> Shares:
+def _share(memory: Memory, checkpoint: Checkpoint, units: Sequence[StoredUnit]) -> Shares:
     most = [unit.unit.most_bytes for unit in units]
     least = checkpoint.resident_bytes + slots_bytes(most)
     if memory.budget < least:
@@ -108,7 +108,7 @@ def _share(memory: Memory, checkpoint: Checkpoint, units: Sequence[PlacedUnit]) 
     return Shares(list(units))
 
 
-def _share_with_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[PlacedUnit]) -> Shares:
+def _share_with_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[StoredUnit]) -> Shares:
     sizes = [_core.device_slot_bytes([unit.described]) for unit in units]
     least = checkpoint.resident_bytes + slots_bytes(sizes)
     if memory.budget < least:

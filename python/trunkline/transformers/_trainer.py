@@ -318,7 +318,7 @@ def _limit_of(args: Any) -> int | None:
 
 
 def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None:
-    keep = checkpointer._place.keep
+    keep = checkpointer._context.keep
     if limit is None or limit == keep:
         return
     kept = "all checkpoints (keep=None)" if keep is None else f"keep={keep} checkpoints"
@@ -353,9 +353,10 @@ def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
             "best one would be removed; pass save_total_limit=None to keep all or, if only the last matter, "
             f"checkpointer=trunkline.Checkpointer(..., keep={args.save_total_limit})",
         )
-    if checkpointer is not None and checkpointer._place.keep is not None:
+    keep = None if checkpointer is None else checkpointer._context.keep
+    if keep is not None:
         warnings.warn(
-            f"{metric}: the Checkpointer keeps the last checkpoints (keep={checkpointer._place.keep}), also "
+            f"{metric}: the Checkpointer keeps the last checkpoints (keep={keep}), also "
             "where an earlier one is the best; pass keep=None to it to keep all",
             RuntimeWarning,
             stacklevel=3,

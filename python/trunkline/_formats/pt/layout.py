@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
                 return obj.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
             except (RuntimeError, NotImplementedError) as error:  # of torch, for what has no storage
                 why = f"cannot be saved, nor could torch.save: {str(error).partition(chr(10))[0]}"
-        where = place_of(self._root, obj) or f"a {type(obj).__name__}"
+        where = path_in_object(self._root, obj) or f"a {type(obj).__name__}"
         raise Unsupported(None, f"saving {self._path}: {where} {why}", self._path)
 
     def persistent_id(self, obj: Any) -> Any:
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
         return ("storage", kind, key, location, elements)
 
 
-def place_of(root: object, wanted: object) -> str | None:
+def path_in_object(root: object, wanted: object) -> str | None:
     """Return where in `root` an object is, as Python code from `obj` on; None where no container has it."""
     seen: set[int] = set()
     pending: list[tuple[str, Any]] = [("obj", root)]

@@ -113,7 +113,7 @@ class _Reader(io.RawIOBase):
         return record if record is not None and self._done == record.nbytes else None
 
 
-class _Placement:
+class _StorageAllocator:
     """torch.load's map_location: gives each storage its memory, and knows which record fills it."""
 
     def __init__(self, reader: _Reader, archive: Archive, device: torch.device, *, deferred: bool) -> None:
@@ -197,14 +197,14 @@ def load(
         if archive.scan is None and archive.foreign_byte_order:
             raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
         reader = _Reader(source, archive, deferred=deferred)
-        place = _Placement(reader, archive, device, deferred=deferred)
+        allocator = _StorageAllocator(reader, archive, device, deferred=deferred)
         result = _guarded(
             path,
-            lambda: torch.load(reader, weights_only=True, map_location=place, mmap=False),  # type: ignore[arg-type]
+            lambda: torch.load(reader, weights_only=True, map_location=allocator, mmap=False),  # type: ignore[arg-type]
             reader,
         )
         memory = _Memory(archive, device)
-        memory.large = place.targets
+        memory.large = allocator.targets
         _fill(archive, file, memory, source.size, engine, read_images)
     return result
 

@@ -33,7 +33,7 @@ from trunkline._tensor_io.transfer import absolute_path, path_name, read_images
 from trunkline._warnings import caller
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.step_save import (
-    Place,
+    SaveContext,
     StepSave,
     patiently,
     warn_without_failing,
@@ -41,7 +41,14 @@ from trunkline.checkpoint.directory.step_save import (
 )
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
-from trunkline.checkpoint.ranks.outcomes import give_up, heard, join, mark_earlier, together, told
+from trunkline.checkpoint.ranks.outcomes import (
+    await_result,
+    give_up,
+    join,
+    mark_earlier,
+    publish_result,
+    together,
+)
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint.state.tree import restore, restore_into
 
@@ -146,8 +153,8 @@ class Checkpointer:
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
         store = self._open(self._absolute, names, chosen, keep)
-        self._place = Place(store, self._ranks, chosen, keep, staging_bytes, engine)
-        self._place.rebase(self._ranks.collectives())
+        self._context = SaveContext(store, self._ranks, chosen, keep, staging_bytes, engine)
+        self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
@@ -250,7 +257,7 @@ class Checkpointer:
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
-        store = self._place.store
+        store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
             self._warn_of_left_out()
@@ -273,7 +280,7 @@ class Checkpointer:
                 if not together:
                     manifest = self._open_manifest(chosen)
                 if self._ranks.size > 1 and not begun:
-                    self._place.begin_load(chosen)  # another rank may succeed
+                    self._context.begin_load(chosen)  # another rank may succeed
                     begun = True
                 with self._naming_other_steps(chosen):
                     state = self._load(chosen, manifest, into, target, verify)
@@ -286,7 +293,7 @@ class Checkpointer:
                     )
                 self._must_check_early = False
                 if self._ranks.size > 1:
-                    self._place.complete_load(chosen, shards.identity(manifest))
+                    self._context.complete_load(chosen, shards.identity(manifest))
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
@@ -342,7 +349,7 @@ class Checkpointer:
         while (newest := self.latest()) not in (None, step):
             assert newest is not None
             with suppress(FileNotFoundError):  # another process removes it: there is a later one, or none
-                if self._place.store.open_manifest(newest).commit <= commit:
+                if self._context.store.open_manifest(newest).commit <= commit:
                     return None
                 theirs = "no checkpoint" if step is None else f"step {step} as the last one"
                 return (
@@ -361,7 +368,7 @@ class Checkpointer:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
 
             def decide(opened: list[Any] = opened) -> dict[str, Any]:
-                while (step := (position := self._place.store.position())[1]) is not None:
+                while (step := (position := self._context.store.position())[1]) is not None:
                     with suppress(FileNotFoundError):
                         manifest = self._open_manifest(step)
                         opened[:] = step, position, manifest
@@ -378,7 +385,7 @@ class Checkpointer:
                 opened[:] = step, None, None
                 if step is None:
                     return self._newer_than(None, decided["commit"])
-                position = self._place.store.position()
+                position = self._context.store.position()
                 try:
                     manifest = self._open_manifest(step)
                 except FileNotFoundError:
@@ -392,17 +399,17 @@ class Checkpointer:
                 differs = self._agree(decide, check=check)
             except BaseException:
                 if opened and opened[0] is not None:  # other ranks may have heard that all agree, and load it
-                    self._place.begin_load(opened[0], begun)
+                    self._context.begin_load(opened[0], begun)
                 raise
             if differs is None:
-                self._place.rebase(begun)
+                self._context.rebase(begun)
                 step, position, manifest = opened
                 return step, position, manifest
         raise rank_error(differs["rank"], differs["why"])
 
     def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
         """Make the error for a shard of a committed step that is not there."""
-        owner = self._place.store.why_gone(path, step)
+        owner = self._context.store.why_gone(path, step)
         why += f": {owner}" if owner else "; mount its disk if that is not mounted"
         why += self._other_steps(step)
         error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
@@ -431,7 +438,7 @@ class Checkpointer:
 
     def _open_manifest(self, step: int) -> CheckpointManifest:
         with self._naming_other_steps(step):
-            return self._place.store.open_manifest(step)
+            return self._context.store.open_manifest(step)
 
     def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
         return _are_same(self._open_manifest(step), manifest)
@@ -475,18 +482,18 @@ class Checkpointer:
         call load() without a step, which waits for the saves of this process. Before it returns None it waits
         for them as well.
         """
-        latest = self._place.store.latest()
+        latest = self._context.store.latest()
         if latest is None:  # by which users decide to start over
             self._wait_for_saves()
-            latest = self._place.store.latest()
+            latest = self._context.store.latest()
         return latest
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending. Waits as latest() where there are none."""
-        steps = self._place.store.steps()
+        steps = self._context.store.steps()
         if not steps:
             self._wait_for_saves()
-            steps = self._place.store.steps()
+            steps = self._context.store.steps()
         return steps
 
     def verify(self, step: SupportsIndex | None = None) -> None:
@@ -505,7 +512,7 @@ class Checkpointer:
             missing: dict[str, Any] | None = None
             try:
                 manifest = self._open_manifest(chosen)
-                found = self._place.store.verify(chosen, engine=self._engine)["mismatches"]
+                found = self._context.store.verify(chosen, engine=self._engine)["mismatches"]
                 missing = next((each for each in found if each["kind"] == "missing"), None)
             except FileNotFoundError as gone:
                 missing = {"path": gone.filename, "message": str(gone)}
@@ -540,14 +547,14 @@ class Checkpointer:
         last = self._last_save()
         if last is not None:
             last._join()
-        self._agree(lambda: patiently(lambda: self._place.store.remove(chosen)), f"delete({chosen})")
+        self._agree(lambda: patiently(lambda: self._context.store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
-        return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._place.keep}>"
+        return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._context.keep}>"
 
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
         # Before anything that can fail on one rank alone: the others hear of it.
-        exchange = self._ranks.exchange(f"save({shown_step(step)})", self._place.collectives())
+        exchange = self._ranks.exchange(f"save({shown_step(step)})", self._context.collectives())
         before = self._last
         try:
             if exchange is not None:
@@ -570,8 +577,9 @@ class Checkpointer:
             mark_earlier(error)
             raise
         if self._must_check_early and self._ranks.rank == 0:
-            self._place.store.check_continues(step)  # before the training goes on; the save itself asks again
-        job = StepSave(step, state, self._place, not block, exchange)
+            # Before the training goes on; the save itself asks again.
+            self._context.store.check_continues(step)
+        job = StepSave(step, state, self._context, not block, exchange)
         # Before it begins: else a signal handler that raises in between would hide it from the next save.
         self._last = handle = SaveHandle(
             f"step {step} to {self.directory}",
@@ -644,9 +652,9 @@ class Checkpointer:
         if last is not None:
             last._join()
         if self._ranks.rank == 0:
-            self._place.store.start_over(self._wants_fresh)
+            self._context.store.start_over(self._wants_fresh)
         self._must_check_early = True
-        self._place.forget_loads()
+        self._context.forget_loads()
 
     def _last_save(self) -> SaveHandle | None:
         """Return the save that was started last, which may be over; None where there is none to wait for."""
@@ -706,11 +714,11 @@ class Checkpointer:
 
         def open_together() -> Any:
             if exchange.rank == 0:
-                return told(exchange, "opened", opened)
+                return publish_result(exchange, "opened", opened)
             but = f"{directory} was not opened"
             join(exchange, but)
             exchange.post("options", options)
-            heard(exchange, "opened", but)
+            await_result(exchange, "opened", but)
             return _core.CheckpointStore(directory)
 
         return together(exchange, open_together)
@@ -739,7 +747,7 @@ class Checkpointer:
     def _agree_together(
         self, decide: Callable[[], Any], call: str, check: Callable[[Any], str | None] | None
     ) -> Any:
-        exchange = self._ranks.exchange(call, self._place.collectives())
+        exchange = self._ranks.exchange(call, self._context.collectives())
         if exchange is None:
             return decide()
         but = "nothing was loaded" if call == "load()" else f"{call} failed"
@@ -759,14 +767,14 @@ class Checkpointer:
 
         def agree() -> Any:
             if exchange.rank == 0:
-                this = told(exchange, "decided", decided)["this"]
-                return this if check is None else told(exchange, "agreed", agreed)["this"]
+                this = publish_result(exchange, "decided", decided)["this"]
+                return this if check is None else publish_result(exchange, "agreed", agreed)["this"]
             join(exchange, but)
-            this = heard(exchange, "decided", but)["this"]
+            this = await_result(exchange, "decided", but)["this"]
             if check is None:
                 return this
-            told(exchange, "found", lambda: {"why": check(this)})
-            return heard(exchange, "agreed", but)["this"]
+            publish_result(exchange, "found", lambda: {"why": check(this)})
+            return await_result(exchange, "agreed", but)["this"]
 
         return together(exchange, agree)
 

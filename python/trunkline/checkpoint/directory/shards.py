@@ -65,7 +65,7 @@ def _bytes_in_json(name: str) -> int:
     return len(name.encode()) + name.count('"') + name.count("\\")  # nothing else is escaped in our names
 
 
-class Placed(NamedTuple):
+class PlacedPiece(NamedTuple):
     """Where a piece of a tensor lies in its shard."""
 
     piece: Piece
@@ -78,7 +78,7 @@ def lay_out(
     described: Sequence[Described],
     pieces: Sequence[Piece],
     streams: "Mapping[torch.device, torch.cuda.Stream]",
-) -> tuple[FileImage, list[Placed]]:
+) -> tuple[FileImage, list[PlacedPiece]]:
     """Lay out the shard of `pieces`: an image with a checksum for each chunk, and where each piece went.
 
     A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes. Tensors
@@ -109,7 +109,7 @@ def lay_out(
         image.add(begin, tensor, stream=streams.get(tensor.device) if streams else None)
     for begin in range(0, file_bytes, CHUNK_BYTES):
         image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
-    return image, [Placed(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
+    return image, [PlacedPiece(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
 
 
 def format_crc32c(sums: Sequence[int]) -> str:

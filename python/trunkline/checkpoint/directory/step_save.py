@@ -23,7 +23,14 @@ from trunkline._warnings import Caller, caller
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
-from trunkline.checkpoint.ranks.outcomes import cause, give_up, heard, join, mark_earlier, told
+from trunkline.checkpoint.ranks.outcomes import (
+    await_result,
+    give_up,
+    join,
+    mark_earlier,
+    publish_result,
+    root_cause,
+)
 from trunkline.checkpoint.state.difference import first_difference, marks_of
 from trunkline.checkpoint.state.tree import flatten_with_features
 
@@ -44,8 +51,8 @@ _FEW_TENSORS = 20_000
 
 
 @dataclass
-class Place:
-    """Where a Checkpointer saves, and who with: the same for all of its saves."""
+class SaveContext:
+    """Where a Checkpointer saves and with whom, the same for all of its saves; what this rank has loaded."""
 
     store: _core.CheckpointStore
     ranks: Ranks
@@ -169,13 +176,13 @@ class StepSave:
     """
 
     def __init__(
-        self, step: int, state: Any, place: Place, stage_all: bool, exchange: Exchange | None
+        self, step: int, state: Any, context: SaveContext, stage_all: bool, exchange: Exchange | None
     ) -> None:
         """`exchange`: begun; ended by commit() or abandon()."""
         self._step = step
         self._caller = caller()
         self._stage_all = stage_all
-        self._place = place
+        self._context = context
         self._skeleton, tensors, self._features = flatten_with_features(state)
         with GcPause():
             self._described = [shard_files.Described.of(name, tensor) for name, tensor in tensors.items()]
@@ -190,11 +197,11 @@ class StepSave:
         self._parts: list[list[Piece]] = []  # of each shard
         self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
         self._exchange = exchange
-        self._collectives = None if exchange is None else place.collectives_of_state()
-        self._loaded = place.loaded
+        self._collectives = None if exchange is None else context.collectives_of_state()
+        self._loaded = context.loaded
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
-        self._placed: dict[int, list[shard_files.Placed]] = {}
+        self._pieces_of: dict[int, list[shard_files.PlacedPiece]] = {}
         self._bytes: dict[int, int] = {}
         self._files: FileSet | None = None
 
@@ -203,20 +210,20 @@ class StepSave:
         if self._exchange is None:
             self._placement = self._begin()
         elif self._exchange.rank == 0:
-            self._placement = told(self._exchange, "placed", self._begin)
+            self._placement = publish_result(self._exchange, "placed", self._begin)
         else:
             join(self._exchange)
-            self._placement = heard(self._exchange, "placed")
+            self._placement = await_result(self._exchange, "placed")
             self._compare(self._exchange.rank)
             self._lay_out(len(self._placement["volumes"]))
-        rank = self._place.ranks.rank
-        if rank in self._place.writers[: self._layout.writers]:
-            own = self._place.writers.index(rank)
+        rank = self._context.ranks.rank
+        if rank in self._context.writers[: self._layout.writers]:
+            own = self._context.writers.index(rank)
             self._mine = [index for index, (writer, _) in enumerate(self._homes) if writer == own]
         sources, self._sources = self._sources, None
         assert sources is not None
-        place = self._place
-        directory = str(place.store.directory)
+        context = self._context
+        directory = str(context.store.directory)
         what = self._what()
         problem = sources.problem(what, directory)
         if problem is not None:
@@ -226,7 +233,7 @@ class StepSave:
         images = []
         for index in self._mine:
             with GcPause():
-                image, self._placed[index] = shard_files.lay_out(
+                image, self._pieces_of[index] = shard_files.lay_out(
                     self._placement["paths"][index],
                     self._tensors,
                     self._described,
@@ -241,10 +248,10 @@ class StepSave:
             sources,
             what,
             directory,
-            engine=place.engine,
+            engine=context.engine,
             replace=False,
             stage_all=self._stage_all,
-            staging_bytes=place.staging_bytes if self._stage_all else None,
+            staging_bytes=context.staging_bytes if self._stage_all else None,
         )
         return self._files
 
@@ -256,21 +263,21 @@ class StepSave:
         if exchange is None:
             self._commit(written)
         elif exchange.rank == 0:
-            told(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
+            publish_result(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
         else:
             exchange.post("written", {"shards": written})
             self._await_commit(exchange)
         if exchange is not None:
             self._exchange = None  # what fails from now on is not for the others
             exchange.__exit__(None, None, None)
-        if self._place.loaded is self._loaded:  # what comes next goes on from this save
-            self._place.forget_loads()
-        if self._place.ranks.rank == 0:
+        if self._context.loaded is self._loaded:  # what comes next goes on from this save
+            self._context.forget_loads()
+        if self._context.ranks.rank == 0:
             self._clean_up()
 
     def _await_commit(self, exchange: Exchange) -> None:
         try:
-            heard(exchange, "committed")
+            await_result(exchange, "committed")
         except Cancelled as error:
             # Rank 0 may have read what this one has written: what follows from here tells it, if it is not
             # too late.
@@ -288,9 +295,9 @@ class StepSave:
 
     def _clean_up(self) -> None:
         """Remove old checkpoints. The new one is durable, so that nothing here makes the save fail."""
-        store = self._place.store
+        store = self._context.store
         try:
-            problems = store.retain(self._place.keep)["problems"]
+            problems = store.retain(self._context.keep)["problems"]
         except OSError as error:
             problems = [error]
         finally:
@@ -303,23 +310,23 @@ class StepSave:
         try:
             self._say_where_the_earlier_run_is(error)
             if self._exchange is not None:
-                error = cause(self._exchange, error)
+                error = root_cause(self._exchange, error)
                 give_up(self._exchange, error)
             self._name_the_save(error)
             return error
         finally:
-            if self._place.ranks.rank == 0:
-                self._place.store.abandon()
+            if self._context.ranks.rank == 0:
+                self._context.store.abandon()
 
     def _say_where_the_earlier_run_is(self, error: BaseException) -> None:
         """Add to the error of a first save that its user finds the directory empty now (fresh=True)."""
-        aside = self._place.store.aside if self._place.ranks.rank == 0 else None
+        aside = self._context.store.aside if self._context.ranks.rank == 0 else None
         if aside is None or not isinstance(error, Error):
             return
         reword(
             error,
             f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
-            f"go on with it, or save again to start over in {self._place.store.directory}",
+            f"go on with it, or save again to start over in {self._context.store.directory}",
         )
 
     def _name_the_save(self, error: BaseException) -> None:
@@ -334,14 +341,14 @@ class StepSave:
             text = f"{self._what()}: {text}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             text += "; the checkpoints that were there before are intact"
-            if self._place.keep is not None:
-                text += f"; keep={self._place.keep} needs room for {self._place.keep + 1}"
+            if self._context.keep is not None:
+                text += f"; keep={self._context.keep} needs room for {self._context.keep + 1}"
         if isinstance(error, FileExistsError):  # not from save() itself, so that another one came meanwhile
             text += "; a program that makes a Checkpointer for each save has to make one, and keep it"
         reword(error, text)
 
     def _what(self) -> str:
-        return f"saving step {self._step} to {self._place.store.directory}"
+        return f"saving step {self._step} to {self._context.store.directory}"
 
     def _lay_out(self, volumes: int) -> None:
         """Divide the bytes among the writers, and those of each among so many volumes.
@@ -350,7 +357,7 @@ class StepSave:
         """
         sizes = [about.nbytes for about in self._described]
         total = sum(sizes)
-        self._layout = spread(total, len(self._place.writers), max(1, volumes))
+        self._layout = spread(total, len(self._context.writers), max(1, volumes))
         with GcPause():
             parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
             self._parts, self._homes = [], []
@@ -365,7 +372,7 @@ class StepSave:
                 self._homes += [divmod(number, self._layout.volumes)] * len(shards)
 
     def _shards_per_volume(self) -> list[int]:
-        volumes = max(1, len(self._place.store.volumes))
+        volumes = max(1, len(self._context.store.volumes))
         self._lay_out(volumes)
         used = collections.Counter(volume for _, volume in self._homes)
         return [used[volume] for volume in range(volumes)]
@@ -376,7 +383,7 @@ class StepSave:
         placement = self._lock()
         if placement["is_elsewhere"]:
             warn_without_failing(
-                f"{self._place.store.directory} holds none of the checkpoints that this Checkpointer has "
+                f"{self._context.store.directory} holds none of the checkpoints that this Checkpointer has "
                 "loaded or saved there: it was removed, or the path leads to another directory now (a link "
                 f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the "
                 "same",
@@ -401,7 +408,7 @@ class StepSave:
         }
 
     def _lock(self) -> Any:
-        return patiently(lambda: self._place.store.begin(self._step, self._shards_per_volume()))
+        return patiently(lambda: self._context.store.begin(self._step, self._shards_per_volume()))
 
     def _written(self, number: int, index: int) -> dict[str, Any]:
         assert self._files is not None
@@ -409,14 +416,14 @@ class StepSave:
             "index": index,
             "bytes": self._bytes[index],
             "crc32c": shard_files.format_crc32c(self._files.sums(number)),
-            "pieces": [[*placed.piece, placed.offset] for placed in self._placed[index]],
+            "pieces": [[*placed.piece, placed.offset] for placed in self._pieces_of[index]],
         }
 
     def _digest(self) -> dict[str, str]:
         about = [[each.name, each.dtype, each.shape] for each in self._described]
         same = {
             "step": self._step,
-            "writers": self._place.writers,
+            "writers": self._context.writers,
             _STATE: [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
@@ -501,11 +508,11 @@ class StepSave:
             {**self._placement["shards"][shard["index"]], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
             for shard in written
         ]
-        self._place.store.commit(
+        self._context.store.commit(
             {
                 "step": self._step,
                 "chunk_bytes": shard_files.CHUNK_BYTES,
-                "world_size": self._place.ranks.size,
+                "world_size": self._context.ranks.size,
                 "volumes": self._placement["volumes"],
                 "shards": shards,
                 "state": self._skeleton,

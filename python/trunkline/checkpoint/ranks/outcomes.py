@@ -10,7 +10,7 @@ from trunkline.checkpoint.ranks.group import Exchange, rank_error
 _NOT_SAVED = "the checkpoint was not saved"
 
 
-def told(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
+def publish_result(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
     """Make something, and tell the others what came of it.
 
     Only a dict is passed on; of anything else the others hear that it was made.
@@ -45,7 +45,7 @@ def mark_earlier(error: BaseException) -> None:
         error.earlier = True  # type: ignore[attr-defined]
 
 
-def cause(exchange: Exchange, error: BaseException) -> BaseException:
+def root_cause(exchange: Exchange, error: BaseException) -> BaseException:
     """What made this rank fail: files that rank 0 removed from under it failed because it gave up before."""
     if exchange.rank == 0 or isinstance(error, RankError | Cancelled):
         return error
@@ -87,13 +87,13 @@ def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
 
 
 def join(exchange: Exchange, but: str = _NOT_SAVED) -> None:
-    """Wait, on another rank than 0, until all are in this call; `but`: as for heard()."""
+    """Wait, on another rank than 0, until all are in this call; `but`: as for await_result()."""
     failure = exchange.meet()
     if failure is not None:
         raise _failed_elsewhere(failure, but)
 
 
-def heard(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
+def await_result(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
     """Wait for what came of it at rank 0; `but`: what to say did not happen if it failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:

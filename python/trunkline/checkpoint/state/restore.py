@@ -23,7 +23,7 @@ from trunkline.checkpoint.state.leaves import (
     shown_key,
 )
 from trunkline.checkpoint.state.storages import Storages, View, restrided, stride_fields, view_in
-from trunkline.checkpoint.state.targets import METADATA, Targets, Use, place_of
+from trunkline.checkpoint.state.targets import METADATA, Targets, Use, path_text
 from trunkline.checkpoint.state.views import Strided
 
 _DICTS: dict[str, type[dict[Any, Any]]] = {
@@ -114,7 +114,7 @@ class _Restoring:
 
     def place(self) -> str:
         """Where the walk is."""
-        return place_of(self._path)
+        return path_text(self._path)
 
     def node(self, node: Json, into: Any) -> Any:
         """Return the value of a node. Raises BadLeaf."""

@@ -25,7 +25,7 @@ from trunkline.checkpoint.state.views import (
 METADATA: Any = object()  # in the path to the attribute of an OrderedDict
 
 
-def place_of(path: Sequence[Any]) -> str:
+def path_text(path: Sequence[Any]) -> str:
     """Show where in a state a path of keys and indices leads."""
     return "state" + "".join("._metadata" if key is METADATA else f"[{shown_key(key)}]" for key in path)
 
@@ -40,7 +40,7 @@ class Use(NamedTuple):
     @property
     def place(self) -> str:
         """Where it is, for messages."""
-        return place_of(self.path)
+        return path_text(self.path)
 
     def is_whole(self) -> bool:
         """Whether it was saved as all of what is stored, in C order."""

@@ -72,7 +72,7 @@ class StateGuard(NotCopied):
     def before_save(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Refuse, unless it is a wrapper with parameters of its own that wants those.
 
-        The weights that are not in memory then stand in the result as AbsentWeight, which nothing can save.
+        Weights that are not in memory are OffloadedWeight in the result, which nothing can save.
         """
         if prefix and any(parameter not in self._own for parameter in module.parameters()):
             return
@@ -83,7 +83,7 @@ class StateGuard(NotCopied):
         )
 
 
-class AbsentWeight(nn.Parameter):
+class OffloadedWeight(nn.Parameter):
     """A parameter on the meta device that refuses to be computed with, by its name.
 
     torch itself computes with some tensors that have no memory, and returns garbage.
@@ -93,7 +93,7 @@ class AbsentWeight(nn.Parameter):
     home: torch.device
 
     @classmethod
-    def of(cls, path: str, parameter: nn.Parameter, home: torch.device) -> "AbsentWeight":
+    def of(cls, path: str, parameter: nn.Parameter, home: torch.device) -> "OffloadedWeight":
         """Return what stands for `parameter`, called `path` in its model, which comes to `home` for use."""
         made = cls(parameter.data, requires_grad=False)
         made.path = path
@@ -141,7 +141,7 @@ class AbsentWeight(nn.Parameter):
 
 
 def _changes_nothing(
-    weight: AbsentWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    weight: OffloadedWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether the result is what the weight is when it is in memory."""
     if name == "detach":
@@ -167,7 +167,7 @@ def _changes_nothing(
     )
 
 
-def _is_home(weight: AbsentWeight, name: Any) -> bool:
+def _is_home(weight: OffloadedWeight, name: Any) -> bool:
     device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
     return device.type == weight.home.type and (
         device.type != "cuda" or _index_of(device) == _index_of(weight.home)

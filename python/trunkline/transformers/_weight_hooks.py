@@ -11,7 +11,7 @@ from torch import nn
 
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
-from trunkline.transformers._absent import AbsentWeight, NotCopied
+from trunkline.transformers._offloaded import NotCopied, OffloadedWeight
 from trunkline.transformers.layers import Unit, Weight
 
 
@@ -37,7 +37,7 @@ _NO_GRAPHS = (
 )
 
 
-class Binding:
+class WeightHooks:
     """Hooks on the modules of a model that acquire and release the units of a stream.
 
     A unit is acquired when the first of its modules runs, and released when the last one has run, or its
@@ -74,7 +74,7 @@ class Binding:
         self._bound: dict[tuple[int, int, int, bool], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
             [
-                (part.module._parameters, weight.name, _absent(part.module, weight, home))
+                (part.module._parameters, weight.name, _offloaded(part.module, weight, home))
                 for part in unit.parts
                 for weight in part.weights
             ]
@@ -238,7 +238,7 @@ def _not_compiled(hook: _Hook) -> _Hook:
     return made
 
 
-class FoldAsStock(NotCopied):
+class MatchStockMatmul(NotCopied):
     """Lets matrices that stay in memory require gradients while a model runs without recording any.
 
     Those of stock models do. Torch computes the product of a batch with a matrix as one product only then;
@@ -272,10 +272,10 @@ def _hook(module: nn.Module, before: Any, after: Any) -> None:
     module.register_forward_hook(_not_compiled(after), always_call=True)
 
 
-def _absent(module: nn.Module, weight: Weight, home: torch.device) -> AbsentWeight:
+def _offloaded(module: nn.Module, weight: Weight, home: torch.device) -> OffloadedWeight:
     parameter = module._parameters[weight.name]
     assert parameter is not None
-    made = module._parameters[weight.name] = AbsentWeight.of(weight.path, parameter, home)
+    made = module._parameters[weight.name] = OffloadedWeight.of(weight.path, parameter, home)
     return made
 
 
