@@ -1,4 +1,4 @@
-// The Python class FileImage.
+// The Python class FileLayout.
 #pragma once
 
 #include <nanobind/nanobind.h>

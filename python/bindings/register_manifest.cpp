@@ -56,8 +56,8 @@ std::vector<std::string> tensors_in(const ManifestObject& self, std::uint64_t sh
   return checkpoint::TensorPlaces(*self.manifest).in(shard, begin, end);
 }
 
-nb::list images(const ManifestObject& self, const nb::list& targets, bool verify,
-                std::uint64_t fresh_from_bytes) {
+nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verify,
+                 std::uint64_t fresh_from_bytes) {
   const Manifest& manifest = *self.manifest;
   if (targets.size() != manifest.tensors.size()) raise_value_error("targets: must be one for each tensor");
   std::vector<std::unique_ptr<FileLayoutObject>> made;
@@ -106,9 +106,9 @@ void register_manifest(nb::module_& module) {
       .def("tensors_in", &tensors_in, "shard"_a, "begin"_a, "end"_a,
            nb::sig("def tensors_in(self, shard: int, begin: int, end: int) -> list[str]"),
            "Names of the tensors with bytes in a range of a shard, in the order of their bytes.")
-      .def("images", &images, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
-           nb::sig("def images(self, targets: list[trunkline._types.WritableBuffer], *, verify: bool, "
-                   "fresh_from_bytes: int) -> list[FileImage]"),
+      .def("layouts", &layouts, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
+           nb::sig("def layouts(self, targets: list[trunkline._types.WritableBuffer], *, verify: bool, "
+                   "fresh_from_bytes: int) -> list[FileLayout]"),
            "The shards, to be read into a buffer for each tensor: those of `fresh_from_bytes` or more are "
            "new memory.");
 }

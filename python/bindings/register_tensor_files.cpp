@@ -115,7 +115,7 @@ std::uint32_t FileLayoutObject::add_checksum(nb::handle kind, nb::handle begin, 
 
 void FileLayoutObject::add_checksum_field(nb::handle offset, nb::handle checksum, nb::handle encoding) {
   tensor_file::ChecksumField field{.offset = count_argument(offset, "offset"),
-                                   .checksum = optional_count_argument(checksum, "sum").value_or(0)};
+                                   .checksum = optional_count_argument(checksum, "checksum").value_or(0)};
   if (encoding.equal(nb::str("hex"))) {
     field.encoding = tensor_file::ChecksumEncoding::hex;
   } else if (!encoding.equal(nb::str("le32"))) {
@@ -178,7 +178,7 @@ std::vector<tensor_file::FileLayout> arranged(const std::vector<nb::object>& obj
   std::vector<tensor_file::FileLayout> layouts;
   for (const nb::object& object : objects) {
     if (!nb::isinstance<FileLayoutObject>(object))
-      raise_type_error("images: must hold only FileImage, not " + shown_type(object));
+      raise_type_error("layouts: must hold only FileLayout, not " + shown_type(object));
     layouts.push_back(nb::cast<FileLayoutObject&>(object).layout());
     unwrap(layouts.back().arrange());
   }
@@ -250,15 +250,15 @@ class FileSetObject {
   std::unique_ptr<tensor_file::FileSet> set_;
 };
 
-class FileReadObject {
+class FileReaderObject {
  public:
-  FileReadObject(nb::handle layouts, nb::handle engine, bool verify, nb::handle direct)
+  FileReaderObject(nb::handle layouts, nb::handle engine, bool verify, nb::handle direct)
       : layouts_(listed(layouts)), generation_(os::fork_generation()) {
     std::vector<tensor_file::FileLayout> wanted = arranged(layouts_);
     std::vector<std::optional<File>> sources;
     for (const nb::object& object : layouts_) {
       const auto& layout = nb::cast<FileLayoutObject&>(object);
-      if (!layout.only_targets()) raise_value_error("images: memory to read into is added by add_target");
+      if (!layout.only_targets()) raise_value_error("layouts: memory to read into is added by add_target");
       sources.push_back(layout.source());
     }
     const OpenOptions open = open_options_argument(nb::str("r"), direct);
@@ -278,9 +278,9 @@ class FileReadObject {
     reader_ = std::make_unique<tensor_file::FileReader>(
         used, std::move(targets), tensor_file::ReadOptions{.verify = verify, .workers = copiers(1)});
   }
-  FileReadObject(const FileReadObject&) = delete;
-  FileReadObject& operator=(const FileReadObject&) = delete;
-  ~FileReadObject() {
+  FileReaderObject(const FileReaderObject&) = delete;
+  FileReaderObject& operator=(const FileReaderObject&) = delete;
+  ~FileReaderObject() {
     if (generation_ != os::fork_generation()) {
       static_cast<void>(reader_.release());  // its threads and transfers are the parent's
       return;
@@ -297,8 +297,8 @@ class FileReadObject {
     if (status) return;
     const nb::object exception = exception_of(status.error());
     if (const auto& mismatch = reader_->mismatch()) {
-      exception.attr("image") = mismatch->layout;
-      exception.attr("sum") = mismatch->checksum;
+      exception.attr("layout") = mismatch->layout;
+      exception.attr("checksum") = mismatch->checksum;
     }
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
     throw nb::python_error();
@@ -410,7 +410,7 @@ void register_archive_layout(nb::module_& module) {
 
 void register_file_layout(nb::module_& module) {
   nb::class_<FileLayoutObject>(
-      module, "FileImage",
+      module, "FileLayout",
       "What a file of `nbytes` bytes holds, or shall hold: memory at offsets, checksums "
       "of ranges, and places\nwhere checksums stand. What no memory covers is zeros.")
       .def(nb::init<nb::handle, nb::handle>(), "path"_a.none(), "nbytes"_a.none(),
@@ -429,18 +429,18 @@ void register_file_layout(nb::module_& module) {
                "False) -> None"),
            "The file's bytes from `offset` on are to be read into `buffer`, on a GPU after what the current "
            "stream\nholds now; `fresh`: of aligned_empty, not touched yet.")
-      .def("add_sum", &FileLayoutObject::add_checksum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
+      .def("add_checksum", &FileLayoutObject::add_checksum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
            "expected"_a = nb::none(),
-           nb::sig(
-               "def add_sum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, expected: "
-               "int | None = None) -> int"),
+           nb::sig("def add_checksum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, "
+                   "expected: "
+                   "int | None = None) -> int"),
            "A checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
            "index.\n\n"
            "Ranges are added in the order of the file and do not overlap.")
-      .def("add_patch", &FileLayoutObject::add_checksum_field, "offset"_a.none(), "sum"_a.none(),
-           "encoding"_a.none(),
-           nb::sig(
-               "def add_patch(self, offset: int, sum: int, encoding: typing.Literal['le32', 'hex']) -> None"),
+      .def("add_checksum_field", &FileLayoutObject::add_checksum_field, "offset"_a.none(),
+           "checksum"_a.none(), "encoding"_a.none(),
+           nb::sig("def add_checksum_field(self, offset: int, checksum: int, encoding: "
+                   "typing.Literal['le32', 'hex']) -> None"),
            "Writing puts checksum `sum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
       .def(
           "add_archive",
@@ -478,11 +478,11 @@ void register_tensor_files(nb::module_& module) {
       module, "FileSet", nb::is_weak_referenceable(),
       "Files that are written whole and appear whole, under their names only at the end. "
       "Used from one thread, but\nfor cancel() and progress().")
-      .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle>(), "images"_a, nb::kw_only(),
+      .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle>(), "layouts"_a, nb::kw_only(),
            "engine"_a = nb::none(), "durable"_a = true, "replace"_a = true, "stage_all"_a = false,
            "staging_bytes"_a = nb::none(),
            nb::sig(
-               "def __init__(self, images: collections.abc.Sequence[FileImage], *, engine: Engine | None = "
+               "def __init__(self, layouts: collections.abc.Sequence[FileLayout], *, engine: Engine | None = "
                "None, durable: bool = True, replace: bool = True, stage_all: bool = False, staging_bytes: "
                "int | str | None = None) -> None"))
       .def("stage", &FileSetObject::stage,
@@ -493,25 +493,25 @@ void register_tensor_files(nb::module_& module) {
       .def("discard", &FileSetObject::discard,
            "Removes what was written, as an error does; nothing after finish(). Not while one of them runs.")
       .def("progress", &FileSetObject::progress, "(bytes written, bytes to write).")
-      .def("sums", &FileSetObject::checksums, "image"_a,
-           "Values of the checksums of one image (list of int).");
-  nb::class_<FileReadObject>(
-      module, "ImageRead",
-      "Reads files into the memory of their images, once, by run(). Used from one thread, "
+      .def("checksums", &FileSetObject::checksums, "layout"_a,
+           "Values of the checksums of one file (list of int).");
+  nb::class_<FileReaderObject>(
+      module, "FileReader",
+      "Reads files into the memory of their layouts, once, by run(). Used from one thread, "
       "but for cancel() and\nprogress().")
-      .def(nb::init<nb::handle, nb::handle, bool, nb::handle>(), "images"_a, nb::kw_only(),
+      .def(nb::init<nb::handle, nb::handle, bool, nb::handle>(), "layouts"_a, nb::kw_only(),
            "engine"_a = nb::none(), "verify"_a = true, "direct"_a = "auto",
            nb::sig(
-               "def __init__(self, images: collections.abc.Sequence[FileImage], *, engine: Engine | None = "
+               "def __init__(self, layouts: collections.abc.Sequence[FileLayout], *, engine: Engine | None = "
                "None, verify: bool = True, direct: trunkline._types.Direct = 'auto') -> None"))
-      .def(
-          "run", &FileReadObject::run,
-          "Fills all memory. Raises Corrupt, with the attributes `image` and `sum` (indices), for a checksum "
-          "that differs.")
-      .def("cancel", &FileReadObject::cancel, "Makes run() raise Cancelled soon.")
-      .def("progress", &FileReadObject::progress, "(bytes read, bytes to read).")
-      .def("sums", &FileReadObject::checksums, "image"_a,
-           "Values of the checksums of one image (list of int).");
+      .def("run", &FileReaderObject::run,
+           "Fills all memory. Raises Corrupt, with the attributes `layout` and `checksum` (indices), for a "
+           "checksum "
+           "that differs.")
+      .def("cancel", &FileReaderObject::cancel, "Makes run() raise Cancelled soon.")
+      .def("progress", &FileReaderObject::progress, "(bytes read, bytes to read).")
+      .def("checksums", &FileReaderObject::checksums, "layout"_a,
+           "Values of the checksums of one file (list of int).");
   module.def("fsync_directory", &fsync_directory, "path"_a.none(),
              nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
              "Makes names that were created, renamed or removed in a directory durable.");

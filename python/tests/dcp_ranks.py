@@ -347,7 +347,7 @@ def dying(rank: int, path: Path, argument: str) -> None:
     save({"t": distribute_tensor(numbers(50, 3, seed=1), mesh, [Shard(0)])}, path / "ckpt")
     writer = tl.dcp.StorageWriter(path / "ckpt")
     if rank == int(who):
-        owner: Any = _writer if function == "write_images" else writer
+        owner: Any = _writer if function == "write_layouts" else writer
         original = getattr(owner, function)
 
         def dies(*args: Any, **kwargs: Any) -> Any:

@@ -321,7 +321,7 @@ def test_handlers_that_raise_wherever_a_save_can_be_interrupted(tmp_path: Path) 
     """Python runs signal handlers after calls and at the start of functions, which a profiler sees."""
     checkpointer = tl.Checkpointer(tmp_path, keep=2, process_group=False)
     checkpointer.save(0, tensors_of(0), block=True)
-    modules = ("_checkpointer.py", "_turn.py", "_step_save.py", "saving.py")
+    modules = ("/checkpointer.py", "/turn.py", "/step_save.py", "/checkpoint/save.py")
     left = 0
 
     def interrupt(frame: FrameType, event: str, what: object) -> None:

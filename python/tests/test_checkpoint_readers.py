@@ -37,15 +37,15 @@ def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
     """Have something done once, when a manifest was read and its shards are not open yet."""
 
     def arrange(action: Callable[[], None]) -> None:
-        real = checkpointer_module.read_images
+        real = checkpointer_module.read_layouts
         actions = [action]
 
-        def read_images(*arguments: Any, **options: Any) -> None:
+        def read_layouts(*arguments: Any, **options: Any) -> None:
             if actions:
                 actions.pop()()
             real(*arguments, **options)
 
-        monkeypatch.setattr(checkpointer_module, "read_images", read_images)
+        monkeypatch.setattr(checkpointer_module, "read_layouts", read_layouts)
 
     return arrange
 
@@ -177,9 +177,9 @@ def test_a_file_is_replaced_while_it_is_loaded(tmp_path: Path, suffix: str, veri
 
     def replace_and_read(*arguments: Any, **options: Any) -> None:
         tl.save(state(2), path)
-        transfer.read_images(*arguments, **options)
+        transfer.read_layouts(*arguments, **options)
 
-    found = loads[suffix](path, verify=verify, read_images=replace_and_read)
+    found = loads[suffix](path, verify=verify, read_layouts=replace_and_read)
     assert torch.equal(found["x"], state(1)["x"])
     assert found.get("number", 1) == 1
 

@@ -358,9 +358,9 @@ def test_whatever_manifest_names_a_volume_that_is_not_mounted(
 
 # A function, how often it is called until the process dies in it, and what is loaded then.
 PHASES = {
-    "nothing written": ("trunkline.dcp._writer", "write_images", "before 1", "old"),
-    "data written": ("trunkline.dcp._writer", "write_images", "before 2", "old"),
-    "committed": ("trunkline.dcp._writer", "write_images", "after 2", "new"),
+    "nothing written": ("trunkline.dcp._writer", "write_layouts", "before 1", "old"),
+    "data written": ("trunkline.dcp._writer", "write_layouts", "before 2", "old"),
+    "committed": ("trunkline.dcp._writer", "write_layouts", "after 2", "new"),
     "half removed": ("trunkline.dcp._directory", "remove_file", "before 2", "new"),
 }
 
@@ -420,17 +420,17 @@ def test_a_manifest_that_could_not_be_made_durable_leaves_a_checkpoint(
     """It may have replaced the one before, so that what it names must stay."""
     old, new = {"a": numbers(2000)}, {"a": numbers(2000, seed=1)}
     save(old, tmp_path)
-    write_images = _writer.write_images
+    write_layouts = _writer.write_layouts
 
-    def write(images: Any, **options: Any) -> Any:
-        if not images[0].path.endswith(".manifest"):
-            return write_images(images, **options)
+    def write(layouts: Any, **options: Any) -> Any:
+        if not layouts[0].path.endswith(".manifest"):
+            return write_layouts(layouts, **options)
         if has_its_name:
-            write_images(images, **options)
+            write_layouts(layouts, **options)
         raise OSError(errno.EIO, "fsync")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_writer, "write_images", write)
+        patch.setattr(_writer, "write_layouts", write)
         with pytest.raises(CheckpointException, match="fsync"):
             save(new, tmp_path)
     assert_same(load(blank(old), tmp_path), new if has_its_name else old)
@@ -616,7 +616,7 @@ def test_a_crash_while_torchs_checkpoint_is_replaced(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_writer, "write_images", stop)
+        patch.setattr(_writer, "write_layouts", stop)
         with pytest.raises(CheckpointException):
             save(new, tmp_path, overwrite=True)
     into = blank(old)
@@ -841,15 +841,15 @@ def test_saves_that_overlap_with_cached_plans(tmp_path: Path, monkeypatch: pytes
         state, planner = {"a": torch.full((9,), value)}, DefaultSavePlanner(enable_plan_caching=True)
         dcp.save(state, storage_writer=tl.dcp.StorageWriter(tmp_path / name), planner=planner, no_dist=True)
 
-    def while_another_commits(images: Any, **options: Any) -> Any:
-        writes.append(images)
+    def while_another_commits(layouts: Any, **options: Any) -> Any:
+        writes.append(layouts)
         if len(writes) == 2:  # that of the manifest
             save_to("2", 2.0)
-        return write_images(images, **options)
+        return write_layouts(layouts, **options)
 
-    write_images, writes = _writer.write_images, []
+    write_layouts, writes = _writer.write_layouts, []
     save_to("0", 0.0)
-    monkeypatch.setattr(_writer, "write_images", while_another_commits)
+    monkeypatch.setattr(_writer, "write_layouts", while_another_commits)
     save_to("1", 1.0)
     for number in range(3):
         found = load({"a": torch.zeros(9)}, tmp_path / str(number))

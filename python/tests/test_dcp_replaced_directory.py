@@ -110,14 +110,14 @@ def test_a_stock_checkpoint_that_is_made_meanwhile_stays(
     """The save has found none, and so has no leave to remove one."""
     directory = tmp_path / "run"
     save(nested(1), directory)
-    write_images = _writer.write_images
+    write_layouts = _writer.write_layouts
 
-    def save_with_torch(images: Any, **kwargs: Any) -> Any:
-        if images[0].path.endswith(".manifest"):
+    def save_with_torch(layouts: Any, **kwargs: Any) -> Any:
+        if layouts[0].path.endswith(".manifest"):
             (directory / ".metadata").write_bytes(b"of torch")
-        return write_images(images, **kwargs)
+        return write_layouts(layouts, **kwargs)
 
-    monkeypatch.setattr(_writer, "write_images", save_with_torch)
+    monkeypatch.setattr(_writer, "write_layouts", save_with_torch)
     save(nested(2), directory)
     assert (directory / ".metadata").read_bytes() == b"of torch"
 

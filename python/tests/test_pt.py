@@ -25,13 +25,13 @@ import trunkline as tl
 from trunkline._formats import pt as pt_format
 from trunkline._formats.pt import layout as pt_layout
 from trunkline._formats.pt import pickle as pt_pickle
-from trunkline._tensor_io.transfer import write_images
+from trunkline._tensor_io.transfer import write_layouts
 
 RunScript = Callable[..., str]
 
 
 def save(obj: object, path: Path) -> None:
-    write_images([pt_format.lay_out(obj, str(path))])
+    write_layouts([pt_format.lay_out(obj, str(path))])
 
 
 def saved_by_torch(obj: object, path: Path) -> None:
@@ -577,8 +577,8 @@ def test_no_reference_to_storages_remains(tmp_path: Path) -> None:
         tensor = torch.arange(100)
         storage = tensor.untyped_storage()
         gone = weakref.ref(storage)
-        image = pt_format.lay_out(tensor, str(tmp_path / "x.pt"))
-        del tensor, storage, image
+        laid_out = pt_format.lay_out(tensor, str(tmp_path / "x.pt"))
+        del tensor, storage, laid_out
         assert gone() is None
     finally:
         gc.enable()
@@ -623,9 +623,9 @@ def test_memory_is_the_tensors_alone(run_script: RunScript) -> None:
             line = next(line for line in open("/proc/self/status") if line.startswith(name))
             return int(line.split()[1]) >> 10
         tensors = {i: torch.ones(32 << 20, dtype=torch.uint8) for i in range(4)}
-        image = pt_format.lay_out(tensors, "state.pt")
-        transfer_module.write_images([image])
-        del tensors, image
+        laid_out = pt_format.lay_out(tensors, "state.pt")
+        transfer_module.write_layouts([laid_out])
+        del tensors, laid_out
         with tl.open("state.pt") as file:
             file.pread(bytearray(5 << 20))
         pt_format.load("state.pt", mmap=True)

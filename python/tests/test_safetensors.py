@@ -28,7 +28,7 @@ from trunkline._formats.safetensors import (  # noqa: E402
     load_folder,
 )
 from trunkline._tensor_io.tensors import _SAFETENSORS_NAMES  # noqa: E402
-from trunkline._tensor_io.transfer import write_images  # noqa: E402
+from trunkline._tensor_io.transfer import write_layouts  # noqa: E402
 
 DTYPES = list(_SAFETENSORS_NAMES)
 CHUNK = 1 << 20
@@ -69,7 +69,7 @@ def read_by_reference(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, st
 
 
 def save(tensors: Any, path: Path, engine: tl.Engine, **options: Any) -> None:
-    write_images([lay_out(tensors, path, **options)], engine=engine, durable=False)
+    write_layouts([lay_out(tensors, path, **options)], engine=engine, durable=False)
 
 
 def header_of(data: bytes) -> tuple[int, dict[str, Any]]:

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trunkline._core import FileImage
+from trunkline._core import FileLayout
 from trunkline._errors import Format
 from trunkline._streaming.stored import Stored
 from trunkline._tensor_io.tensors import dtype_name, dtype_named
-from trunkline._tensor_io.transfer import write_images
+from trunkline._tensor_io.transfer import write_layouts
 
 NAME = "pack.json"
 _FORMAT = "trunkline pack"
@@ -74,9 +74,9 @@ class Manifest:
             ],
         }
         contents = json.dumps(document, indent=1).encode()
-        image = FileImage(directory / NAME, len(contents))
-        image.add(0, contents)
-        write_images([image])
+        layout = FileLayout(directory / NAME, len(contents))
+        layout.add(0, contents)
+        write_layouts([layout])
 
 
 def stamp(directory: Path) -> tuple[int, int, int] | None:

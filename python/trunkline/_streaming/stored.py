@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from trunkline._core import File, FileImage
+from trunkline._core import File, FileLayout
 from trunkline._errors import Corrupt
 from trunkline._formats.safetensors.load import Header, dtype_and_shape
 from trunkline._tensor_io import transfer
@@ -62,28 +62,28 @@ def read(
     shifts = [stored.misalignment if device.type == "cpu" else 0 for stored in tensors]
     sizes = [shift + stored.nbytes for shift, stored in zip(shifts, tensors, strict=True)]
     made = [empty_bytes(nbytes, device)[shift:] for shift, nbytes in zip(shifts, sizes, strict=True)]
-    images: dict[int, FileImage] = {}
+    layouts: dict[int, FileLayout] = {}
     names: dict[int, list[str]] = {}
     for stored, memory, nbytes in sorted(
         zip(tensors, made, sizes, strict=True), key=lambda each: (each[0].file, each[0].offset)
     ):
         if stored.nbytes == 0:
             continue
-        image = images.get(stored.file)
-        if image is None:
-            image = images[stored.file] = FileImage(paths[stored.file], files[stored.file].size)
-            image.read_from(files[stored.file])
+        layout = layouts.get(stored.file)
+        if layout is None:
+            layout = layouts[stored.file] = FileLayout(paths[stored.file], files[stored.file].size)
+            layout.read_from(files[stored.file])
             names[stored.file] = []
-        image.add_target(stored.offset, memory, fresh=is_fresh(nbytes))
+        layout.add_target(stored.offset, memory, fresh=is_fresh(nbytes))
         if stored.checksum is not None:
-            image.add_sum("crc32c", stored.offset, stored.offset + stored.nbytes, stored.checksum)
+            layout.add_checksum("crc32c", stored.offset, stored.offset + stored.nbytes, stored.checksum)
             names[stored.file].append(stored.name)
     try:
-        transfer.read_images(list(images.values()))
+        transfer.read_layouts(list(layouts.values()))
     except Corrupt as error:
-        image_index, which = getattr(error, "image", None), getattr(error, "sum", None)
-        if image_index is not None and which is not None:
-            error.tensor = list(names.values())[image_index][which]
+        layout_index, which = getattr(error, "layout", None), getattr(error, "checksum", None)
+        if layout_index is not None and which is not None:
+            error.tensor = list(names.values())[layout_index][which]
         raise
     return [
         memory.view(stored.dtype).reshape(stored.shape) for stored, memory in zip(tensors, made, strict=True)

@@ -61,5 +61,5 @@ def out_of_memory(error: BaseException, what: str, path: str | None = None) -> E
 
 
 def is_fresh(nbytes: int) -> bool:
-    """Whether empty_bytes(nbytes), in main memory, is `fresh` to FileImage.add_target."""
+    """Whether empty_bytes(nbytes), in main memory, is `fresh` to FileLayout.add_target."""
     return nbytes >= OWN_PAGES_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trunkline._core import Engine, FileImage, FileSet
+from trunkline._core import Engine, FileLayout, FileSet
 from trunkline._errors import Error
 from trunkline._types import Path
 
@@ -67,11 +67,11 @@ def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-class SourceImage(FileImage):
-    """A FileImage of the memory of `sources`."""
+class SourceLayout(FileLayout):
+    """A FileLayout of the memory of `sources`."""
 
     def __init__(self, path: Path, nbytes: int, sources: Sources) -> None:
-        """As FileImage does."""
+        """As FileLayout does."""
         super().__init__(path, nbytes)
         self.sources = sources
 
@@ -84,7 +84,7 @@ class CheckedFileSet(FileSet):
 
     def __init__(
         self,
-        images: Sequence[FileImage],
+        layouts: Sequence[FileLayout],
         sources: Sources,
         what: str,
         path: str,
@@ -97,7 +97,7 @@ class CheckedFileSet(FileSet):
     ) -> None:
         """Create the files; `what`, and `path`, are for messages."""
         super().__init__(
-            images,
+            layouts,
             engine=engine,
             durable=durable,
             replace=replace,

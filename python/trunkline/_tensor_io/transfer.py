@@ -1,4 +1,4 @@
-"""Writing and reading FileImages: in a thread of its own, so that Ctrl-C ends it and cleans up."""
+"""Writing and reading FileLayouts: in a thread of its own, so that Ctrl-C ends it and cleans up."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trunkline._core import Engine, FileImage, FileSet, ImageRead
+from trunkline._core import Engine, FileLayout, FileReader, FileSet
 from trunkline._errors import exception_of
 from trunkline._tensor_io.background import Claim, start_thread
 from trunkline._tensor_io.flag import Flag
@@ -58,17 +58,17 @@ class Work:
             raise self._error
 
 
-def write_images(
-    images: Sequence[FileImage], *, engine: Engine | None = None, durable: bool = True, replace: bool = True
+def write_layouts(
+    layouts: Sequence[FileLayout], *, engine: Engine | None = None, durable: bool = True, replace: bool = True
 ) -> list[list[int]]:
-    """Write all of `images`; each file appears whole, with `durable` for good. Returns their checksums."""
-    files = FileSet(images, engine=engine, durable=durable, replace=replace)
+    """Write all of `layouts`; each file appears whole, with `durable` for good. Returns their checksums."""
+    files = FileSet(layouts, engine=engine, durable=durable, replace=replace)
     write_files(files)
-    return [files.sums(index) for index in range(len(images))]
+    return [files.checksums(index) for index in range(len(layouts))]
 
 
 def write_files(files: FileSet) -> None:
-    """Write them, as write_images does."""
+    """Write them, as write_layouts does."""
 
     def job() -> None:
         files.stage()
@@ -81,12 +81,12 @@ def write_files(files: FileSet) -> None:
         raise
 
 
-def read_images(images: Sequence[FileImage], *, engine: Engine | None = None, verify: bool = True) -> None:
-    """Fill the memory of `images`, from the page cache those that it holds already.
+def read_layouts(layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True) -> None:
+    """Fill the memory of `layouts`, from the page cache those that it holds already.
 
-    Raises Corrupt with `image` and `sum` for a checksum that differs.
+    Raises Corrupt with `layout` and `sum` for a checksum that differs.
     """
-    read = ImageRead(images, engine=engine, verify=verify, direct="unless_cached")
+    read = FileReader(layouts, engine=engine, verify=verify, direct="unless_cached")
     _run(read.run, read.cancel)
 
 

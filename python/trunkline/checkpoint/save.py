@@ -13,7 +13,7 @@ from trunkline._exit_hook import check_threads_run, has_passed
 from trunkline._tensor_io.at_exit import end_by_failure, say
 from trunkline._tensor_io.background import Claim, exit_watch, start_thread
 from trunkline._tensor_io.flag import Flag
-from trunkline._tensor_io.sources import SourceImage
+from trunkline._tensor_io.sources import SourceLayout
 from trunkline._tensor_io.transfer import absolute_path, path_name, write_files
 from trunkline._types import Path
 from trunkline.checkpoint.save_order import OrderedFileSet
@@ -99,9 +99,11 @@ def save_async(
     check_staging_bytes(staging_bytes)
     check_engine(engine)
     raise_unobserved()
-    image = lay_out(obj, path, checksum)
-    files = OrderedFileSet(image, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes)
-    del image  # its memory is free when it is staged
+    layout = lay_out(obj, path, checksum)
+    files = OrderedFileSet(
+        layout, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes
+    )
+    del layout  # its memory is free when it is staged
     try:
         name = path_name(path)
         handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
@@ -113,7 +115,7 @@ def save_async(
     return handle
 
 
-def lay_out(obj: Any, path: Path, checksum: bool) -> SourceImage:
+def lay_out(obj: Any, path: Path, checksum: bool) -> SourceLayout:
     """Describe the file that `path` asks for by its suffix.
 
     In the directory that the path leads to now: a link may be pointed elsewhere before the file is written.

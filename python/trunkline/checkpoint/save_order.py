@@ -4,7 +4,7 @@ import os
 
 from trunkline._core import Engine
 from trunkline._tensor_io.flag import Flag
-from trunkline._tensor_io.sources import CheckedFileSet, SourceImage
+from trunkline._tensor_io.sources import CheckedFileSet, SourceLayout
 
 
 class OrderedFileSet(CheckedFileSet):
@@ -17,7 +17,7 @@ class OrderedFileSet(CheckedFileSet):
 
     def __init__(
         self,
-        image: SourceImage,
+        layout: SourceLayout,
         *,
         engine: Engine | None = None,
         durable: bool = True,
@@ -26,16 +26,16 @@ class OrderedFileSet(CheckedFileSet):
     ) -> None:
         """Create the file."""
         super().__init__(
-            [image],
-            image.sources,
-            f"saving {image.path}",
-            image.path,
+            [layout],
+            layout.sources,
+            f"saving {layout.path}",
+            layout.path,
             engine=engine,
             durable=durable,
             stage_all=stage_all,
             staging_bytes=staging_bytes,
         )
-        self._turn = _Turn(image.path, in_background=stage_all)
+        self._turn = _Turn(layout.path, in_background=stage_all)
 
     def enter(self) -> None:
         """Come before all saves that enter later; does nothing the second time."""

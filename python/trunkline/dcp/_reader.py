@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from trunkline._arguments import bool_argument
-from trunkline._core import Engine, FileImage
+from trunkline._core import Engine, FileLayout
 from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline._formats.dcp_names import manifest_name, refused_name
 from trunkline._tensor_io.partly_filled import partly_filled
-from trunkline._tensor_io.transfer import read_images
+from trunkline._tensor_io.transfer import read_layouts
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_refused, missing_target
 from trunkline.dcp._endpoint import Endpoint, checkpoint_path_of
@@ -196,34 +196,34 @@ class StorageReader(Endpoint, TorchStorageReader):
         for request in group:
             if request.nbytes > 0 and request.stored.file is not None:
                 by_file.setdefault(request.stored.file, []).append(request)
-        images = []
+        layouts = []
         chunks = []
         files = list(by_file)
         targets = settle_targets([request for of_file in by_file.values() for request in of_file])
         for file in files:
-            image = FileImage(str(self._directory / file.name), file.nbytes)
+            layout = FileLayout(str(self._directory / file.name), file.nbytes)
             for begin, memory in targets[file]:
-                image.add_target(begin, memory)
-            images.append(image)
-            chunks.append(self._add_sums(image, file, by_file[file]) if self._verify else [])
-        if not images:
+                layout.add_target(begin, memory)
+            layouts.append(layout)
+            chunks.append(self._add_checksums(layout, file, by_file[file]) if self._verify else [])
+        if not layouts:
             return
         try:
-            read_images(images, engine=self._engine, verify=self._verify)
+            read_layouts(layouts, engine=self._engine, verify=self._verify)
         except Corrupt as error:
-            at = getattr(error, "image", None)
+            at = getattr(error, "layout", None)
             if at is None:
                 raise self._corrupt_file(error, files, by_file) from error
-            raise self._corrupt_chunk(files[at], chunks[at][error.sum]) from error  # type: ignore[attr-defined]
+            raise self._corrupt_chunk(files[at], chunks[at][error.checksum]) from error  # type: ignore[attr-defined]
         except builtins.FileNotFoundError as error:
             raise self._corrupt_file(error, files, by_file) from error
 
-    def _add_sums(self, image: FileImage, file: DataFile, requests: list[Request]) -> list[int]:
+    def _add_checksums(self, layout: FileLayout, file: DataFile, requests: list[Request]) -> list[int]:
         touched: set[int] = set()
         for request in requests:
             touched.update(range(request.begin // CHUNK_BYTES, -(-request.end // CHUNK_BYTES)))
         for chunk in sorted(touched):
-            image.add_sum("crc32c", *file.chunk_range(chunk), file.chunk_crc(chunk))
+            layout.add_checksum("crc32c", *file.chunk_range(chunk), file.chunk_crc(chunk))
         return sorted(touched)
 
     def _corrupt_chunk(self, file: DataFile, chunk: int) -> Corrupt:

@@ -24,7 +24,7 @@ from torch.futures import Future
 from trunkline._arguments import bool_argument, items_argument
 from trunkline._core import (
     Engine,
-    FileImage,
+    FileLayout,
     Volume,
     check_replaceable,
     fsync_directory,
@@ -35,7 +35,7 @@ from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline._formats.dcp_names import is_rank_manifest_name, manifest_name, refused_name
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.tensors import bytes_of
-from trunkline._tensor_io.transfer import absolute_path, write_images
+from trunkline._tensor_io.transfer import absolute_path, write_layouts
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
@@ -260,9 +260,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 raise
             # Not undone where this fails: the manifest may have its name already, and the files that it names
             # must stay then. Otherwise they are leftovers, which the next save removes.
-            image = FileImage(str(manifest), len(contents))
-            image.add(0, contents)
-            write_images([image], engine=self._engine, durable=self._durable)
+            layout = FileLayout(str(manifest), len(contents))
+            layout.add(0, contents)
+            write_layouts([layout], engine=self._engine, durable=self._durable)
             self._check_directories()  # else nothing may be removed: what is there now may be a copy
             _known_directories.add(str(self._directory))
             self._note_committed(contents)
@@ -522,29 +522,29 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def _write_group(self, group: "list[_Bytes]", results: list[WriteResult]) -> None:
         shares = _spread(group, max(1, len(self._volumes)), self._save.rank)
-        images = []
         layouts = []
+        offsets_of_shares = []
         names = []
         try:
             for volume, share in enumerate(shares):
                 nbytes, offsets = _lay_out(share)
-                layouts.append(offsets)
+                offsets_of_shares.append(offsets)
                 names.append(new_data_file_name(self._save.rank, volume, self._directory))
                 if self._save.begun is not None:
                     self._save.begun.names.append(names[-1])
                 path = self._directory / names[-1]
                 if self._volumes and nbytes > 0:
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
-                images.append(_image_of(str(path), nbytes, share, offsets))
+                layouts.append(_layout_of(str(path), nbytes, share, offsets))
             if self._durable and self._volumes:
                 fsync_directory(self._directory)  # the links, before what they lead to
-            written = [image for image in images if image.nbytes > 0]
-            sums = iter(write_images(written, engine=self._engine, durable=self._durable, replace=False))
+            written = [layout for layout in layouts if layout.nbytes > 0]
+            sums = iter(write_layouts(written, engine=self._engine, durable=self._durable, replace=False))
         except BaseException:
             _directory.remove_quietly(self._directory, names)
             raise
-        for name, image, share, offsets in zip(names, images, shares, layouts, strict=True):
-            file = DataFile(name, image.nbytes, _packed(next(sums))) if image.nbytes > 0 else None
+        for name, layout, share, offsets in zip(names, layouts, shares, offsets_of_shares, strict=True):
+            file = DataFile(name, layout.nbytes, _packed(next(sums))) if layout.nbytes > 0 else None
             for part, offset in zip(share, offsets, strict=True):
                 place = file if part.nbytes > 0 else None
                 stored = StoredItem(place, offset, part.nbytes, part.dtype, part.shape)
@@ -641,14 +641,14 @@ def _lay_out(share: list[_Bytes]) -> tuple[int, list[int]]:
     return end, offsets
 
 
-def _image_of(path: str, nbytes: int, share: list[_Bytes], offsets: list[int]) -> FileImage:
-    image = FileImage(path, nbytes)
+def _layout_of(path: str, nbytes: int, share: list[_Bytes], offsets: list[int]) -> FileLayout:
+    layout = FileLayout(path, nbytes)
     for part, offset in zip(share, offsets, strict=True):
         if part.nbytes > 0:
-            image.add(offset, part.memory)
+            layout.add(offset, part.memory)
     for begin in range(0, nbytes, CHUNK_BYTES):
-        image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, nbytes))
-    return image
+        layout.add_checksum("crc32c", begin, min(begin + CHUNK_BYTES, nbytes))
+    return layout
 
 
 def _packed(sums: list[int]) -> bytes:

@@ -3,7 +3,7 @@
 1. The object is pickled as torch.save pickles it; each storage becomes a key, in order of first use.
 2. ArchiveLayout says where the records of the zip archive go: small storages at multiples of 64 bytes, as in
    files of torch.save, large ones at multiples of 4096, so that they move without a copy.
-3. The image refers to the memory of the storages, and to the places of their CRC-32s.
+3. The layout refers to the memory of the storages, and to the places of their CRC-32s.
 """
 
 import io
@@ -17,7 +17,7 @@ import torch
 from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline._tensor_io.memory import is_in_reach
-from trunkline._tensor_io.sources import SourceImage, Sources
+from trunkline._tensor_io.sources import SourceLayout, Sources
 from trunkline._tensor_io.tensors import objection_if_freed, objection_in_any_file, objection_in_pt
 
 # The folder of the records, which torch.save names after the file. One letter: storages are aligned to 64
@@ -132,10 +132,10 @@ def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
     )
 
 
-def lay_out(obj: object, path: str) -> SourceImage:
+def lay_out(obj: object, path: str) -> SourceLayout:
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
-    Nothing of the size of the storages is allocated. The image refers to the memory of obj's storages: they
+    Nothing of the size of the storages is allocated. The layout refers to the memory of obj's storages: they
     must not change until it is written. Each storage of 1 MiB or more lies at a multiple of 4096 bytes, each
     other at one of 64; each has its CRC-32 patched in once it is known, so that stock torch.load and zip
     tools accept the file. Raises what torch.save raises for what cannot be pickled, Unsupported for a storage
@@ -144,12 +144,12 @@ def lay_out(obj: object, path: str) -> SourceImage:
     pickled, pickler = _pickled(obj, path)
     storages = pickler.storages
     sizes = [storage.nbytes() for storage in storages]
-    layout = lay_out_records(pickled, sizes)
-    image = SourceImage(path, layout.nbytes, Sources(storages, pickler.tensors))
+    archive = lay_out_records(pickled, sizes)
+    layout = SourceLayout(path, archive.nbytes, Sources(storages, pickler.tensors))
     addresses = [storage.data_ptr() if storage.device.type == "cpu" else 0 for storage in storages]
-    image.add_archive(layout, addresses, storages)
+    layout.add_archive(archive, addresses, storages)
     if 0 in addresses:  # empty, or on a GPU
-        for storage, (offset, nbytes, _, _) in zip(storages, layout.payloads(), strict=True):
+        for storage, (offset, nbytes, _, _) in zip(storages, archive.payloads(), strict=True):
             if nbytes > 0 and storage.device.type != "cpu":
-                image.add(offset, _bytes_of(storage))
-    return image
+                layout.add(offset, _bytes_of(storage))
+    return layout

@@ -6,7 +6,7 @@
    payload, the Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch
    then passes that storage to map_location, which gives it memory of its own in exchange, and knows what
    belongs there.
-3. One image of all those extents is read at the speed of the device, with the CRC-32s that the file records.
+3. One layout of all those extents is read at the speed of the device, with the CRC-32s that the file records.
 
 Step 2 leaves tensors unfilled while the pickle runs. Where the pickle does more than put tensors together
 from storages (sparse and quantised tensors, classes of torch.serialization.add_safe_globals), the Reader
@@ -32,7 +32,7 @@ from trunkline._formats.pt.zip import Record
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 
-ReadImages = Callable[..., None]
+ReadLayouts = Callable[..., None]
 
 
 class _Reader(io.RawIOBase):
@@ -156,7 +156,7 @@ def load(
     engine: "_core.Engine | None" = None,
     verify: Verify = "auto",
     mmap: bool = False,
-    read_images: ReadImages = transfer.read_images,
+    read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> Any:
     """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
 
@@ -164,7 +164,7 @@ def load(
     torch.serialization.add_safe_globals names are among that. `verify`: "auto" compares each CRC-32 that the
     file records, True demands that there is one for all, False compares none. With `mmap` the tensors are a
     private mapping of the file, as of torch.load(mmap=True); only verify=True then reads and checks them.
-    `read_images` reads in place of transfer.read_images, with its arguments.
+    `read_layouts` reads in place of transfer.read_layouts, with its arguments.
 
     Raises Format for what is not such a file (older files and TorchScript archives among it), Corrupt for
     bytes that contradict their CRC-32 (naming file and tensor), Unsupported for objects that weights_only
@@ -190,7 +190,7 @@ def load(
                 built, result = build(archive.pickled(), memory.make)
             if built:
                 # While the file is open: its name may lead to another one by now.
-                _fill(archive, file, memory, source.size, engine, read_images)
+                _fill(archive, file, memory, source.size, engine, read_layouts)
                 return result
         archive.check_storages()
         deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
@@ -205,7 +205,7 @@ def load(
         )
         memory = _Memory(archive, device)
         memory.large = allocator.targets
-        _fill(archive, file, memory, source.size, engine, read_images)
+        _fill(archive, file, memory, source.size, engine, read_layouts)
     return result
 
 
@@ -251,17 +251,17 @@ def _fill(
     memory: _Memory,
     size: int,
     engine: "_core.Engine | None",
-    read_images: ReadImages,
+    read_layouts: ReadLayouts,
 ) -> None:
     """Read the records' bytes from the file, and check them."""
     if not memory.large and not memory.small:
         return
-    image = _core.FileImage(archive.path, size)
-    image.read_from(file)
+    layout = _core.FileLayout(archive.path, size)
+    layout.read_from(file)
     for record, target in memory.large.items():
-        image.add_target(record.offset, target, fresh=is_fresh(record.nbytes))
+        layout.add_target(record.offset, target, fresh=is_fresh(record.nbytes))
     small = list(memory.small.values())
-    image.add_targets(
+    layout.add_targets(
         [record.offset for record in memory.small],
         [record.nbytes for record in memory.small],
         [storage.data_ptr() for storage in small],
@@ -271,12 +271,12 @@ def _fill(
     for record in sorted([*memory.large, *memory.small], key=lambda record: record.offset):
         expected = archive.expected(record)
         if expected is not None:
-            image.add_sum("crc32", record.offset, record.offset + record.nbytes, expected)
+            layout.add_checksum("crc32", record.offset, record.offset + record.nbytes, expected)
             summed.append(record)
     try:
-        read_images([image], engine=engine, verify=bool(summed))
+        read_layouts([layout], engine=engine, verify=bool(summed))
     except Corrupt as error:
-        index: Any = getattr(error, "sum", None)
+        index: Any = getattr(error, "checksum", None)
         if index is None:
             raise
         raise archive.corrupt(summed[index]) from error

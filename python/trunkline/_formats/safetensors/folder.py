@@ -18,7 +18,7 @@ from trunkline._formats.other_formats import step_reader
 from trunkline._formats.safetensors.load import (
     MOST_ATTEMPTS,
     Header,
-    ReadImages,
+    ReadLayouts,
     Replaced,
     Verify,
     Version,
@@ -42,7 +42,7 @@ def load_folder(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
-    read_images: ReadImages = transfer.read_images,
+    read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of all files of a folder, read at once.
 
@@ -58,7 +58,7 @@ def load_folder(
 
     def load_all(headers: list[Header], files: "list[_core.File]") -> None:
         for tensors in load_files(
-            headers, files, device=device, engine=engine, verify=verify, mmap=mmap, read_images=read_images
+            headers, files, device=device, engine=engine, verify=verify, mmap=mmap, read_layouts=read_layouts
         ):
             merged.update(tensors)
 

@@ -8,7 +8,7 @@ import torch
 from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline._formats.safetensors import checksums
-from trunkline._tensor_io.sources import SourceImage, Sources
+from trunkline._tensor_io.sources import SourceLayout, Sources
 from trunkline._tensor_io.tensors import (
     bytes_of,
     contiguous,
@@ -33,13 +33,13 @@ def lay_out(
     *,
     metadata: Mapping[str, str] | None = None,
     checksum: bool = True,
-) -> SourceImage:
-    """Return the image of a safetensors file of `tensors`, a mapping of names to tensors, for write_images.
+) -> SourceLayout:
+    """Return the layout of a safetensors file of `tensors`, a mapping of names to tensors, for write_layouts.
 
-    The image refers to the tensors' memory, which must not change until it is written. Tensors that are not
-    contiguous (or lazily conjugated or negated) are copied, and the copies live as long as the image. Tensors
-    that share memory, tied weights say, are each stored under their own name: the reference refuses them, but
-    what is loaded has the right values, though no memory in common.
+    The layout refers to the tensors' memory, which must not change until it is written. Tensors that are not
+    contiguous (or lazily conjugated or negated) are copied, and the copies live as long as the layout.
+    Tensors that share memory, such as tied weights, are each stored under their own name: the reference
+    refuses them, but what is loaded has the right values, though no memory in common.
 
     The data begin at a multiple of 4096, and so does each tensor whose size is a multiple of it. With
     `checksum` the metadata also has "trunkline.crc32c" (docs/formats/safetensors-checksums.md); one in
@@ -67,18 +67,18 @@ def lay_out(
         head = _padded(head, shift)
 
     sources = Sources([tensor.untyped_storage() for tensor in kept.values()], list(kept.values()), list(kept))
-    image = SourceImage(path, file_bytes + shift, sources)
+    layout = SourceLayout(path, file_bytes + shift, sources)
     if checksum:
         sums_at = checksums.fill_in(head)
         for chunk in range(checksums.chunk_count(data_bytes)):
             begin = len(head) + chunk * checksums.CHUNK_BYTES
             end = min(begin + checksums.CHUNK_BYTES, file_bytes + shift)
-            image.add_patch(sums_at + 8 * chunk, image.add_sum("crc32c", begin, end), "hex")
-    image.add(0, bytes(head))
+            layout.add_checksum_field(sums_at + 8 * chunk, layout.add_checksum("crc32c", begin, end), "hex")
+    layout.add(0, bytes(head))
     for tensor, (begin, _) in zip(kept.values(), places, strict=True):
         if tensor.numel():
-            image.add(begin + shift, bytes_of(tensor))
-    return image
+            layout.add(begin + shift, bytes_of(tensor))
+    return layout
 
 
 def _storable(name: Any, tensor: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import torch
 
 from trunkline import _core
-from trunkline._core import Engine, FileImage, GcPause
+from trunkline._core import Engine, FileLayout, GcPause
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
 from trunkline._formats.safetensors import checksums as stored_checksums
 from trunkline._formats.safetensors.checksums import Sums
@@ -29,13 +29,13 @@ Verify: TypeAlias = Literal["auto"] | bool
 Version: TypeAlias = tuple[int, int, int, int]  # of a file: size, time of modification, device, inode
 
 
-class ReadImages(Protocol):
-    """What fills images: read_images of transfer.py."""
+class ReadLayouts(Protocol):
+    """What fills layouts: read_layouts of transfer.py."""
 
     def __call__(
-        self, images: Sequence[FileImage], *, engine: Engine | None = None, verify: bool = True
+        self, layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True
     ) -> None:
-        """Fill the memory of all images."""
+        """Fill the memory of all layouts."""
 
 
 class StoredTensor(NamedTuple):
@@ -72,7 +72,7 @@ def load(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
-    read_images: ReadImages = transfer.read_images,
+    read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, in the order of their bytes, in memory of their own on `device`.
 
@@ -98,7 +98,7 @@ def load(
                     engine=engine,
                     verify=verify,
                     mmap=mmap,
-                    read_images=read_images,
+                    read_layouts=read_layouts,
                 )
                 return tensors
     raise replaced_error(os.fsdecode(path))
@@ -170,7 +170,7 @@ def load_files(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
-    read_images: ReadImages = transfer.read_images,
+    read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each file, all read at once; arguments and errors as those of load().
 
@@ -191,13 +191,13 @@ def load_files(
             {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors}
             for header in headers
         ]
-        images = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
-    for image, file in zip(images, files, strict=False):
-        image.read_from(file)
+        layouts = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
+    for layout, file in zip(layouts, files, strict=False):
+        layout.read_from(file)
     try:
-        read_images(images, engine=engine, verify=verify is not False)
+        read_layouts(layouts, engine=engine, verify=verify is not False)
     except Corrupt as error:
-        index, chunk = getattr(error, "image", None), getattr(error, "sum", None)
+        index, chunk = getattr(error, "layout", None), getattr(error, "checksum", None)
         sums = None if index is None else all_sums[index]
         if index is None or chunk is None or sums is None:
             raise
@@ -281,16 +281,16 @@ def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) ->
         ) from None
 
 
-def _target(header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | None) -> FileImage:
-    image = FileImage(header.path, header.file_bytes)
+def _target(header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | None) -> FileLayout:
+    layout = FileLayout(header.path, header.file_bytes)
     for stored in header.tensors:
         if stored.end > stored.begin:
             nbytes = stored.end - stored.begin
-            image.add_target(stored.begin, tensors[stored.name], fresh=is_fresh(nbytes))
+            layout.add_target(stored.begin, tensors[stored.name], fresh=is_fresh(nbytes))
     if sums is not None:
         for chunk, value in enumerate(sums.values):
-            image.add_sum("crc32c", *_chunk_range(header, sums, chunk), value)
-    return image
+            layout.add_checksum("crc32c", *_chunk_range(header, sums, chunk), value)
+    return layout
 
 
 def _chunk_range(header: Header, sums: Sums, chunk: int) -> tuple[int, int]:

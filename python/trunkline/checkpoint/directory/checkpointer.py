@@ -29,7 +29,7 @@ from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._tensor_io.partly_filled import partly_filled
-from trunkline._tensor_io.transfer import absolute_path, path_name, read_images
+from trunkline._tensor_io.transfer import absolute_path, path_name, read_layouts
 from trunkline._warnings import caller
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.step_save import (
@@ -459,17 +459,17 @@ class Checkpointer:
                 gone = manifest.shard_paths()[:1] or [where]
                 raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
-            images = shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
+            layouts = shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
         with nullcontext() if into is None else filling:
             try:
-                read_images(images, engine=self._engine, verify=bool(verify))
+                read_layouts(layouts, engine=self._engine, verify=bool(verify))
             except Corrupt as error:
-                shard, chunk = getattr(error, "image", None), getattr(error, "sum", None)
+                shard, chunk = getattr(error, "layout", None), getattr(error, "checksum", None)
                 if shard is None or chunk is None:
                     raise
                 path = manifest.shard_paths()[shard]
-                raise shards.corrupt_chunk(manifest, images[shard], path, shard, chunk) from error
+                raise shards.corrupt_chunk(manifest, layouts[shard], path, shard, chunk) from error
             if into is not None:
                 finish()
         with GcPause():

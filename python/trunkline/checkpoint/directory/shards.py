@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from trunkline import _core
-from trunkline._core import CheckpointManifest, FileImage
+from trunkline._core import CheckpointManifest, FileLayout
 from trunkline._errors import Corrupt, Format
 from trunkline._modes import makes_ordinary_tensors
 from trunkline._tensor_io.memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh, out_of_memory
@@ -78,8 +78,8 @@ def lay_out(
     described: Sequence[Described],
     pieces: Sequence[Piece],
     streams: "Mapping[torch.device, torch.cuda.Stream]",
-) -> tuple[FileImage, list[PlacedPiece]]:
-    """Lay out the shard of `pieces`: an image with a checksum for each chunk, and where each piece went.
+) -> tuple[FileLayout, list[PlacedPiece]]:
+    """Lay out the shard of `pieces`: a layout with a checksum for each chunk, and where each piece went.
 
     A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes. Tensors
     of GPUs are read when these `streams` come to it.
@@ -98,18 +98,18 @@ def lay_out(
         taken.add(name)
         entries.append((name, dtype, shape))
     head, places, file_bytes = _core.lay_out_safetensors(entries, {}, ALIGNMENT)
-    image = FileImage(path, file_bytes)
-    image.add(0, head)
+    layout = FileLayout(path, file_bytes)
+    layout.add(0, head)
     for piece, (begin, _) in zip(pieces, places, strict=True):
         tensor = tensors[piece.tensor]
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = contiguous(tensor)
         if piece.end - piece.begin != tensor.nbytes:
             tensor = bytes_of(tensor)[piece.begin : piece.end]
-        image.add(begin, tensor, stream=streams.get(tensor.device) if streams else None)
+        layout.add(begin, tensor, stream=streams.get(tensor.device) if streams else None)
     for begin in range(0, file_bytes, CHUNK_BYTES):
-        image.add_sum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
-    return image, [PlacedPiece(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
+        layout.add_checksum("crc32c", begin, min(begin + CHUNK_BYTES, file_bytes))
+    return layout, [PlacedPiece(piece, begin) for piece, (begin, _) in zip(pieces, places, strict=True)]
 
 
 def format_crc32c(sums: Sequence[int]) -> str:
@@ -146,11 +146,11 @@ def targets(
     *,
     verify: bool,
     fresh: bool,
-) -> list[FileImage]:
-    """Make the images that read all shards into `tensors`, contiguous ones; `fresh`: of empty_tensors()."""
+) -> list[FileLayout]:
+    """Make the layouts that read all shards into `tensors`, contiguous ones; `fresh`: of empty_tensors()."""
     try:
         memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
-        return manifest.images(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
+        return manifest.layouts(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
     except (KeyError, ValueError) as error:
         raise Format(None, f"{path}: the state and the tensors do not fit: {error}", path) from None
 
@@ -161,14 +161,14 @@ def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
 
 
 def corrupt_chunk(
-    manifest: CheckpointManifest, image: FileImage, path: str, shard: int, chunk: int
+    manifest: CheckpointManifest, layout: FileLayout, path: str, shard: int, chunk: int
 ) -> Corrupt:
     """Make the error for a chunk of a shard that is not as it was written: names the first tensor concerned.
 
-    `image`: that of the shard.
+    `layout`: that of the shard.
     """
     begin = chunk * manifest.chunk_bytes
-    end = min(begin + manifest.chunk_bytes, image.nbytes)
+    end = min(begin + manifest.chunk_bytes, layout.nbytes)
     names = manifest.tensors_in(shard, begin, end)
     what = f"of the tensor {names[0]!r}" if names else "of its header"
     if len(names) > 1:

@@ -230,21 +230,21 @@ class StepSave:
             del sources
             self._tensors = []  # the traceback would keep them
             raise problem
-        images = []
+        layouts = []
         for index in self._mine:
             with GcPause():
-                image, self._pieces_of[index] = shard_files.lay_out(
+                layout, self._pieces_of[index] = shard_files.lay_out(
                     self._placement["paths"][index],
                     self._tensors,
                     self._described,
                     self._parts[index],
                     self._streams,
                 )
-            self._bytes[index] = image.nbytes
-            images.append(image)
+            self._bytes[index] = layout.nbytes
+            layouts.append(layout)
         self._tensors = []
         self._files = CheckedFileSet(
-            images,
+            layouts,
             sources,
             what,
             directory,
@@ -415,7 +415,7 @@ class StepSave:
         return {
             "index": index,
             "bytes": self._bytes[index],
-            "crc32c": shard_files.format_crc32c(self._files.sums(number)),
+            "crc32c": shard_files.format_crc32c(self._files.checksums(number)),
             "pieces": [[*placed.piece, placed.offset] for placed in self._pieces_of[index]],
         }
 
