@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 _PACKAGE = __name__.partition(".")[0]
@@ -32,3 +33,13 @@ def caller() -> Caller:
 
 def _is_ours(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] == _PACKAGE
+
+
+def warn_without_failing(text: str, caller: Caller) -> None:
+    """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
+    try:
+        caller.warn(text)
+    except Exception:  # a filter makes exceptions of warnings; nobody can be told; showwarning() fails
+        if sys.stderr is not None:  # else print would take stdout
+            with suppress(Exception):
+                print(f"RuntimeWarning: {text}", file=sys.stderr)

@@ -32,11 +32,10 @@ except ModuleNotFoundError as _error:
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
 from trunkline._formats.pt.load import TRUST
+from trunkline._paths import absolute_path
 from trunkline._tensor_io.devices import copied_to, savable
 from trunkline._tensor_io.memory import is_in_reach
-from trunkline._tensor_io.transfer import absolute_path
-from trunkline._warnings import caller
-from trunkline.checkpoint.directory.step_save import warn_without_failing
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.first_rank import await_first_rank, begin_common_save, post_save
 from trunkline.checkpoint.load import load
 from trunkline.checkpoint.save import SaveHandle, save, save_async

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trunkline._core import Engine
 from trunkline._modes import makes_ordinary_tensors
-from trunkline._tensor_io.transfer import path_name
+from trunkline._paths import path_name
 from trunkline._types import Path
 
 if TYPE_CHECKING:

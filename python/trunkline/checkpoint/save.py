@@ -10,11 +10,12 @@ from trunkline._arguments import bool_argument, check_engine, check_staging_byte
 from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note
 from trunkline._exit_hook import check_threads_run, has_passed
+from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.at_exit import end_by_failure, say
 from trunkline._tensor_io.background import Claim, exit_watch, start_thread
 from trunkline._tensor_io.flag import Flag
 from trunkline._tensor_io.sources import SourceLayout
-from trunkline._tensor_io.transfer import absolute_path, path_name, write_files
+from trunkline._tensor_io.transfer import write_files
 from trunkline._types import Path
 from trunkline.checkpoint.save_order import OrderedFileSet
 

@@ -8,7 +8,7 @@ from typing import Any
 from trunkline._arguments import check_engine
 from trunkline._core import Engine
 from trunkline._errors import Unsupported
-from trunkline._tensor_io.transfer import absolute_path
+from trunkline._paths import absolute_path
 from trunkline.dcp._stored import directory_argument, is_possible_checkpoint_id
 
 

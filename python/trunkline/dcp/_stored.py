@@ -15,7 +15,7 @@ from trunkline._formats.dcp_names import (
     is_refused_name,
     is_torch_metadata,
 )
-from trunkline._tensor_io.transfer import check_is_local
+from trunkline._paths import check_is_local
 from trunkline.dcp._owner import new_file_id
 
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file

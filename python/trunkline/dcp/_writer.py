@@ -33,9 +33,10 @@ from trunkline._core import (
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline._formats.dcp_names import is_rank_manifest_name, manifest_name, refused_name
+from trunkline._paths import absolute_path
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.tensors import bytes_of
-from trunkline._tensor_io.transfer import absolute_path, write_layouts
+from trunkline._tensor_io.transfer import write_layouts
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of

@@ -11,10 +11,10 @@ import torch
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget, Unsupported
 from trunkline._modes import independent_of_modes
+from trunkline._paths import path_name
 from trunkline._streaming import roofline as rooflines
 from trunkline._streaming.memory import budget_argument, default_budget
 from trunkline._streaming.roofline import Compute, GpuMemory, Rate, Sizes
-from trunkline._tensor_io.transfer import path_name
 from trunkline._types import Path
 from trunkline.stream import _machine
 

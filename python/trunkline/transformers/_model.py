@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
 from trunkline._modes import independent_of_modes
+from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.stored import Stored
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._tensor_io.memory import Device, empty_bytes
-from trunkline._tensor_io.transfer import absolute_path, path_name
 from trunkline._types import Path
 from trunkline.transformers import skeleton
 from trunkline.transformers._offloaded import OffloadedWeight, StateGuard

@@ -13,6 +13,7 @@ import torch
 from trunkline._core import File
 from trunkline._errors import exception_of
 from trunkline._modes import independent_of_modes
+from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
 from trunkline._streaming.layout import Layout, lay_out
@@ -20,7 +21,6 @@ from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import Stored
-from trunkline._tensor_io.transfer import absolute_path, path_name
 from trunkline._types import Path
 from trunkline.transformers.stored_model import Checkpoint, look_into, names_first
 

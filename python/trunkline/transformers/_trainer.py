@@ -15,9 +15,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from trunkline._errors import Error, Format, Unsupported, exception_of
 from trunkline._tensor_io.devices import savable
-from trunkline._warnings import caller
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.checkpointer import Checkpointer
-from trunkline.checkpoint.directory.step_save import warn_without_failing
 from trunkline.checkpoint.save import take_failures
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume

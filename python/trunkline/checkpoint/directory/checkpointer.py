@@ -27,18 +27,13 @@ from trunkline._core import CheckpointManifest, Engine, GcPause
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._tensor_io.partly_filled import partly_filled
-from trunkline._tensor_io.transfer import absolute_path, path_name, read_layouts
-from trunkline._warnings import caller
+from trunkline._tensor_io.transfer import read_layouts
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
-from trunkline.checkpoint.directory.step_save import (
-    SaveContext,
-    StepSave,
-    patiently,
-    warn_without_failing,
-    warnings_of,
-)
+from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, patiently, warnings_of
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (

@@ -5,10 +5,8 @@ import errno
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +17,7 @@ from trunkline._formats.checkpoint_names import is_manifest, step_of
 from trunkline._tensor_io.side_streams import side_streams
 from trunkline._tensor_io.sources import CheckedFileSet, Sources
 from trunkline._tensor_io.tensors import contiguous
-from trunkline._warnings import Caller, caller
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
@@ -137,16 +135,6 @@ def _warning_of(problem: OSError, directory: str) -> str:
     # Not for a manifest that is whole, of a newer version.
     remove = f"; delete({step}) removes it" if "is not the manifest of a checkpoint" in str(problem) else ""
     return f"step {step} of {directory} cannot be read: {problem}{remove}"
-
-
-def warn_without_failing(text: str, caller: Caller) -> None:
-    """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
-    try:
-        caller.warn(text)
-    except Exception:  # a filter makes exceptions of warnings; nobody can be told; showwarning() fails
-        if sys.stderr is not None:  # else print would take stdout
-            with suppress(Exception):
-                print(f"RuntimeWarning: {text}", file=sys.stderr)
 
 
 def patiently(change: Callable[[], T]) -> T:
