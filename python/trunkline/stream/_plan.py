@@ -61,81 +61,26 @@ def plan(
     where nothing can be measured, ValueError for arguments out of range.
     """
     target = torch.device(device)
-    if target.type not in ("cpu", "cuda"):
-        raise Unsupported(None, f'device: {target} is not supported; use "cpu" or "cuda"')
-    if target.type == "cpu" and (host_memory is not None or bus_bandwidth is not None):
-        raise ValueError("host_memory and bus_bandwidth: are for a model on a GPU")
-    given = (memory_budget, bus_bandwidth, flops)
-    if target.type == "cuda" and None in given and not torch.cuda.is_available():
-        raise Unsupported(
-            None,
-            f"device: {target} is not there to be measured: torch sees no CUDA GPU; give memory_budget, "
-            "bus_bandwidth and flops",
-        )
+    _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
     folder = FilePath(path_name(model_dir, "model_dir"))
     sizes, model_dtype, name = sizes_of(folder, dtype)
     budget = budget_argument(memory_budget, target)
-    if bandwidth is None:
-        if isinstance(volumes, str | bytes | os.PathLike):
-            raise TypeError("volumes: must be a sequence of paths, not one path")
-        if volumes is not None and not volumes:
-            raise ValueError("volumes: must not be empty")
-        places = [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
-        bytes_per_second = _machine.reading(places)
-    else:
-        bytes_per_second = _bandwidth_argument(bandwidth, "bandwidth")
-    if flops is not None and not (isinstance(flops, int | float) and 0 < flops < math.inf):
-        raise ValueError(f"flops: must be a number of operations a second above 0, not {flops!r}")
-    compute = (
-        _machine.computing(model_dtype, target)
-        if flops is None
-        else computing_at(flops, model_dtype.itemsize)
-    )
-    least = sizes.least_budget
-    gpu: dict[str, Any] = {}
-    host_bytes = 0
+    bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
+    compute = _compute_argument(flops, model_dtype, target)
+    model: _OnCpu | _OnGpu
     if target.type == "cpu":
-        streamed = rooflines.streamed_bytes(sizes, budget)
-        stays = sizes.weight_bytes - streamed
-
-        def predict(memory: int, rate: float, rows: int, host: int = 0) -> Rate:
-            return rooflines.rate(sizes, memory, rate, rows, compute)
-
+        model = _OnCpu(sizes, compute)
     else:
-        host_bytes = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
+        host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
         bus = (
             _machine.copying(target)
             if bus_bandwidth is None
             else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
         )
-        copied, streamed = rooflines.gpu_streams(sizes, GpuMemory(budget, host_bytes))
-        stays = sizes.weight_bytes - copied
-        gpu = {"host_memory": host_bytes, "copied_bytes": copied, "bus_bandwidth": bus}
-
-        def predict(memory: int, rate: float, rows: int, host: int = host_bytes) -> Rate:
-            return rooflines.rate_on_gpu(sizes, GpuMemory(memory, host), rate, bus, rows, compute)
-
-    def of_rate(rate: Rate) -> dict[str, Any]:
-        return _of_rate(rate) | ({"bus_seconds": rate.bus_seconds} if gpu else {})
-
-    def possible(memory: int) -> Rate | None:
-        """With another budget; None where more would pass through main memory than has room there."""
-        try:
-            return predict(memory, bytes_per_second, batch_size)
-        except OutOfBudget:
-            if not gpu:
-                raise
-            return None
-
-    if gpu:
-        passing = rooflines.passing_units(sizes, budget, rooflines.GPU_SLOTS)
-        least_host = rooflines.slots_bytes(passing)
-        gpu["host"] = [
-            {"host_memory": memory, **of_rate(predict(budget, bytes_per_second, batch_size, memory))}
-            for memory in sorted({least_host, host_bytes, rooflines.paged_bytes(passing)})
-        ]
+        model = _OnGpu(sizes, compute, host, bus)
+    least = sizes.least_budget
     return {
         "device": str(target),
         "model": name,
@@ -143,22 +88,128 @@ def plan(
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
-        "resident_bytes": stays,
-        "streamed_bytes": streamed,
+        **model.streams(budget),
         "bandwidth": bytes_per_second,
-        **of_rate(predict(budget, bytes_per_second, batch_size)),
-        **gpu,
-        "batch_sizes": [of_rate(predict(budget, bytes_per_second, rows)) for rows in BATCH_SIZES],
+        **model.rate(budget, bytes_per_second, batch_size),
+        **model.more(budget, bytes_per_second, batch_size),
+        "batch_sizes": [model.rate(budget, bytes_per_second, rows) for rows in BATCH_SIZES],
         "memory": [
-            {"memory_budget": memory, **of_rate(rate)}
+            {"memory_budget": memory, **rate}
             for memory in _budgets(least, budget, sizes.weight_bytes)
-            if (rate := possible(memory)) is not None
+            if (rate := model.possible_rate(memory, bytes_per_second, batch_size)) is not None
         ],
         "disks": [
-            {"disks": disks, **of_rate(predict(budget, bytes_per_second * disks, batch_size))}
-            for disks in _DISKS
+            {"disks": disks, **model.rate(budget, bytes_per_second * disks, batch_size)} for disks in _DISKS
         ],
     }
+
+
+class _OnCpu:
+    """A model whose weights are in main memory and in storage."""
+
+    def __init__(self, sizes: Sizes, compute: Compute) -> None:
+        self._sizes = sizes
+        self._compute = compute
+
+    def streams(self, budget: int) -> dict[str, int]:
+        """Return what stays in memory, and what each step streams."""
+        streamed = rooflines.streamed_bytes(self._sizes, budget)
+        return {"resident_bytes": self._sizes.weight_bytes - streamed, "streamed_bytes": streamed}
+
+    def rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
+        """Return how fast it is."""
+        return _of_rate(rooflines.rate(self._sizes, budget, bandwidth, rows, self._compute))
+
+    possible_rate = rate
+
+    def more(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
+        """Return what there is to say of it besides."""
+        return {}
+
+
+class _OnGpu:
+    """A model whose weights are in the memory of a GPU, in `host` bytes of main memory, and in storage.
+
+    `bus`: bytes a second from main memory to the GPU.
+    """
+
+    def __init__(self, sizes: Sizes, compute: Compute, host: int, bus: float) -> None:
+        self._sizes = sizes
+        self._compute = compute
+        self._host = host
+        self._bus = bus
+
+    def streams(self, budget: int) -> dict[str, int]:
+        """Return what stays in the GPU's memory, and what each step streams from storage."""
+        copied, streamed = rooflines.gpu_streams(self._sizes, GpuMemory(budget, self._host))
+        return {"resident_bytes": self._sizes.weight_bytes - copied, "streamed_bytes": streamed}
+
+    def rate(self, budget: int, bandwidth: float, rows: int, host: int | None = None) -> dict[str, Any]:
+        """Return how fast it is, also with other main memory."""
+        memory = GpuMemory(budget, self._host if host is None else host)
+        rate = rooflines.rate_on_gpu(self._sizes, memory, bandwidth, self._bus, rows, self._compute)
+        return _of_rate(rate) | {"bus_seconds": rate.bus_seconds}
+
+    def possible_rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any] | None:
+        """Return how fast it is; None where more would pass through main memory than has room there."""
+        try:
+            return self.rate(budget, bandwidth, rows)
+        except OutOfBudget:
+            return None
+
+    def more(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
+        """Return what is copied to the GPU, and how fast it is with other main memory."""
+        copied, _ = rooflines.gpu_streams(self._sizes, GpuMemory(budget, self._host))
+        passing = rooflines.passing_units(self._sizes, budget, rooflines.GPU_SLOTS)
+        hosts = {rooflines.slots_bytes(passing), self._host, rooflines.paged_bytes(passing)}
+        return {
+            "host_memory": self._host,
+            "copied_bytes": copied,
+            "bus_bandwidth": self._bus,
+            "host": [
+                {"host_memory": host, **self.rate(budget, bandwidth, rows, host)} for host in sorted(hosts)
+            ],
+        }
+
+
+def _check_device(
+    target: torch.device,
+    host_memory: int | str | None,
+    bus_bandwidth: float | str | None,
+    in_place_of_gpu: "tuple[object, ...]",
+) -> None:
+    if target.type not in ("cpu", "cuda"):
+        raise Unsupported(None, f'device: {target} is not supported; use "cpu" or "cuda"')
+    if target.type == "cpu" and (host_memory is not None or bus_bandwidth is not None):
+        raise ValueError("host_memory and bus_bandwidth: are for a model on a GPU")
+    if target.type == "cuda" and None in in_place_of_gpu and not torch.cuda.is_available():
+        raise Unsupported(
+            None,
+            f"device: {target} is not there to be measured: torch sees no CUDA GPU; give memory_budget, "
+            "bus_bandwidth and flops",
+        )
+
+
+def _storage_bandwidth(
+    bandwidth: float | str | None, volumes: "Sequence[Path] | None", folder: FilePath
+) -> float:
+    if bandwidth is not None:
+        return _bandwidth_argument(bandwidth, "bandwidth")
+    if isinstance(volumes, str | bytes | os.PathLike):
+        raise TypeError("volumes: must be a sequence of paths, not one path")
+    if volumes is not None and not volumes:
+        raise ValueError("volumes: must not be empty")
+    return _machine.reading(
+        [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
+    )
+
+
+def _compute_argument(flops: float | None, dtype: torch.dtype, target: torch.device) -> Compute:
+    if flops is None:
+        return _machine.computing(dtype, target)
+    if not (isinstance(flops, int | float) and 0 < flops < math.inf):
+        raise ValueError(f"flops: must be a number of operations a second above 0, not {flops!r}")
+    return computing_at(flops, dtype.itemsize)
 
 
 def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
