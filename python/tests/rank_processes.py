@@ -278,7 +278,7 @@ class Rank:
 
     def look_into(self, directory: str) -> None:
         """Find other checkpoints than the other ranks, as where the directory is not mounted."""
-        self.checkpointers[""]._place.store = _core.CheckpointStore(directory)
+        self.checkpointers[""]._context.store = _core.CheckpointStore(directory)
 
     def verify_while_removed(self, directory: str, step: int) -> None:
         """Verify the last checkpoint, which another job removes before its manifest is opened."""

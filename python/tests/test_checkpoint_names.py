@@ -90,7 +90,7 @@ def test_manifests(saved: Path, number: str) -> None:
 )
 def test_shards(saved: Path, name: str) -> None:
     """The library removes shards that no manifest names, and leaves other files alone."""
-    store = tl.Checkpointer(saved.parent, process_group=False)._place.store
+    store = tl.Checkpointer(saved.parent, process_group=False)._context.store
     (saved / name).touch()
     store.collect()
     assert is_shard(name) == (not (saved / name).exists())
