@@ -5,9 +5,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -327,6 +330,31 @@ std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle sec
                         count_argument(second_bytes, "second_bytes"));
 }
 
+// With the GIL: whoever frees memory of a tensor needs it, too.
+nb::bytes crc32c_of_samples(const std::vector<std::uintptr_t>& addresses,
+                            const std::vector<std::size_t>& sizes) {
+  constexpr std::size_t kSampleBytes = 64;
+  constexpr std::size_t kSamplesOfAll = 65536;
+  if (addresses.size() != sizes.size()) raise_value_error("sizes: must be as many as addresses");
+  const std::size_t count =
+      std::clamp<std::size_t>(kSamplesOfAll / std::max<std::size_t>(1, sizes.size()), 4, 64);
+  std::vector<std::uint32_t> found;
+  found.reserve(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::span memory(reinterpret_cast<const std::byte*>(addresses[i]), sizes[i]);
+    if (memory.size() <= count * kSampleBytes) {
+      found.push_back(crc32c(memory));
+      continue;
+    }
+    std::uint32_t sum = 0;
+    const std::size_t last = memory.size() - kSampleBytes;
+    for (std::size_t sample = 0; sample < count; ++sample)
+      sum = crc32c(memory.subspan(last / (count - 1) * sample, kSampleBytes), sum);
+    found.push_back(crc32c(memory.subspan(last), sum));
+  }
+  return nb::bytes(found.data(), found.size() * sizeof(std::uint32_t));
+}
+
 void fsync_directory(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
@@ -532,6 +560,11 @@ void register_tensor_files(nb::module_& module) {
   module.def("crc32c_combine", &crc32c_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
              nb::sig("def crc32c_combine(first: int, second: int, second_bytes: int) -> int"),
              "CRC-32C of two runs of bytes, one behind the other, from that of each.");
+  module.def(
+      "crc32c_of_samples", &crc32c_of_samples, "addresses"_a, "sizes"_a,
+      nb::sig("def crc32c_of_samples(addresses: list[int], sizes: list[int]) -> bytes"),
+      "CRC-32C (4 bytes, native order) of a few bytes here and there of each range of memory, which must "
+      "be there.");
 }
 
 }  // namespace trunkline::python

@@ -168,7 +168,39 @@ WAITS: dict[str, Wait] = {
 }
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C nothing waits for the copying of tensors."""
+    monkeypatch.setattr(saving, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "_STAGING_SECONDS", 0.0)
+
+
+class Slow:
+    """Saves whose tensors are copied only as fast as writes go, which are held."""
+
+    def __init__(self, root: Path, way: str, engine: tl.Engine, faults: tl.Faults) -> None:
+        self.checkpointer = tl.Checkpointer(
+            root / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
+        )
+        self._way, self._path, self._engine = way, root / f"file.{way}", engine
+        self.large = torch.zeros(40 << 20, dtype=torch.uint8)
+        self.begin(1).wait()
+        faults.hold("write", faults.commands("write"), ALL)
+
+    def begin(self, version: int) -> tl.SaveHandle:
+        state = {"large": self.large.fill_(version)}
+        if self._way == "checkpoint":
+            return self.checkpointer.save(version, state)
+        return tl.save_async(state, self._path, engine=self._engine, staging_bytes="16MiB")
+
+    def load(self) -> int:
+        found = self.checkpointer.load() if self._way == "checkpoint" else tl.load(self._path)
+        (version,) = set(found["large"].unique().tolist())
+        return int(version)
+
+
 # What comes next may change the tensors, as where a cell of a notebook is run again.
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("way", "wait"),
     [("pt", "wait_staged"), ("safetensors", "wait"), *(("checkpoint", wait) for wait in WAITS)],
@@ -176,36 +208,79 @@ WAITS: dict[str, Wait] = {
 def test_ctrl_c_before_tensors_are_copied_cancels_the_save(tmp_path: Path, way: str, wait: str) -> None:
     faults = tl.Faults()
     with tl.Engine("threads", faults=faults) as engine:
-        checkpointer = tl.Checkpointer(
-            tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
-        )
-        path = tmp_path / f"file.{way}"
-        large = torch.zeros(40 << 20, dtype=torch.uint8)
-
-        def begin(version: int) -> tl.SaveHandle:
-            state = {"large": large.fill_(version)}
-            if way == "checkpoint":
-                return checkpointer.save(version, state)
-            return tl.save_async(state, path, engine=engine, staging_bytes="16MiB")
-
-        begin(1).wait()
-        faults.hold("write", faults.commands("write"), ALL)
-        with interrupted_by(signal.SIGALRM, faults.release):
-            handle = begin(2)
+        slow = Slow(tmp_path, way, engine, faults)
+        handle = slow.begin(2)
+        with interrupted_by(signal.SIGALRM, threading.Timer(0.1, faults.release).start):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(Interrupt) as caught:
-                WAITS[wait](handle, checkpointer)
+                WAITS[wait](handle, slow.checkpointer)
         assert handle.done()
-        large.data.fill_(3)  # torch does not count it as a change
+        slow.large.fill_(3)
         if hasattr(caught.value, "__notes__"):
             assert caught.value.__notes__ == [
-                f"{handle._what} was cancelled, since its tensors were not copied yet"
+                f"{handle._what} was cancelled: its tensors were not copied yet"
             ]
-        with pytest.raises(tl.Cancelled):
-            handle.wait()
-        found = checkpointer.load() if way == "checkpoint" else tl.load(path)
-        assert bool((found["large"] == 1).all())
-        begin(4).wait()
+        # Whoever waits for it again hears that it is not there; whoever saves again is warned.
+        for wait_again in [handle.wait, *([slow.checkpointer.wait] if way == "checkpoint" else [])]:
+            with pytest.raises(tl.Cancelled, match="a wait for it was interrupted before its tensors"):
+                wait_again()
+        assert slow.load() == 1
+        slow.begin(4).wait()
+        assert slow.load() == 4
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_a_save_that_ctrl_c_cancelled_is_told_once(tmp_path: Path, way: str) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        slow = Slow(tmp_path, way, engine, faults)
+        handle = slow.begin(2)
+        with interrupted_by(signal.SIGALRM, threading.Timer(0.1, faults.release).start):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt):
+                handle.wait_staged()
+        with pytest.warns(RuntimeWarning, match="was cancelled: a wait for it was interrupted"):
+            after = slow.begin(3)
+        after.wait()
+        slow.begin(4).wait()
+        assert slow.load() == 4
+
+
+@pytest.mark.parametrize("way", ["pt", "checkpoint"])
+def test_after_ctrl_c_tensors_are_still_copied(
+    tmp_path: Path, way: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        slow = Slow(tmp_path, way, engine, faults)
+        handle = slow.begin(2)
+        with interrupted_by(signal.SIGALRM, threading.Timer(1.5, faults.release).start):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt):
+                handle.wait_staged()
+        assert handle.staged()
+        slow.large.fill_(3)
+        handle.wait()
+        assert slow.load() == 2
+    assert "waiting until the tensors are copied" in capfd.readouterr().err
+
+
+def test_ctrl_c_in_another_thread_lets_the_save_go_on(tmp_path: Path) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        slow = Slow(tmp_path, "checkpoint", engine, faults)
+        handles: list[tl.SaveHandle] = []
+        training = threading.Thread(target=lambda: handles.append(slow.begin(2)))
+        training.start()
+        training.join()
+        with interrupted_by(signal.SIGALRM):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt):
+                tl.Checkpointer(tmp_path / "steps", process_group=False)
+        faults.release()
+        handles[0].wait(60)
+        assert slow.load() == 2
 
 
 def test_the_exit_after_a_signal_handler_leaves_the_save_alone(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Saves in the background: what is saved is what was there when it began; handles may be dropped."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -357,34 +358,98 @@ def test_memory_that_is_resized_before_it_is_staged(
         assert list(tmp_path.rglob("*.tmp")) == []
 
 
+def step_of_a_fused_optimizer(weight: torch.nn.Parameter) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], fused=True).step()  # does not count as a change
+
+
+def in_place(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight[weight.numel() // 3] += 1  # few bytes
+
+
+CHANGES: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "in place": in_place,
+    "fused": step_of_a_fused_optimizer,
+    "data": lambda weight: weight.data.add_(1),
+    "numpy": lambda weight: weight.detach().numpy().fill(1),
+}
+
+
 @pytest.mark.parametrize(
     "begin",
     [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
     ids=["checkpoint", "pt", "safetensors"],
 )
-def test_tensors_that_change_before_they_are_staged(tmp_path: Path, faults: tl.Faults, begin: Begin) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_tensors_that_change_before_they_are_staged(
+    tmp_path: Path, faults: tl.Faults, begin: Begin, change: str
+) -> None:
     with tl.Engine("threads", faults=faults) as engine:
         begin(tensors_of(1), tmp_path, engine, None).wait(60)
         faults.hold("write", faults.commands("write"), ALL)
-        more = {"weight": torch.nn.Parameter(torch.zeros(40 << 20))}
+        weight = torch.nn.Parameter(torch.zeros(10 << 20))
+        state = {"small": torch.ones(3), "weight": weight.detach(), "last": weight.detach()[:5]}
         if begin is begin_steps:
             checkpointer = tl.Checkpointer(
                 tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
             )
             checkpointer.load()
-            handle = checkpointer.save(2, {key: each.detach() for key, each in more.items()})
+            handle = checkpointer.save(2, state)
         else:
-            handle = begin({key: each.detach() for key, each in more.items()}, tmp_path, engine, "16MiB")
+            handle = begin(state, tmp_path, engine, "16MiB")
         with pytest.raises(tl.Timeout):
             handle.wait_staged(0.05)  # it waits for the writes
-        with torch.no_grad():
-            more["weight"] += 1
+        CHANGES[change](weight)
         faults.release()
         for wait in (handle.wait_staged, handle.wait):
             with pytest.raises(tl.Error, match="was changed before it was copied.*call wait_staged()"):
                 wait(60)
         assert_version(load(tmp_path), 1)
         assert list(tmp_path.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [begin_steps, begin_file("file.pt"), begin_file("file.safetensors")],
+    ids=["checkpoint", "pt", "safetensors"],
+)
+def test_what_changes_beside_a_view_does_not_matter(tmp_path: Path, faults: tl.Faults, begin: Begin) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, ALL)
+        weights_and_gradients = torch.zeros(2, 10 << 20)
+        weight = torch.nn.Parameter(weights_and_gradients[0])
+        weight.grad = weights_and_gradients[1]
+        state = {"weight": weight.detach()}
+        handle = begin(state, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)
+        (weight * 2).sum().backward()
+        faults.release()
+        handle.wait(60)
+        assert not load(tmp_path)["weight"].any()
+
+
+def test_what_changes_during_a_save_that_blocks_is_not_looked_for(tmp_path: Path) -> None:
+    stop = threading.Event()
+    ring = torch.zeros(4 << 20)
+
+    def write() -> None:
+        while not stop.is_set():
+            ring[-1] += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for step in range(5):
+            tl.save({"ring": ring}, tmp_path / "file.pt")
+            tl.save({"ring": ring}, tmp_path / "file.safetensors")
+            tl.Checkpointer(tmp_path / f"steps{step}", process_group=False).save(
+                1, {"ring": ring}, block=True
+            )
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_tensors_without_versions_are_saved(tmp_path: Path) -> None:

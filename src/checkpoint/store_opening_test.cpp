@@ -219,6 +219,9 @@ TEST_F(StoreOpeningTest, ADirectoryOnAVolumeIsNoneOfCheckpoints) {
   }
   fs::remove(copy + "/lock");
   EXPECT_EQ(everything(), before);
+  // Whoever brings the shards home may bring the record, too.
+  fs::copy(on_volume + "/home", directory() + "/home");
+  EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
 
 TEST_F(StoreOpeningTest, ShardsWithoutAManifestAreNobodysDebris) {

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from trunkline._core import Engine, FileLayout, FileSet
+from trunkline._core import Engine, FileLayout, FileSet, crc32c_of_samples
 from trunkline._errors import Error
 from trunkline._types import Path
 
 
 class Sources:
-    """Tensors and their storages, with addresses, sizes and versions when this was made.
+    """Tensors and their storages, with addresses and sizes when this was made.
 
     Whoever holds them keeps them, but not their memory: resizing a storage frees it.
     """
@@ -26,25 +26,23 @@ class Sources:
         self._tensors = tensors
         self._names = names
         self._seen = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-        self._versions = _versions_of(tensors)
+        self._watched: _Watched | None = None
+
+    def watch(self) -> None:
+        """Have problem() find changes of values, too. For saves whose caller goes on meanwhile."""
+        self._watched = _Watched(self._tensors)
 
     def problem(self, what: str, path: str) -> Error | None:
-        """Return the error to raise if one of them has been resized or changed since.
+        """Return the error to raise if one of them has been resized since, or was seen to change.
 
-        Changes that torch counts are found: operations in place, not those of `.data` or of numpy arrays that
-        share the memory. A view counts those of the whole tensor. Not raised here: a traceback would keep
-        them.
+        Not raised here: a traceback would keep them.
         """
         for index, (storage, seen) in enumerate(zip(self._storages, self._seen, strict=True)):
             if (storage.data_ptr(), storage.nbytes()) != seen:
                 of = self._named(index) if len(self._storages) == len(self._tensors) else "a tensor"
                 return self._error(what, f"the memory of {of} was resized or freed", path)
-        versions = _versions_of(self._tensors)
-        if versions != self._versions:
-            pairs = enumerate(zip(versions, self._versions, strict=True))
-            index = next(index for index, (now, then) in pairs if now != then)
-            return self._error(what, f"{self._named(index)}, or what it is a view of, was changed", path)
-        return None
+        changed = None if self._watched is None else self._watched.first_change()
+        return None if changed is None else self._error(what, f"{self._named(changed)} was changed", path)
 
     def _named(self, index: int) -> str:
         return f"the tensor {self._names[index]!r}" if self._names else "a tensor"
@@ -59,12 +57,50 @@ class Sources:
         )
 
 
-def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return how often each was changed in place; 0 where torch does not count."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:  # made in torch.inference_mode()
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+class _Watched:
+    """The values of tensors at one moment, as far as a look that costs next to nothing can know them.
+
+    torch counts operations in place, but not those of fused optimizers, of `.data`, and of numpy arrays that
+    share the memory. A few bytes here and there of each tensor find these, if they change most of it.
+    The count is that of the whole memory of a view, where others may write beside it: it is used where a
+    tensor is all of its memory.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._whole = [
+            (index, tensor)
+            for index, tensor in enumerate(tensors)
+            if not tensor.is_inference() and tensor.nbytes == _nbytes_of_memory(tensor)
+        ]
+        self._versions = [tensor._version for _, tensor in self._whole]
+        on_cpu = [
+            (index, tensor)
+            for index, tensor in enumerate(tensors)
+            if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+        ]
+        self._indices = [index for index, _ in on_cpu]
+        self._addresses = [tensor.data_ptr() for _, tensor in on_cpu]
+        self._sizes = [tensor.nbytes if tensor.data_ptr() else 0 for _, tensor in on_cpu]
+        self._samples = crc32c_of_samples(self._addresses, self._sizes)
+
+    def first_change(self) -> int | None:
+        """Return the index of the first tensor that has changed since. Its memory must still be there."""
+        for (index, tensor), version in zip(self._whole, self._versions, strict=True):
+            if tensor._version != version:
+                return index
+        now = crc32c_of_samples(self._addresses, self._sizes)
+        if now == self._samples:
+            return None
+        size = len(now) // len(self._indices)
+        return next(
+            index
+            for number, index in enumerate(self._indices)
+            if now[number * size : (number + 1) * size] != self._samples[number * size : (number + 1) * size]
+        )
+
+
+def _nbytes_of_memory(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else None
 
 
 class SourceLayout(FileLayout):

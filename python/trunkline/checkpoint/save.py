@@ -1,6 +1,7 @@
 """Saving one file: trunkline.save and trunkline.save_async."""
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from trunkline._tensor_io.flag import Flag
 from trunkline._tensor_io.sources import SourceLayout
 from trunkline._tensor_io.transfer import write_files
 from trunkline._types import Path
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.save_order import OrderedFileSet
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -74,10 +76,10 @@ def save_async(
     """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
 
     The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
-    else of `obj` is looked at after this function returned. If a tensor changes earlier by an operation in
-    place, or its memory is resized or freed, the save fails; if memory is freed while it is read, the process
-    may crash. Changes through `.data` or numpy go unnoticed, and the file is a mixture of old and new values.
-    A state larger
+    else of `obj` is looked at after this function returned. If a tensor changes earlier, or its memory
+    is resized or freed, the save fails; if memory is freed while it is read, the process may crash. Changes
+    of a small part of a tensor, through `.data` or numpy, can go unnoticed, and the file is a mixture of old
+    and new values. A state larger
     than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
     as long as writing all but the last of it. The file appears when handle.wait() would return.
 
@@ -204,6 +206,8 @@ class SaveHandle:
         self._directory = directory
         self._files: FileSet | None = None
         self._cancelled = False
+        self._interrupted = False  # cancelled because a wait for it was, not by its user
+        self._starter = threading.get_ident()  # the thread whose tensors it copies
         self._started = False  # by _start()
         self._claim = Claim()  # by its thread, or by _start(), which then gives it up
         # No lock: a signal handler that waits for the save would keep its thread from a lock that the
@@ -237,7 +241,7 @@ class SaveHandle:
                 self.cancel()
                 if has_passed():  # it ran in this thread, and a signal handler may have ended it anywhere
                     self._end()
-                self._join()
+                self._done.wait()
             self._observed = True
             raise
 
@@ -260,13 +264,16 @@ class SaveHandle:
             job.commit()
         except BaseException as error:
             # Who cancels a save need not wait for it, also where another rank gave it up first.
-            self._observed = self._cancelled and isinstance(error, Cancelled | RankError)
+            by_user = self._cancelled and not self._interrupted
+            self._observed = by_user and isinstance(error, Cancelled | RankError)
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
             if isinstance(self._error, Cancelled):
                 why = self._why()
                 text = self._in_errors.removesuffix(": ") + " was cancelled"
+                if self._interrupted:
+                    text += ": a wait for it was interrupted before its tensors were copied"
                 self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
             _failed.append(self)  # before it stops being under way: an exit in between would report nothing
         finally:
@@ -288,8 +295,9 @@ class SaveHandle:
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until the tensors may change again.
 
-        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first. Ctrl-C
-        cancels the save, so that nothing is saved of tensors that change from there on.
+        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first. After
+        Ctrl-C the tensors are still copied, for up to ten seconds; then, or at another Ctrl-C, the save is
+        cancelled, and wait() and the exit report that.
         """
         self._wait(self._staged, timeout)
 
@@ -301,14 +309,14 @@ class SaveHandle:
         """Wait until the file is saved, and durable unless it is saved with durable=False.
 
         Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
-        goes on. Ctrl-C ends the wait, not the save, unless tensors are still to be copied: then both end.
+        goes on. Ctrl-C ends the wait, not the save, unless tensors are still to be copied: see wait_staged().
         """
         self._wait(self._done, timeout)
 
     def _join(self) -> None:
         """Wait until it is over, saved or not, without raising or observing its error.
 
-        As in wait(), what interrupts this cancels a save whose tensors are not copied yet.
+        What interrupts this may cancel it, as in wait().
         """
         self._wait_for(self._done, None)
 
@@ -318,20 +326,28 @@ class SaveHandle:
         except SystemExit:
             raise  # the exit waits for it
         except BaseException as error:
-            if self._cancel_unless_staged():
-                add_note(error, f"{self._what} was cancelled, since its tensors were not copied yet")
+            if not self._stage_or_cancel():
+                add_note(error, f"{self._what} was cancelled: its tensors were not copied yet")
             raise
 
-    def _cancel_unless_staged(self) -> bool:
-        """Cancel it if its tensors may not change yet, since what follows an interruption may change them.
+    def _stage_or_cancel(self) -> bool:
+        """Wait until the tensors are copied, or cancel the save, once a wait for it was interrupted.
 
-        As where a cell of a notebook is run again after Ctrl-C.
+        What follows an interruption may change the tensors, as where a cell of a notebook is run again after
+        Ctrl-C. Not where the save is another thread's, which goes on. Returns whether the save goes on.
         """
-        if self._staged.is_set():
-            return False
+        if self._staged.is_set() or self._cancelled or threading.get_ident() != self._starter:
+            return True
+        with suppress(BaseException):  # a second Ctrl-C: what ended the wait is raised all the same
+            if self._staged.wait(_SILENT_SECONDS):
+                return True
+            say(f"waiting until the tensors are copied for {self._what}; Ctrl-C again cancels that")
+            if self._staged.wait(_STAGING_SECONDS):
+                return True
+        self._interrupted = True
         self.cancel()
         self._done.wait()
-        return self._was_cancelled()
+        return self._error is None
 
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
@@ -350,7 +366,7 @@ class SaveHandle:
     def _was_cancelled(self) -> bool:
         """Whether it is over, and ended by cancel() here or on another rank, not by a failure."""
         ended = isinstance(self._error, Cancelled) or getattr(self._error, "is_cancellation", False)
-        return self._cancelled and ended
+        return self._cancelled and not self._interrupted and ended
 
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""
@@ -360,12 +376,13 @@ class SaveHandle:
     def _wait_or_cancel(self) -> None:
         """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
         try:
-            self.wait()
+            self._done.wait()
         except BaseException:
             self.cancel()
-            self._join()
+            self._done.wait()
             self._observed = True
             raise
+        self.wait()
 
     def _forget_parent(self) -> None:
         """In a forked child: a save that was under way goes on in the parent alone."""
@@ -397,6 +414,9 @@ class SaveHandle:
             state = "writing" if self._staged.is_set() else "staging"
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
+
+_SILENT_SECONDS = 1.0  # that a wait goes on after Ctrl-C without saying so
+_STAGING_SECONDS = 9.0  # that it goes on in all
 
 _CANCELLED = "writing was cancelled"  # of src/tensor_file/file_writer.cpp
 
@@ -446,6 +466,11 @@ def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseE
 
     # All at once: each error costs its caller a save, and it may try that again only once.
     handles = _take_unobserved(is_wanted)
+    for handle in handles:
+        if handle._interrupted:
+            handle._observed = True
+            warn_without_failing(f"{handle._what}: {handle._why()}", caller())
+    handles = [handle for handle in handles if not handle._interrupted]
     if not handles:
         return "", None
     for handle in handles:

@@ -25,6 +25,8 @@ class OrderedFileSet(CheckedFileSet):
         staging_bytes: "int | str | None" = None,
     ) -> None:
         """Create the file."""
+        if stage_all:
+            layout.sources.watch()
         super().__init__(
             [layout],
             layout.sources,

@@ -164,9 +164,9 @@ class Checkpointer:
         So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
         tensors are copied in the background, those of GPUs after what the current stream holds: they may
         change once handle.wait_staged() returned (buffers of BatchNorm change in the
-        next forward pass). If a tensor changes earlier by an operation in place, the save fails; changes
-        through `.data` or numpy go unnoticed, and the checkpoint is a mixture of old and new values. So
-        Ctrl-C in a wait before then cancels the save. The checkpoint is durable once handle.wait() returned.
+        next forward pass). If a tensor changes earlier, the save fails; but changes of a small part of it,
+        through `.data` or numpy, can go unnoticed, and the checkpoint is a mixture of old and new values.
+        The checkpoint is durable once handle.wait() returned.
         A step that is there already is replaced in one step. A RuntimeWarning names older checkpoints that
         are due for removal and cannot be removed, or cannot be read.
 
@@ -603,7 +603,8 @@ class Checkpointer:
                 continue
             if last._error is not None:
                 self._must_check_early = True
-            if getattr(last._error, "earlier", False) and not last._observed:
+            is_news = not getattr(last._error, "earlier", False) and not last._interrupted
+            if last._error is not None and not is_news and not last._observed:
                 last._observed = True
                 warn_without_failing(f"{last._what}: {last._why()}", caller())
             if not last._observed:

@@ -180,6 +180,8 @@ class StepSave:
             self._sources: Sources | None = Sources(
                 [tensor.untyped_storage() for tensor in self._tensors], self._tensors, list(tensors)
             )
+        if stage_all:
+            self._sources.watch()
         self._streams = side_streams(self._tensors)
         self._layout = Spread(1, 1)
         self._parts: list[list[Piece]] = []  # of each shard
