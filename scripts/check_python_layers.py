@@ -48,8 +48,8 @@ def imported(tree: ast.Module, modules: set[str]) -> list[tuple[int, str]]:
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for each in node.orelse:
-                visit(each)
+            for otherwise in node.orelse:
+                visit(otherwise)
             return
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
             base = node.module.partition(".")[2]

@@ -10,7 +10,7 @@
 #include "format/safetensors.h"
 #include "gil.h"
 
-// The file format is in src/format; trunkline/_formats/safetensors/__init__.py knows tensors and files. All of
+// The file format is in src/format; trunkline/_formats/safetensors knows tensors and files. All of
 // these are private to the package.
 
 namespace trunkline::python {
