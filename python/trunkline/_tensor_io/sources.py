@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trunkline._core import Engine, FileLayout, FileSet, crc32c_of_samples
+from trunkline._core import Engine, FileLayout, FileSet, GcPause, crc32c_of_samples
 from trunkline._errors import Error
 from trunkline._types import Path
 
@@ -30,7 +30,8 @@ class Sources:
 
     def watch(self) -> None:
         """Have problem() find changes of values, too. For saves whose caller goes on meanwhile."""
-        self._watched = _Watched(self._tensors)
+        with GcPause():
+            self._watched = _Watched(self._tensors)
 
     def problem(self, what: str, path: str) -> Error | None:
         """Return the error to raise if one of them has been resized since, or was seen to change.
