@@ -341,7 +341,8 @@ nb::bytes crc32c_of_samples(const std::vector<std::uintptr_t>& addresses,
   std::vector<std::uint32_t> found;
   found.reserve(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const std::span memory(reinterpret_cast<const std::byte*>(addresses[i]), sizes[i]);
+    const std::size_t bytes = addresses[i] == 0 ? 0 : sizes[i];
+    const std::span memory(reinterpret_cast<const std::byte*>(addresses[i]), bytes);
     if (memory.size() <= count * kSampleBytes) {
       found.push_back(crc32c(memory));
       continue;
@@ -563,8 +564,8 @@ void register_tensor_files(nb::module_& module) {
   module.def(
       "crc32c_of_samples", &crc32c_of_samples, "addresses"_a, "sizes"_a,
       nb::sig("def crc32c_of_samples(addresses: list[int], sizes: list[int]) -> bytes"),
-      "CRC-32C (4 bytes, native order) of a few bytes here and there of each range of memory, which must "
-      "be there.");
+      "CRC-32C (4 bytes each, native order) of a few bytes here and there of each range of memory. All of "
+      "it must be there; a range at address 0 counts as empty.");
 }
 
 }  // namespace trunkline::python

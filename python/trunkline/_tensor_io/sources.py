@@ -68,40 +68,43 @@ class _Watched:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._whole = [
-            (index, tensor)
-            for index, tensor in enumerate(tensors)
-            if not tensor.is_inference() and tensor.nbytes == _nbytes_of_memory(tensor)
+        self._tensors = tensors
+        self._versions = _versions_of(tensors)
+        self._sizes = [
+            tensor.nbytes
+            if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
+            else 0
+            for tensor in tensors
         ]
-        self._versions = [tensor._version for _, tensor in self._whole]
-        on_cpu = [
-            (index, tensor)
-            for index, tensor in enumerate(tensors)
-            if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+        self._addresses = [
+            tensor.data_ptr() if nbytes else 0 for tensor, nbytes in zip(tensors, self._sizes, strict=True)
         ]
-        self._indices = [index for index, _ in on_cpu]
-        self._addresses = [tensor.data_ptr() for _, tensor in on_cpu]
-        self._sizes = [tensor.nbytes if tensor.data_ptr() else 0 for _, tensor in on_cpu]
         self._samples = crc32c_of_samples(self._addresses, self._sizes)
 
     def first_change(self) -> int | None:
         """Return the index of the first tensor that has changed since. Its memory must still be there."""
-        for (index, tensor), version in zip(self._whole, self._versions, strict=True):
-            if tensor._version != version:
-                return index
-        now = crc32c_of_samples(self._addresses, self._sizes)
-        if now == self._samples:
+        versions = _versions_of(self._tensors)
+        if versions != self._versions:
+            for index, tensor in enumerate(self._tensors):
+                if versions[index] != self._versions[index] and _is_all_of_its_memory(tensor):
+                    return index
+        now, then = crc32c_of_samples(self._addresses, self._sizes), self._samples
+        if now == then:
             return None
-        size = len(now) // len(self._indices)
-        return next(
-            index
-            for number, index in enumerate(self._indices)
-            if now[number * size : (number + 1) * size] != self._samples[number * size : (number + 1) * size]
-        )
+        starts = range(0, len(then), 4)  # a sample has 4 bytes
+        return next(start // 4 for start in starts if now[start : start + 4] != then[start : start + 4])
 
 
-def _nbytes_of_memory(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else None
+def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each was changed in place; 0 where torch does not count."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # made in torch.inference_mode()
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 class SourceLayout(FileLayout):
