@@ -29,6 +29,7 @@ from hypothesis import strategies as st  # noqa: E402
 from support_dcp import assert_same, blank, failure, load, nested, numbers, save, shards  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
+from torch.distributed.checkpoint.filesystem import FileSystem  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
 from trunkline.dcp import _coverage, _directory, _owner, _request, _save_token, _saves, _writer  # noqa: E402
@@ -630,6 +631,64 @@ def test_a_crash_while_torchs_checkpoint_is_replaced(tmp_path: Path, monkeypatch
         load(blank(old), tmp_path)
     (tmp_path / ".metadata").unlink()
     assert_same(load(blank(old), tmp_path), new)
+
+
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_save_of_torch_that_was_cut_off_beside_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None
+) -> None:
+    """It has removed the file by which torch's newer checkpoint counted; its own has no final name yet."""
+    states = [nested(step) for step in range(4)]
+    save(states[1], tmp_path)
+
+    def save_with_torch(step: int) -> None:
+        writer = dcp.FileSystemWriter(tmp_path)
+        if rank is not None:
+            dcp.save(states[step], storage_writer=writer, use_collectives=False)
+        else:
+            dcp.save(states[step], storage_writer=writer)
+
+    save_with_torch(2)
+    name = ".metadata" if rank is None else f"__{rank}.metadata"
+    assert (tmp_path / name).exists()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystem, "rename", stop)
+        with pytest.raises((CheckpointException, KeyboardInterrupt)):
+            save_with_torch(3)
+    assert not (tmp_path / name).exists()
+    todo = rf"dcp.manifest of trunkline, and {name}.tmp .*remove {name}.tmp .*rename the file to {name}, "
+    with pytest.raises(CheckpointException, match=todo):
+        load(blank(states[0]), tmp_path)
+    with pytest.raises(CheckpointException, match=rf"an unfinished save .*{name}.tmp.*overwrite=True"):
+        save(states[0], tmp_path)
+    copy = tmp_path.with_name(f"{tmp_path.name}-copy")
+    shutil.copytree(tmp_path, copy)
+    save(states[0], copy, overwrite=True)  # gives up all of torch's
+    assert not list(copy.glob("*metadata*"))
+    assert_same(load(blank(states[0]), copy), states[0])
+    if rank is None:
+        (tmp_path / f"{name}.tmp").rename(tmp_path / name)
+        into = blank(states[0])
+        dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path))
+        assert_same(into, states[3])
+        (tmp_path / name).rename(tmp_path / f"{name}.tmp")
+    (tmp_path / f"{name}.tmp").unlink()
+    assert_same(load(blank(states[0]), tmp_path), states[1])
+
+
+def test_a_first_save_of_torch_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / ".metadata.tmp").write_bytes(b"")
+    with pytest.raises(CheckpointException, match="no complete checkpoint"):
+        load({"a": torch.zeros(9)}, tmp_path)
+    with pytest.raises(CheckpointException, match="an unfinished save of torch's FileSystemWriter"):
+        save({"a": numbers(9)}, tmp_path)
+    save({"a": numbers(9)}, tmp_path, overwrite=True)
+    assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9)})
 
 
 def test_without_collectives_each_rank_has_a_manifest(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 _REFUSED = re.compile(r"dcp-rank[0-9]{5,}\.refused")
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
 _TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
+# What that is written to, and renamed from, once the one of an older checkpoint is removed.
+_TORCH_TEMPORARY_METADATA = re.compile(r"(__[0-9]+)?\.metadata\.tmp")
 _TORCH_DATA_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 
 
@@ -54,6 +56,11 @@ def is_torch_name(name: str) -> bool:
 def is_torch_metadata(name: str) -> bool:
     """Whether torch's FileSystemReader loads a checkpoint by a file of this name."""
     return _TORCH_METADATA.fullmatch(name) is not None
+
+
+def is_torch_temporary_metadata(name: str) -> bool:
+    """Whether torch's FileSystemWriter writes metadata to a file of this name, to rename it then."""
+    return _TORCH_TEMPORARY_METADATA.fullmatch(name) is not None
 
 
 def is_dcp_name(name: str) -> bool:

@@ -17,7 +17,12 @@ from torch.futures import Future
 from trunkline._arguments import bool_argument
 from trunkline._core import Engine, FileLayout
 from trunkline._errors import Corrupt, Error, Format, exception_of
-from trunkline._formats.dcp_names import manifest_name, refused_name
+from trunkline._formats.dcp_names import (
+    is_torch_metadata,
+    is_torch_temporary_metadata,
+    manifest_name,
+    refused_name,
+)
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline.dcp._coverage import find_partly_loaded
@@ -273,6 +278,16 @@ class StorageReader(Endpoint, TorchStorageReader):
             kind, name = "HuggingFaceStorage", find_torch_safetensors(self._directory)
         if name is None:
             return
+        if is_torch_temporary_metadata(name):
+            raise Format(
+                None,
+                f"{self._directory} may hold two checkpoints: {manifest.name} of trunkline, and {name} of a "
+                "save of torch's FileSystemWriter that was cut off, or is under way. If it was torch's first "
+                f"save there, remove {name} to load {manifest.name}. If torch had saved there before, that "
+                "checkpoint may be newer, and this save has replaced it: rename the file to "
+                f"{name.removesuffix('.tmp')}, and load it with FileSystemReader",
+                str(manifest),
+            )
         raise Format(
             None,
             f"{self._directory} holds two checkpoints: {manifest.name} of trunkline and {name} of torch's "
@@ -291,7 +306,7 @@ class StorageReader(Endpoint, TorchStorageReader):
                 f"{directory}: it belongs to a trunkline.Checkpointer (it holds {held}); load it with "
                 "trunkline.Checkpointer(DIRECTORY).load(STEP)"
             )
-        if list_torch_metadata(directory):
+        if any(map(is_torch_metadata, list_torch_metadata(directory))):
             return f"{directory}: torch's FileSystemWriter wrote it; load it with FileSystemReader"
         if find_torch_safetensors(directory) is not None:
             return (

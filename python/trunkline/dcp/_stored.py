@@ -14,6 +14,7 @@ from trunkline._formats.dcp_names import (
     is_rank_manifest_name,
     is_refused_name,
     is_torch_metadata,
+    is_torch_temporary_metadata,
 )
 from trunkline._paths import check_is_local
 from trunkline.dcp._owner import new_file_id
@@ -72,8 +73,16 @@ def new_data_file_name(rank: int, volume: int, directory: Path) -> str:
 
 
 def list_torch_metadata(directory: Path) -> list[str]:
-    """Names of the files by which torch's FileSystemReader loads checkpoints of a directory."""
-    return sorted(name for name in os.listdir(directory) if is_torch_metadata(name))  # noqa: PTH208
+    """Names of the files by which torch's FileSystemReader loads checkpoints of a directory.
+
+    After these those of saves that were cut off, or are under way: such a save removes the file of an older
+    checkpoint before its own has that name.
+    """
+    names = sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
+    return [
+        *filter(is_torch_metadata, names),
+        *filter(is_torch_temporary_metadata, names),
+    ]
 
 
 def find_torch_safetensors(directory: Path) -> str | None:

@@ -32,7 +32,12 @@ from trunkline._core import (
 )
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
-from trunkline._formats.dcp_names import is_rank_manifest_name, manifest_name, refused_name
+from trunkline._formats.dcp_names import (
+    is_rank_manifest_name,
+    is_torch_temporary_metadata,
+    manifest_name,
+    refused_name,
+)
 from trunkline._paths import absolute_path
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.tensors import bytes_of
@@ -426,10 +431,11 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 return
             if self._save.use_collectives:
                 todo = "pass overwrite=True to replace it"
+        what = "an unfinished save" if is_torch_temporary_metadata(name) else "a checkpoint"
         raise exception_of(
             "system",
             errno.EEXIST,
-            f"cannot save to {self._directory}: it holds a checkpoint of torch's {writer} ({name}); save "
+            f"cannot save to {self._directory}: it holds {what} of torch's {writer} ({name}); save "
             f"into another directory, or {todo}",
             str(self._directory / name),
         )
