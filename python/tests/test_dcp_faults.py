@@ -903,7 +903,9 @@ def test_saves_that_overlap_with_cached_plans(tmp_path: Path, monkeypatch: pytes
     def while_another_commits(layouts: Any, **options: Any) -> Any:
         writes.append(layouts)
         if len(writes) == 2:  # that of the manifest
-            save_to("2", 2.0)
+            other = threading.Thread(target=save_to, args=("2", 2.0))
+            other.start()
+            other.join()
         return write_layouts(layouts, **options)
 
     write_layouts, writes = _writer.write_layouts, []

@@ -216,7 +216,8 @@ def locked(directory: Path) -> Iterator[None]:
                     "system",
                     errno.EBUSY,
                     f"cannot save to {directory}: another process has kept a lock (flock) on that directory "
-                    f"for {LOCK_SECONDS:g} s; `lslocks` or `fuser -v {directory}` shows which. If it is "
+                    f"for {LOCK_SECONDS:g} s, or another save of this one that a signal handler interrupted; "
+                    f"`lslocks` or `fuser -v {directory}` shows which process. If it is "
                     "`flock` that runs this job, have it lock a file beside the directory instead "
                     f"(flock {directory}.lock ...)",
                     str(directory),

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import io
 import os
+import sys
 import threading
 import time
 import uuid
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -46,6 +48,7 @@ from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
+from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -141,8 +144,36 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save = _Save()
 
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The directory, as it was given; None where none was yet."""
+        # Without checkpoint_id= torch looks at this first, before the ranks communicate.
+        self._refuse_nested(sys._getframe(), self._current_path(), is_method=False)
+        return super().checkpoint_id
+
     def _current_path(self) -> CheckpointPath | None:
         return self._save.next_path or self._save.path or self._path
+
+    def _refuse_nested(
+        self, frame: FrameType, path: CheckpointPath | None, *, is_method: bool = True
+    ) -> OuterSaves:
+        """Return the saves that this thread is within. Raises Error if one of them does not allow this one.
+
+        Within a method of a writer none may begin: this thread would wait for locks that it holds itself.
+        Nor may one with the same writer, which knows one save for each thread, or into the same directory.
+        Any other has nothing in common with the save that a signal handler has interrupted.
+        """
+        outer = find_outer_saves(frame, _METHODS, is_method=is_method)
+        if outer.is_within_method or any(_is_shared(writer, self, path) for writer in outer.writers):
+            where = "" if path is None else f" to {path.path}"
+            raise Error(
+                None,
+                f"cannot save{where}: a save of trunkline.dcp is already running in this thread, and a "
+                "signal handler called in the midst of it; set a flag in the handler, and save in the "
+                'training loop once dcp.save() has returned ("Preemption" in docs/checkpoints.md shows how)',
+                None if path is None else str(path.path),
+            )
+        return outer
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process, in which each save begins anew."""
@@ -159,8 +190,10 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
-        if checkpoint_id is not None:
-            self._path = self._save.next_path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
+        given = None if checkpoint_id is None else checkpoint_path_of(checkpoint_id, "checkpoint_id")
+        self._refuse_nested(sys._getframe(), given or self._current_path())
+        if given is not None:
+            self._path = self._save.next_path = given
         self._save.save_id = str(uuid.uuid4())
         self._save.has_token = False
         self._save.number = _saves.next_number()
@@ -168,6 +201,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn which rank this is, and whether one of them commits for all."""
+        self._refuse_nested(sys._getframe(), self._current_path())
         # From here on a reset() for a save in another thread changes nothing.
         self._save.path, self._save.next_path = self._save.next_path or self._path, None
         self._save.is_coordinator = is_coordinator
@@ -180,6 +214,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the directories, and look at what is there; no rank has written yet."""
+        outer = self._refuse_nested(sys._getframe(), self._current_path())
         self._refuse_checkpointer()
         if not self._save.use_collectives:
             token = new_save_token(str(self._directory))
@@ -199,7 +234,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             if self._save.use_collectives:
                 number = self._save.number or _saves.next_number()
                 found = _directory.list_leftovers(self._directory) if self._save.is_coordinator else []
-                self._save.begun = _saves.begin(self._directory, number, found)
+                is_nested = bool(outer.writers)
+                self._save.begun = _saves.begin(self._directory, number, found, is_nested=is_nested)
         except BaseException:
             self._undo([])
             raise
@@ -215,6 +251,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the items of this rank; the future that is returned is done."""
+        self._refuse_nested(sys._getframe(), self._current_path())
         results: list[WriteResult] = []
         try:
             self._remove_uncommitted()
@@ -233,6 +270,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit: until the manifest has its name the old checkpoint is the one that is loaded, then this."""
+        self._refuse_nested(sys._getframe(), self._current_path())
         stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
         # A planner that caches its plans gives the same object to all saves, also to those under way at once.
         metadata = replace(
@@ -572,6 +610,29 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                     "ended meanwhile, or not all ranks see the same directory",
                     str(path),
                 )
+
+
+# What torch calls for each save, in this order.
+_METHODS = frozenset(
+    method.__code__
+    for method in (
+        StorageWriter.reset,
+        StorageWriter.set_up_storage_writer,
+        StorageWriter.prepare_local_plan,
+        StorageWriter.write_data,
+        StorageWriter.finish,
+    )
+)
+
+
+def _is_shared(outer: object, writer: StorageWriter, path: CheckpointPath | None) -> bool:
+    """Whether a save with `writer` into `path` and one with `outer` would change the same things."""
+    if outer is writer:
+        return True
+    other = outer._current_path() if isinstance(outer, StorageWriter) else None
+    if path is None or other is None:
+        return False
+    return os.path.realpath(other.path) == os.path.realpath(path.path)
 
 
 @dataclass(frozen=True)
