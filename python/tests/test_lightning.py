@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 
 import trunkline as tl
 from trunkline._tensor_io.flag import Flag
+from trunkline.checkpoint import first_rank
+from trunkline.checkpoint.ranks.store import RankStore, value_of
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -708,6 +711,175 @@ def test_all_ranks_wait_for_what_the_first_one_saves(tmp_path: Path, code: str) 
     assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
 
 
+HANDS_BACK = """
+import sys, threading, time, types
+from pathlib import Path
+import lightning, lightning.pytorch.demos.boring_classes, torch
+import trunkline as tl
+from trunkline.checkpoint import first_rank
+
+plugin = tl.lightning.CheckpointIO(background=True)
+path = Path(sys.argv[1], "last.ckpt")
+
+class Saves(lightning.Callback):
+    def on_train_end(self, trainer, model):
+        if trainer.global_rank == 0:
+            first_rank._READERS_SECONDS = 100
+            faults = tl.Faults()
+            plugin._engine = tl.Engine("threads", faults=faults)
+            faults.hold("write", faults.commands("write"), 1000)
+            threading.Timer(0.5, faults.release).start()
+        else:  # looks once a second: after rank 0 has saved the weights for the main process, and would exit
+            first_rank.time = types.SimpleNamespace(
+                monotonic=time.monotonic, sleep=lambda seconds: time.sleep(1)
+            )
+        trainer.save_checkpoint(path)
+
+model = lightning.pytorch.demos.boring_classes.BoringModel()
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp_fork", max_steps=2, limit_val_batches=0, logger=False,
+    plugins=[plugin], callbacks=[Saves()], enable_progress_bar=False, enable_checkpointing=False,
+)
+trainer.fit(model)
+saved = torch.load(path)
+assert saved["global_step"] == 2
+for name, weight in model.state_dict().items():
+    assert torch.equal(weight, saved["state_dict"][name]), name
+"""
+
+
+def test_ranks_hear_of_the_last_save_while_the_launcher_hands_the_weights_back(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HANDS_BACK)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Save:
+    """The handle of a save that is over once a test says so."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._error: BaseException | None = None
+
+    def _join(self) -> None:
+        self.ended.wait()
+
+
+class Ranks:
+    """Two ranks of one process, which have a store in common; one runs at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._saves = [first_rank._Saves(), first_rank._Saves()]
+        self._store = RankStore(torch.distributed.HashStore(), 60.0)
+        self._threads: list[Callable[[], object]] = []
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(first_rank, "start_thread", self._threads.append)
+        self.turn_to(0)
+
+    def turn_to(self, rank: int) -> None:
+        def store(*, on_first_rank: bool) -> RankStore | None:
+            return self._store if on_first_rank == (rank == 0) else None
+
+        self._monkeypatch.setattr(first_rank, "_saves", self._saves[rank])
+        self._monkeypatch.setattr(first_rank, "_store", store)
+
+    def run_thread(self) -> None:
+        self._threads.pop(0)()
+
+    def posted(self, number: int) -> bytes | None:
+        return self._store.do(lambda each: value_of(each, str(number)))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch)
+
+
+def test_what_one_rank_saves_by_itself_is_not_posted(ranks: Ranks) -> None:
+    saving = Save()
+    with first_rank.common_save():
+        first_rank.post_save(saving)  # type: ignore[arg-type]
+    first_rank.post_save(None)  # of a plugin that saves in the foreground
+    assert ranks.posted(1) == b"running"
+    saving.ended.set()
+    ranks.run_thread()
+    assert ranks.posted(1) == b"saved"
+    first_rank.post_save(Save())  # type: ignore[arg-type]
+    first_rank.post_save(None, OSError("of another save"))
+    assert ranks.posted(1) == b"saved"
+
+
+def test_of_several_saves_at_once_the_last_one_is_posted(ranks: Ranks) -> None:
+    first, second = Save(), Save()
+    with first_rank.common_save():
+        first_rank.post_save(first)  # type: ignore[arg-type]
+        first_rank.post_save(second)  # type: ignore[arg-type]
+    first.ended.set()
+    ranks.run_thread()
+    assert ranks.posted(1) == b"running"
+    second._error = OSError("disk full")
+    second.ended.set()
+    ranks.run_thread()
+    assert ranks.posted(1) == b"failed: disk full"
+
+
+def test_a_save_that_is_passed_on_later_is_posted(ranks: Ranks) -> None:
+    with first_rank.common_save():
+        pass
+    first_rank.post_save(None)
+    assert ranks.posted(1) == b"saved"
+
+
+def test_the_first_rank_waits_until_the_others_know_the_outcome(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = 0
+
+    def other_rank_reads(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        ranks.turn_to(1)
+        with first_rank.common_save():
+            pass
+        with pytest.raises(tl.RankError, match="rank 0 failed: disk full"):
+            first_rank.await_first_rank()
+        ranks.turn_to(0)
+
+    clock = types.SimpleNamespace(sleep=other_rank_reads, monotonic=lambda: 0.0)
+    monkeypatch.setattr(first_rank, "time", clock)
+    with first_rank.common_save():
+        first_rank.post_save(None, OSError("disk full"))
+    first_rank.await_other_ranks()
+    assert pauses == 1
+    first_rank.await_other_ranks()
+    assert pauses == 1
+
+
+def test_the_first_rank_does_not_wait_long_for_ranks_that_died(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(first_rank, "time", types.SimpleNamespace(sleep=pause, monotonic=lambda: now))
+    with first_rank.common_save():
+        pass
+    first_rank.await_other_ranks()
+    assert now == 0  # nothing was saved
+    with first_rank.common_save():
+        first_rank.post_save(None)
+    for _ in range(2):  # once is enough
+        first_rank.await_other_ranks()
+        assert 5 <= now < 6
+
+
 @pytest.mark.parametrize("module", ["wandb", "mlflow"])
 def test_the_loggers_upload_by_the_method_that_waits(module: str) -> None:
     known = importlib.import_module(f"lightning.pytorch.loggers.{module}")
@@ -915,6 +1087,15 @@ def test_what_is_saved_before_a_requeue_is_saved_before_the_requeue(tmp_path: Pa
         assert path.name == f"hpc_ckpt_{number}.ckpt"
         assert plugin._saving is None
         assert torch.load(path) == {"global_step": number}
+
+
+def test_what_a_launcher_hands_over_is_complete(tmp_path: Path) -> None:
+    launcher = importlib.import_module("lightning.pytorch.strategies.launchers.multiprocessing")
+    assert '".temp.ckpt"' in inspect.getsource(launcher)
+    plugin = tl.lightning.CheckpointIO(background=True)
+    plugin.save_checkpoint({"x": torch.ones(3)}, tmp_path / ".temp.ckpt")
+    assert plugin._saving is None
+    assert torch.equal(torch.load(tmp_path / ".temp.ckpt")["x"], torch.ones(3))
 
 
 def test_what_is_linked_anew_is_not_removed(

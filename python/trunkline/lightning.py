@@ -36,7 +36,7 @@ from trunkline._paths import absolute_path
 from trunkline._tensor_io.devices import copied_to, savable
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._warnings import caller, warn_without_failing
-from trunkline.checkpoint.first_rank import await_first_rank, begin_common_save, post_save
+from trunkline.checkpoint.first_rank import await_first_rank, await_other_ranks, common_save, post_save
 from trunkline.checkpoint.load import load
 from trunkline.checkpoint.save import SaveHandle, save, save_async
 
@@ -50,18 +50,20 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
     reads theirs. A file appears whole under its name, or not at all.
 
     background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
-    trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised by
-    the next save, or at the end of the run. What Lightning removes meanwhile stays until the save before is
-    durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before ModelCheckpoint
-    looks whether a name is taken it waits for the save that is under way, so that it chooses the names that
-    it would choose without `background`. So do the loggers of Lightning that upload the file of each save,
-    such as WandbLogger(log_model="all"), before they do. Before it links to a file (save_last="link") it
-    waits as well, and raises the error of the save: then the link stays as it is. The checkpoint that
-    Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue. Once
-    trainer.fit() has returned, on any rank, all that it saved is there; so is what trainer.save_checkpoint()
-    saves outside of it. Loading a checkpoint waits on all ranks as well, and so does
-    trainer.strategy.checkpoint_io.teardown(). What Fabric saves is there once
-    fabric.strategy.checkpoint_io.teardown() has returned on rank 0.
+    trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised
+    by the next save, or at the end of the run. What Lightning removes meanwhile stays until the save
+    before is durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before
+    ModelCheckpoint looks whether a name is taken it waits for the save that is under way, so that it
+    chooses the names that it would choose without `background`. So do the loggers of Lightning that upload
+    the file of each save, such as WandbLogger(log_model="all"), before they do. Before it links to a file
+    (save_last="link") it waits as well, and raises the error of the save: then the link stays as it is.
+    The checkpoint that Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before
+    the requeue. The file by which strategies such as "ddp_notebook" and "ddp_spawn" return the weights
+    (.temp.ckpt) is complete before rank 0 hands it over. At the end of a run rank 0 waits up to 5 seconds
+    for the other ranks to learn how its last save ended. Once trainer.fit() has returned, on any rank, all
+    that it saved is there; so is what trainer.save_checkpoint() saves outside of it. Loading a checkpoint
+    waits on all ranks as well, and so does trainer.strategy.checkpoint_io.teardown(). What Fabric saves is
+    there once fabric.strategy.checkpoint_io.teardown() has returned on rank 0.
 
     Ctrl-C, or a signal handler that raises, while the state is copied gives that save up.
 
@@ -126,7 +128,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy
         if Path(name).is_symlink():
             self._replace_link(state, absolute_path(name))
             post_save(None)
-        elif not self._background or _is_of_requeue(name):
+        elif not self._background or _is_of_requeue(name) or _is_of_launcher(name):
             save(state, name, durable=self._durable, engine=self._engine)
             post_save(None)
         else:
@@ -474,10 +476,13 @@ def _waiting_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]
         plugin = _plugin_of(trainer.strategy)
         if plugin is None:
             return original(trainer, *args, **kwargs)
-        begin_common_save()
-        result = original(trainer, *args, **kwargs)
+        with common_save():
+            result = original(trainer, *args, **kwargs)
         if trainer.state.status != "running":  # in fit() the next save waits for this one, or teardown()
-            plugin._settle_on_all_ranks()
+            try:
+                plugin._settle_on_all_ranks()
+            finally:
+                await_other_ranks()
         return result
 
     return waiting
@@ -490,8 +495,12 @@ def _waiting_teardown(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(strategy, *args, **kwargs)
         finally:
-            if plugin is not None and plugin is not strategy.checkpoint_io:
-                plugin.teardown()
+            try:
+                if plugin is not None and plugin is not strategy.checkpoint_io:
+                    plugin.teardown()
+            finally:
+                if plugin is not None:
+                    await_other_ranks()
 
     return waiting
 
@@ -499,9 +508,10 @@ def _waiting_teardown(original: Callable[..., Any]) -> Callable[..., Any]:
 def _waiting_save_of_fabric(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def waiting(fabric: Any, *args: Any, **kwargs: Any) -> Any:
-        if _plugin_of(getattr(fabric, "strategy", None)) is not None:
-            begin_common_save()
-        return original(fabric, *args, **kwargs)
+        if _plugin_of(getattr(fabric, "strategy", None)) is None:
+            return original(fabric, *args, **kwargs)
+        with common_save():
+            return original(fabric, *args, **kwargs)
 
     return waiting
 
@@ -571,6 +581,14 @@ def _remove_or_warn(name: str) -> None:
 def _is_of_requeue(name: str) -> bool:
     """Whether Lightning saves this checkpoint when SLURM ends the job, which it requeues right afterwards."""
     return re.fullmatch(r"hpc_ckpt_\d+\.ckpt", Path(name).name) is not None
+
+
+def _is_of_launcher(name: str) -> bool:
+    """Whether a launcher saves the weights here, on one rank, for the process that has started the ranks.
+
+    That process reads the file once the ranks have exited, and does not hear of an error in the background.
+    """
+    return Path(name).name == ".temp.ckpt"
 
 
 def _local(path: "str | os.PathLike[str]") -> str:
