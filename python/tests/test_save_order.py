@@ -162,7 +162,7 @@ def test_earlier_saves_that_fail_or_are_cancelled(
         handles[0].wait(60)
     assert caught.value.errno == 5
     assert version_of(path) == 3
-    assert save_order._places == {}
+    assert save_order._turns == {}
 
 
 def test_one_that_is_cancelled_while_it_writes(tmp_path: Path, faults: tl.Faults, engine: tl.Engine) -> None:
@@ -187,7 +187,7 @@ def signal_once_two_save() -> None:
     """Send SIGUSR1 to the main thread, once a second save waits for the first."""
 
     def send() -> None:
-        while not any(place._later for place in list(save_order._places)):
+        while not any(place._later for place in list(save_order._turns)):
             pass
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_wait(
     faults.release()
     first.wait(60)
     assert version_of(path) == 1
-    assert save_order._places == {}
+    assert save_order._turns == {}
 
 
 def test_a_handler_that_saves_while_save_waits(
@@ -280,7 +280,7 @@ def test_a_handler_that_saves_in_the_midst_of_save_async(
     assert version_of(path) == last
     tl.save(state(3), path, engine=engine)
     assert version_of(path) == 3
-    assert save_order._places == {}
+    assert save_order._turns == {}
 
 
 def test_a_child_does_not_wait_for_its_parents_save(run_script: RunScript, tmp_path: Path) -> None:
