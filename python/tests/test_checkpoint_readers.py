@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import trunkline as tl
-from trunkline._formats.pt import load as pt_load
-from trunkline._formats.safetensors import load as safetensors_load
+from trunkline._formats.pt import loader as pt_loader
+from trunkline._formats.safetensors import loader as safetensors_loader
 from trunkline._tensor_io import transfer
 from trunkline.checkpoint.directory import checkpointer as checkpointer_module
 
@@ -173,7 +173,7 @@ def test_a_file_is_replaced_while_it_is_loaded(tmp_path: Path, suffix: str, veri
         return {"x": torch.full((500_000,), float(version))} | ({"number": version} if suffix == "pt" else {})
 
     tl.save(state(1), path)
-    loads = {"pt": pt_load.load, "safetensors": safetensors_load.load}
+    loads = {"pt": pt_loader.load, "safetensors": safetensors_loader.load}
 
     def replace_and_read(*arguments: Any, **options: Any) -> None:
         tl.save(state(2), path)

@@ -10,7 +10,7 @@ import torch
 
 import trunkline as tl
 from trunkline._formats.safetensors import folder as safetensors_folder
-from trunkline._formats.safetensors import load as safetensors_load
+from trunkline._formats.safetensors import loader as safetensors_loader
 
 
 def stock_file(path: Path, **tensors: torch.Tensor) -> None:
@@ -33,7 +33,7 @@ ONES, TWOS = torch.ones(1000), torch.full((1000,), 2.0)
 
 def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
-    load_files = safetensors_load.load_files
+    load_files = safetensors_loader.load_files
     loads = []
 
     def load_late(*args: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch
             other.replace(path)
         return load_files(*args, **options)
 
-    monkeypatch.setattr(safetensors_load, "load_files", load_late)
+    monkeypatch.setattr(safetensors_loader, "load_files", load_late)
     for replacements in (1, 3):
         loads.clear()
         stock_file(path, a=ONES, b=TWOS)

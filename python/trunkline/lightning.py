@@ -31,7 +31,7 @@ except ModuleNotFoundError as _error:
 
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
-from trunkline._formats.pt.load import TRUST
+from trunkline._formats.pt.loader import TRUST
 from trunkline._paths import absolute_path
 from trunkline._tensor_io.devices import copied_to, savable
 from trunkline._tensor_io.memory import is_in_reach

@@ -15,7 +15,7 @@ from trunkline import _core
 from trunkline._core import File, Volume
 from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
-from trunkline._formats.safetensors.load import Header
+from trunkline._formats.safetensors.loader import Header
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import MARK
 

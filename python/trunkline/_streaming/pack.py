@@ -12,7 +12,7 @@ import torch
 from trunkline import _core
 from trunkline._core import File, crc32c
 from trunkline._errors import Corrupt, Format
-from trunkline._formats.safetensors.load import Header
+from trunkline._formats.safetensors.loader import Header
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import Layout
 from trunkline._streaming.location import MARK_BYTES, WEIGHTS, PackLocation

@@ -10,7 +10,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import File, Future, crc32c, crc32c_combine
-from trunkline._formats.safetensors.load import Header
+from trunkline._formats.safetensors.loader import Header
 from trunkline._streaming.progress import Progress
 from trunkline._streaming.stored import Stored
 

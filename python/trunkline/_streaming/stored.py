@@ -9,7 +9,7 @@ import torch
 
 from trunkline._core import File, FileLayout
 from trunkline._errors import Corrupt
-from trunkline._formats.safetensors.load import Header, dtype_and_shape
+from trunkline._formats.safetensors.loader import Header, dtype_and_shape
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from trunkline._errors import Unsupported, exception_of
 from trunkline._formats.safetensors.folder import folder_headers
-from trunkline._formats.safetensors.load import Header, dtype_and_shape
+from trunkline._formats.safetensors.loader import Header, dtype_and_shape
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, Stored

@@ -2,7 +2,7 @@
 
 from trunkline._formats.safetensors.folder import folder_headers, load_folder
 from trunkline._formats.safetensors.layout import lay_out
-from trunkline._formats.safetensors.load import Header, StoredTensor, load, load_files, read_header
+from trunkline._formats.safetensors.loader import Header, StoredTensor, load, load_files, read_header
 
 __all__ = [
     "Header",
