@@ -23,7 +23,7 @@ class Buffer {
   ~Buffer();
 
   // Fails with out_of_budget when `budget` has fewer bytes left, system (ENOMEM) when the kernel refuses.
-  // bytes == 0 gives an empty buffer. A refused lock is no failure: see locked().
+  // bytes == 0 gives an empty buffer. A refused lock is not a failure: see locked().
   static Result<Buffer> allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget = nullptr);
 
   // The same without lock, and without pages before they are touched.

@@ -38,7 +38,7 @@ Result<CudaInfo> cuda_info();
 // used CUDA it fails, as CUDA does.
 Result<Device*> cuda_device(unsigned ordinal);
 
-// Which GPU's memory an address is of. Like cuda_device; invalid_argument for what is no GPU's memory.
+// Which GPU's memory an address is of. Like cuda_device; invalid_argument for memory that is not a GPU's.
 Result<unsigned> cuda_device_of(const void* address);
 
 // The first GPU that this process works on already, through us or torch. Never loads a driver or makes a

@@ -72,7 +72,7 @@ struct Explanation {
   std::string why;                     // why direct, or why not
   std::uint64_t memory_alignment = 1;  // bytes; what a copy-free direct transfer asks of the address ...
   std::uint64_t offset_alignment = 1;  // ... and of offset and length
-  std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is no block device
+  std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is not a block device
   std::string filesystem;  // "ext4", "tmpfs", ...
   std::string mount;       // mount point
   std::string gpu;  // which way the memory of a GPU takes: "gds", "bounce", or "unknown" while none is in use
@@ -107,7 +107,7 @@ class Engine {
   const EngineConfig& config() const;
 
   // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full. One
-  // Future each; a request that is wrong in itself fails its own Future.
+  // Future each; an invalid request fails only its own Future.
   std::vector<Future> submit(std::span<const Request> requests) const;
 
   // `path` is a file, or a directory in which a probe file may be made and removed.

@@ -97,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    """Truth values are no numbers, though they have __index__."""
+    """Truth values are not numbers, though they have __index__."""
     if isinstance(value, bool) or getattr(value, "dtype", None) in (bool, torch.bool):
         return None
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trunkline._errors import exception_of
 
-# "s3://bucket", or "s3:/bucket", which pathlib makes of it; a single letter is no scheme that anyone uses.
+# "s3://bucket", or "s3:/bucket", which pathlib makes of it; no scheme in use has a single letter.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(/?)")
 
 
@@ -37,7 +37,7 @@ def check_is_local(name: str, argument: str) -> None:
         else:
             instead = "use a path on a mounted filesystem, and copy the files from there or to it"
         raise ValueError(f"{argument}: {name} is a URL, and not the path of a file or directory; {instead}")
-    # What is no user's home stays as it is ("~backup.pt").
+    # What is not a user's home stays as it is ("~backup.pt").
     if first.startswith("~") and not os.path.isdir(first) and os.path.expanduser(name) != name:  # noqa: PTH111, PTH112
         raise ValueError(
             f"{argument}: {name} begins with {first}, which only shells replace by the home directory; pass "

@@ -43,7 +43,7 @@ from trunkline.checkpoint.save import SaveHandle, save, save_async
 __all__ = ["CheckpointIO"]
 
 
-class CheckpointIO(_Interface):  # type: ignore[misc] # without the library mypy knows no types of it
+class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be installed
     """A plugin for lightning.Trainer and Fabric that reads and writes checkpoints at the speed of the device.
 
     The files are those of stock Lightning: torch.load and Trainers without this plugin read them, and it

@@ -39,7 +39,7 @@ __attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_256(const std::byte*
       sums[i] = _mm256_xor_si256(_mm256_xor_si256(low, high), next);
     }
   }
-  // Streaming stores are weakly ordered; whoever is told that the bytes are there must see them.
+  // Streaming stores are weakly ordered; a thread that is told that the bytes are there must see them.
   if constexpr (kCopy) _mm_sfence();
   for (std::size_t i = 0; i < kVectors; ++i)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(folded) + i, sums[i]);

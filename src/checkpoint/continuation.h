@@ -28,7 +28,7 @@ struct Commit {
 // What a directory holds at some time: the newest commit of each step.
 struct Position {
   std::string id;  // of its descriptor; empty: it has none
-  // The step that was committed last, also where its manifest is damaged. Whoever loads it has loaded what
+  // The step that was committed last, also where its manifest is damaged. A run that loads it has loaded what
   // `commits` says: asked for apart, it could be older than what another job commits in between.
   std::optional<std::uint64_t> latest = {};
   std::set<Commit> commits = {};

@@ -328,9 +328,9 @@ Status GarbageCollector::remove_temporary_files(const std::string& directory) {
   return {};
 }
 
-// Fails where a step without a directory of its own has shards on volumes that nothing names. Whoever moves
-// the step back at this moment is told so too: looking for its directory once more would take the shards for
-// those of a step that is being removed.
+// Fails where a step without a directory of its own has shards on volumes that nothing names. A user who
+// moves the step back at this moment is told so too: looking for its directory once more would take the
+// shards for those of a step that is being removed.
 Status GarbageCollector::check_orphans(std::uint64_t step) {
   const std::vector<StepDirectory> directories = directories_of(step, nullptr);
   for (std::size_t i = 1; i < directories.size(); ++i) {

@@ -92,7 +92,7 @@ TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
   for (const std::string& path : kept) EXPECT_GT(fs::last_write_time(path), old) << path;
 }
 
-// Copies of steps have no lock, those by hard links have the same one: neither tells which directory it is.
+// Copies of steps have no lock, those by hard links have the same one: neither shows which directory it is.
 TEST_F(ReplacedDirectoryTest, ADirectoryWithoutALockIsNotTakenForTheOneThatIsLocked) {
   const auto replace_at = [&](Kind moment) {
     return [this, moment, done = false](Kind kind, const std::string&) mutable -> Status {

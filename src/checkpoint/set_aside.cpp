@@ -49,7 +49,7 @@ std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
   return volumes;
 }
 
-// A folder that was not there, with a descriptor; whoever creates the descriptor has the folder.
+// A folder that was not there, with a descriptor; the process that creates the descriptor has the folder.
 Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
                                 const DirectoryOps& ops) {
   const std::string time = time_for_name();

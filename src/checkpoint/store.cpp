@@ -218,7 +218,7 @@ Store::~Store() = default;
 
 std::unique_lock<std::mutex> Store::enter() {
   ownership_.take_over([this] {
-    // What its parent was doing. The mutex may be held for good by a thread that the child does not have.
+    // What its parent was doing. The mutex may be held forever by a thread that the child does not have.
     save_.reset();
     std::construct_at(&mutex_);
   });
@@ -261,7 +261,7 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
   return read_newest_manifest(directory_, step);
 }
 
-// That the volumes are this directory's, now and on record for whoever copies it. `shards` as for begin().
+// That the volumes are this directory's, now and on record for copies of it. `shards` as for begin().
 Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
                             Unrecorded unrecorded, const DirectoryOps& ops) const {
   if (auto ours = check_owners(descriptor, directory_); !ours) return ours;
@@ -279,7 +279,7 @@ Status Store::claim_volumes(const StoreDescriptor& descriptor, std::span<const s
 
 Status Store::make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
                                     const DirectoryOps& ops) const {
-  // Also when they exist: whoever made them may have died before that was durable.
+  // Also when they exist: the process that made them may have died before that was durable.
   const auto make = [&](const std::string& parent) -> Status {
     if (auto made = ops.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
       return made;
@@ -411,7 +411,7 @@ Status Store::check_shards(const Manifest& manifest) const {
 // is killed or the power fails:
 // 1. Every shard is written under a name that no manifest knows: the directory of its step is made and
 //    durable by then (begin()), and the name has a nonce of this save. A checkpoint of the same step that is
-//    there already is not touched. Until a manifest names it, a shard is debris to whoever has the lock.
+//    there already is not touched. Until a manifest names it, a shard is debris to the holder of the lock.
 // 2. Each writer makes the contents of its shards durable (fsync) ...
 // 3. ... then their names (fsync of the directory). It is done here again for all directories, at the cost
 //    of nothing when it was done.

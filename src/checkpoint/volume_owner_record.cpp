@@ -35,7 +35,7 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
   return true;
 }
 
-// Paths are any bytes, so that the record is no JSON.
+// Paths are any bytes, so that the record is not JSON.
 std::string format_version(const VolumeOwner& owner, std::string_view version) {
   const std::string birth = version == kFirstVersion ? "" : fmt::format("{} ", owner.birth);
   const std::string body = fmt::format("{} {} {}{}\n", owner.device, owner.inode, birth, owner.path);

@@ -178,7 +178,7 @@ std::vector<std::size_t> order_of(std::span<const TensorToStore> tensors,
 }
 
 // One field of the header, in the order and with the spacing of the reference. Throws Json::type_error where
-// the name is no UTF-8.
+// the name is not UTF-8.
 void append_field(std::string& text, const std::string& name, const std::string& value) {
   text += text.empty() ? '{' : ',';
   text += Json(name).dump();

@@ -47,7 +47,7 @@ bool Operation::wait(Future::Timeout timeout) const {
     changed_.wait(lock, is_done);
     return true;
   }
-  // A timeout that the clock cannot hold is no timeout.
+  // A timeout that the clock cannot hold is not a timeout.
   const auto now = std::chrono::steady_clock::now();
   if (*timeout > std::chrono::steady_clock::time_point::max() - now) {
     changed_.wait(lock, is_done);

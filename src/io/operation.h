@@ -71,7 +71,7 @@ class Operation {
   void complete();
   bool belongs_to_parent() const;
 
-  // Of forks: in a child nothing moves any more, and the lock may be held for good.
+  // Of forks: in a child nothing moves any more, and the lock may be held forever.
   const unsigned generation_;
 
   std::shared_ptr<EngineCore> engine_;  // these two and the memory are dropped at completion

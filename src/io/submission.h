@@ -13,7 +13,7 @@
 namespace trunkline::io {
 
 // Submits a batch in steps. The queue has room when a device completes something, which one that hangs never
-// does: whoever must be able to give up submits with a bound and decides after each step. For one thread.
+// does: a caller that must be able to stop submits with a bound and decides after each step. For one thread.
 class Submission {
  public:
   // `requests` must outlive this.

@@ -10,7 +10,7 @@
 namespace trunkline {
 namespace {
 
-// Shorter copies stay in the cache: whoever asked for few bytes is about to look at them.
+// Shorter copies stay in the cache: a caller that copies few bytes is about to look at them.
 constexpr std::uint64_t kStreamingBytes = 256 * 1024;
 
 #if defined(__x86_64__)
@@ -35,8 +35,8 @@ __attribute__((target("avx2"))) void copy_avx2(std::byte* target, const std::byt
     _mm256_stream_si256(to + 2, third);
     _mm256_stream_si256(to + 3, fourth);
   }
-  _mm_sfence();  // streaming stores are weakly ordered; whoever is told that the bytes are there must see
-                 // them
+  _mm_sfence();  // streaming stores are weakly ordered; a thread that is told that the bytes are there must
+                 // see them
   std::memcpy(target + at, source + at, bytes - at);
 }
 #endif

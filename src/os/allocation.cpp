@@ -28,7 +28,7 @@ int allocate_with_mode(int fd, int mode, std::uint64_t offset, std::uint64_t byt
 }
 
 // Whether the filesystem keeps the blocks that it allocated before it ran out of them. Others give them back,
-// or their free space does not tell what fits (compression, several devices).
+// or their free space does not show what fits (compression, several devices).
 bool keeps_failed_allocations(int fd) {
   struct statfs filesystem{};
   if (::fstatfs(fd, &filesystem) != 0) return false;

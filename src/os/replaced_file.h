@@ -13,7 +13,7 @@
 namespace trunkline::os {
 
 // A rename replaces a file whatever its permissions are, and the successor starts with those of a new file.
-// Whoever saves over a file expects neither, since open(path, O_WRONLY | O_TRUNC) does neither. So every
+// Users who save over a file expect neither, since open(path, O_WRONLY | O_TRUNC) does neither. So every
 // temporary file that is renamed to a user's file goes through this class:
 //
 // 1. find() before anything is written: fails where that open would.

@@ -210,7 +210,7 @@ void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
   }
   if (--reading_ == 0) stats_.read_ns += since(reading_since_);
   --under_way_;
-  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+  changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
 void StreamCore::empty(Frame& frame) {

@@ -47,7 +47,7 @@ class StreamCore {
     empty,
     reading,
     ready,
-    failed,    // `error` says why, to whoever acquires the unit
+    failed,    // `error` says why, to threads that acquire the unit
     checking,  // by the one who acquires it
     held,
   };

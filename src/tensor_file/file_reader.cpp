@@ -160,7 +160,7 @@ void FileReader::arrived(const Arrived& block, const Result<std::uint64_t>& resu
     fail(result.error());
   }
   --reading_;
-  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+  changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
 std::vector<PartialChecksum> FileReader::unpack(const Arrived& arrived) const {
@@ -190,7 +190,7 @@ void FileReader::land(std::unique_lock<std::mutex>& lock, const Arrived& arrived
                     if (!status) fail(status.error());
                     release(arrived);
                     --landing_;
-                    changed_.notify_all();  // under the lock: whoever waits may destroy this next
+                    changed_.notify_all();  // under the lock: a waiter may destroy this next
                   });
   lock.lock();
 }

@@ -210,7 +210,7 @@ void FileWriter::fetched(const Ready& claimed, const Status& status) {
   } else {
     fetched_.push_back(claimed);
   }
-  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+  changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
 std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Block& block,
@@ -301,7 +301,7 @@ void FileWriter::written(const Ready& ready, const Result<std::uint64_t>& result
     --direct_writing_;
   }
   --writing_;
-  changed_.notify_all();  // under the lock: whoever waits may destroy this next
+  changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
 }  // namespace trunkline::tensor_file

@@ -119,9 +119,9 @@ class FileWriter {
   std::size_t fetching_ = 0;     // claimed, and to be claimed again
   std::deque<Ready> fetched_;    // of these
   std::vector<Ready> deferred_;  // staged, to be written
-  bool defer_ = false;    // until all is staged: there is room for it, and whoever waits for that comes first
-  std::size_t next_ = 0;  // in order_
-  std::size_t filling_ = 0;  // claimed, and not handed over to be written
+  bool defer_ = false;           // until all is staged: there is room, and who waits for that comes first
+  std::size_t next_ = 0;         // in order_
+  std::size_t filling_ = 0;      // claimed, and not handed over to be written
   std::size_t writing_ = 0;
   std::size_t direct_writing_ = 0;
   std::optional<Error> error_;

@@ -57,7 +57,8 @@ class StagingRing {
 
   std::byte* block(Index index) const { return blocks_[index].memory.data(); }
 
-  // Makes a block known to a device, by whoever has taken it. One that cannot be is as good, and slower.
+  // Makes a block known to a device, by the thread that has taken it. One that cannot be is as good, and
+  // slower.
   void pin(Index index, Device& device) {
     StagingBlock& block = blocks_[index];
     if (block.pin != nullptr) return;

@@ -243,7 +243,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def _described(descriptor: Path) -> tuple[str, int, int] | None:
-    """Return id, member and number of members, or None for what is no descriptor."""
+    """Return id, member and number of members, or None for what is not a descriptor."""
     try:
         found = json.loads(descriptor.read_bytes())
         return str(found["id"]), found["member"], found["members"]

@@ -55,7 +55,7 @@ class ExitWatch:
     """
 
     def __init__(self, unfinished: "dict[Flag, None]") -> None:
-        """`unfinished`: set when the work is over that is no save."""
+        """`unfinished`: flags of work that is not a save; each is set when it is over."""
         self._unfinished = unfinished
         self._under_way: Callable[[], list[SaveHandle]] = list
         self._report: Callable[[], bool] = lambda: False
@@ -218,7 +218,7 @@ def _is_worker() -> bool:
 
 def _abandon(saves: "Sequence[SaveHandle]") -> None:
     with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever does not want to wait for this either
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # for users who do not want to wait for this either
     _core.end_by_interrupt()
     for save in saves:
         save.cancel()

@@ -8,8 +8,8 @@ class Flag:
     """As threading.Event: set once, waited for by many.
 
     The wait of an Event takes a lock that is shared by all, in Python code; when a signal handler raises
-    just then, the lock is held for good, and whoever sets the event, or waits for it next, hangs. Here each
-    wait has a lock of its own, and the flag none.
+    just then, the lock is held forever, and the next thread that sets the event, or waits for it, hangs. Here
+    each wait has a lock of its own, and the flag none.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from trunkline._types import Path
 class Sources:
     """Tensors and their storages, with addresses and sizes when this was made.
 
-    Whoever holds them keeps them, but not their memory: resizing a storage frees it.
+    Holding them keeps them, but not their memory: resizing a storage frees it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class CheckedFileSet(FileSet):
                 super().stage()
                 problem = sources.problem(self._what, self._path)
         finally:
-            del sources  # whoever keeps an error keeps this frame
+            del sources  # an error keeps this frame
         if problem is not None:
             super().discard()
             raise problem

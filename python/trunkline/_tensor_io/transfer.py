@@ -53,7 +53,10 @@ class Work:
 def write_layouts(
     layouts: Sequence[FileLayout], *, engine: Engine | None = None, durable: bool = True, replace: bool = True
 ) -> list[list[int]]:
-    """Write all of `layouts`; each file appears whole, with `durable` for good. Returns their checksums."""
+    """Write all of `layouts` and return their checksums.
+
+    Each file appears whole, and with `durable` is there after a power failure, too.
+    """
     files = FileSet(layouts, engine=engine, durable=durable, replace=replace)
     write_files(files)
     return [files.checksums(index) for index in range(len(layouts))]

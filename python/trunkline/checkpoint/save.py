@@ -352,8 +352,8 @@ class SaveHandle:
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
 
-        It is no failure: nothing is raised by the next save. Of a save of several ranks, the others fail with
-        an error that names this one. A rank that has written its share when it is cancelled cannot know
+        It is not a failure: nothing is raised by the next save. Of a save of several ranks, the others fail
+        with an error that names this one. A rank that has written its share when it is cancelled cannot know
         whether rank 0 commits the checkpoint all the same.
         """
         self._cancelled = True

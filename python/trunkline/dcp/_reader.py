@@ -272,7 +272,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         return cause
 
     def _refuse_two_formats(self, manifest: Path) -> None:
-        """Nothing tells which one was saved last: dates of files do not survive copies."""
+        """It cannot be known which one was saved last: dates of files do not survive copies."""
         kind, name = "FileSystem", next(iter(list_torch_metadata(self._directory)), None)
         if name is None:
             kind, name = "HuggingFaceStorage", find_torch_safetensors(self._directory)

@@ -31,7 +31,7 @@ def new_save_token(directory: str) -> str | None:
     torchrun starts in their place. The second counts saves into the directory: ranks that had an error in
     another one of these have no token in common.
 
-    How many collective operations a rank has begun is no part of it: point-to-point operations count as well
+    How many collective operations a rank has begun is not part of it: point-to-point operations count as well
     (gloo, and batches of NCCL), so that the stages of a pipeline differ at the same point of a training.
     """
     job = _job()

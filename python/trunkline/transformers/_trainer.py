@@ -208,7 +208,7 @@ class BackgroundCheckpoints:
             "files": _of_all_ranks(files),
         }
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's own is none of ours.
+        # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's is not ours.
         preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
         save = self._save_before_the_end if preempted else self._save_and_stage
         try:

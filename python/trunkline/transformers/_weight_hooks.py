@@ -70,7 +70,7 @@ class WeightHooks:
         ]
         if gpu_memory is not None:
             self._memory = [gpu_memory]
-        # Of a unit at a place of its: what its modules get. They come by again with each cycle.
+        # Of a unit: what its modules get. It comes again with each cycle.
         self._bound: dict[tuple[int, int, int, bool], list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._unbound = [
             [

@@ -72,7 +72,7 @@ def _config(model_dir: Path) -> Any:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
     except ValueError as error:
         raise Unsupported(None, _why_no_config(path, error), str(path)) from error
-    except Exception as error:  # OSError where it is no JSON, and whatever odd values lead to
+    except Exception as error:  # OSError where it is not JSON, and other errors of odd values
         raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
     _check_kind(config, path)
     return config
@@ -124,7 +124,7 @@ def _first_line(error: Exception) -> str:
 def finish(model: Any, model_dir: Path, device: torch.device) -> None:
     """Make what no file stores (buffers of rotary embeddings, say) as transformers makes it, on the device.
 
-    Every parameter and stored buffer must be there already, or on the meta device for good.
+    Every parameter and stored buffer must be there already, or stay on the meta device.
     """
     for value in (*model.parameters(), *model.buffers()):
         value._is_hf_initialized = True

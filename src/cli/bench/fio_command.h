@@ -1,4 +1,4 @@
-// The fio command line that does the same work as a row of ours.
+// The fio command line that does the same work as one of our rows.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The content of benchmark files: every 8-byte word tells which file, which place and which pass it belongs
+// The content of benchmark files: every 8-byte word says which file, which place and which pass it belongs
 // to, so a byte that is wrong, misplaced or left over from an earlier pass is found.
 #pragma once
 

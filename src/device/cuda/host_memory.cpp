@@ -29,7 +29,7 @@ Result<Charge> charge(std::shared_ptr<PinnedBudget> budget, std::uint64_t bytes)
                                format_bytes(bytes), format_bytes(budget->limit_bytes()),
                                format_bytes(budget->used_bytes()))));
   }
-  const void* const any = budget.get();  // a null pointer would be no charge
+  const void* const any = budget.get();  // a null pointer would not be a charge
   return Charge(any, [budget = std::move(budget), bytes](const void*) { budget->give_back(bytes); });
 }
 
@@ -100,7 +100,7 @@ class RegisteredMemory {
 
   Pin hold_locked(std::uintptr_t start) {
     ++ranges_.at(start).holders;
-    // In a forked child the range is its parent's, and the lock may be held for good.
+    // In a forked child the range is its parent's, and the lock may be held forever.
     return {static_cast<const void*>(this), [this, start, generation = os::fork_generation()](const void*) {
               if (generation == os::fork_generation()) drop(start);
             }};

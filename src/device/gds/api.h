@@ -61,7 +61,7 @@ struct Api {
   Outcome (*BufDeregister)(const void* memory);
   Outcome (*StreamRegister)(cuda::Stream stream, unsigned flags);
   Outcome (*StreamDeregister)(cuda::Stream stream);
-  // What is pointed to is read when the stream comes to it.
+  // What is pointed to is read when the stream gets there.
   Outcome (*ReadAsync)(Handle handle, void* memory, std::size_t* bytes, off_t* file_offset,
                        off_t* memory_offset, ssize_t* moved, cuda::Stream stream);
   Outcome (*WriteAsync)(Handle handle, void* memory, std::size_t* bytes, off_t* file_offset,

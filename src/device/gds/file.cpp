@@ -78,7 +78,8 @@ HostMemory host_memory() {
   return HostMemory(static_cast<std::byte*>(std::aligned_alloc(kGdsAlignment, kProbeBytes)));
 }
 
-// What probes of a device work with. Kept for good: freeing memory waits for all that the device does.
+// What probes of a device work with. Kept until the process ends: freeing memory waits for all that the
+// device does.
 struct ProbeMemory {
   cuda::DevicePointer memory = 0;
   cuda::Stream stream = nullptr;

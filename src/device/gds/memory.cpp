@@ -54,7 +54,7 @@ class RegisteredRanges {
 
   Hold hold(std::byte* base) {
     ++ranges_[base].holders;
-    // In a forked child the range is its parent's, and the lock may be held for good.
+    // In a forked child the range is its parent's, and the lock may be held forever.
     return {static_cast<const void*>(base), [this, base, generation = os::fork_generation()](const void*) {
               if (generation == os::fork_generation()) drop(base);
             }};

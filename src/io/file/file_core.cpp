@@ -19,7 +19,7 @@
 namespace trunkline {
 namespace {
 
-// A lock of the parent may be held for good, by a thread that the child does not have.
+// A lock of the parent may be held forever, by a thread that the child does not have.
 void renew(std::mutex& mutex) { std::construct_at(&mutex); }
 
 void wait_for_zero(const std::atomic<std::uint64_t>& count) {
@@ -146,7 +146,7 @@ bool FileCore::extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
   if (bytes == 0 || offset + bytes <= known_bytes_.load()) return false;
   if (layout.members > 1 || (bytes > block_bytes && can_preallocate_.load())) return true;
   const std::unique_lock lock(size_mutex_, std::try_to_lock);
-  return !lock.owns_lock();  // whoever has it may be growing the file
+  return !lock.owns_lock();  // its holder may be growing the file
 }
 
 // Other handles and processes may write to the file meanwhile, without a lock. Truncating it here, even to a
@@ -162,7 +162,7 @@ Status FileCore::grow_plain(std::uint64_t offset, std::uint64_t bytes) {
 // The members of a striped file always have the sizes that the length of the whole gives them. The caller
 // holds size_mutex_.
 Status FileCore::grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates) {
-  // Whoever else has the file open may grow it too: between looking at a size and setting it, it must not
+  // Others that have the file open may grow it too: between looking at a size and setting it, it must not
   // change, or the end that another has written is cut off.
   const os::FileLock file_lock(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
   const auto before = bytes_of_members();

@@ -1,8 +1,9 @@
 """What the pickle of a `.pt` file would do, found without running any of it.
 
-An abstract machine runs the opcodes over values that stand for tensors and storages. It tells which storages
-the pickle refers to, under which names, and whether it is *plain*: it does nothing but put tensors together
-from storages, so nothing looks at a tensor's elements while it runs, and they can be read afterwards.
+An abstract machine runs the opcodes over values that stand for tensors and storages. It reports which
+storages the pickle refers to, under which names, and whether it is *plain*: it does nothing but put tensors
+together from storages, so nothing looks at a tensor's elements while it runs, and they can be read
+afterwards.
 """
 
 import struct

@@ -48,8 +48,8 @@ def load_folder(
 
     `path` is an index (*.safetensors.index.json), or a folder with one, or with one .safetensors file; of
     several it is "model" that counts, the file before the index. The index names files below its folder only;
-    that they are links (as in the cache of the Hugging Face hub) is no matter. What is in them and not in the
-    index is loaded too.
+    that they are links (as in the cache of the Hugging Face hub) does not matter. What is in them and not in
+    the index is loaded too.
 
     The other arguments and errors are those of load(). Besides, Format is raised for an index that is none
     and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.

@@ -45,7 +45,7 @@ def lay_out(
     `checksum` the metadata also has "trunkline.crc32c" (docs/formats/safetensors-checksums.md); one in
     `metadata`, that of another file, is left out.
 
-    Raises TypeError for names, tensors or metadata of other types, ValueError for names that are no UTF-8 or
+    Raises TypeError for names, tensors or metadata of other types, ValueError for names that are not UTF-8 or
     reserved, Unsupported for dtypes that the format lacks and tensors that are not dense or on another device
     than the CPU and CUDA GPUs.
     """

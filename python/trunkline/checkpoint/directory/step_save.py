@@ -124,7 +124,7 @@ def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
 
 
 def _warning_of(problem: OSError, directory: str) -> str:
-    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is no failure
+    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is not a failure
         return str(problem)
     folder, name = os.path.split(os.fsdecode(problem.filename or ""))
     step = step_of(os.path.basename(folder))  # noqa: PTH119 - of a str
@@ -159,7 +159,7 @@ class StepSave:
     With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
     a. rank 0 waits until all ranks are in this save, locks the directory, makes that of the step, and tells
        all where their shards go;
-    b. each writer writes its shards and makes them durable, then tells what it wrote (1 to 3);
+    b. each writer writes its shards and makes them durable, then reports what it wrote (1 to 3);
     c. rank 0 waits for all (4), commits the manifest, tells the others, and removes what is too old.
     """
 

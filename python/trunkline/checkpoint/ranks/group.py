@@ -432,7 +432,7 @@ class Exchange:
         if not self._claim.take():
             return
         while not self._ended.is_set():
-            with suppress(RankError):  # whoever reads or posts next reports it
+            with suppress(RankError):  # the next read or post reports it
                 self._attempts.record()
                 self._attempts.beat(self._attempt)
             self._ended.wait(self._beat_seconds)

@@ -222,7 +222,7 @@ def _shared(
     if span is None:
         return None
     dtypes = {tensors[i].dtype for i in members}
-    # As one dtype where all have it, for whoever reads the shard.
+    # As one dtype where all have it, for other readers of the shard.
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
     if not in_safetensors(dtype):
         dtype = torch.uint8
