@@ -47,7 +47,7 @@ struct EngineOptions {
   std::shared_ptr<Faults> faults = {};  // injected at completions when given
 };
 
-// What the options came to on this machine.
+// The options as resolved on this machine.
 struct EngineConfig {
   BackendKind backend;
   unsigned lanes;

@@ -165,12 +165,12 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
   if (stated) {
     limits.memory_alignment = stated->memory == 0 ? 1 : stated->memory;
     limits.offset_alignment = stated->offset;
-    limits.why = "the filesystem takes direct I/O and states its alignment (statx)";
+    limits.why = "the filesystem supports direct I/O and reports its alignment (statx)";
   } else {
     pair.probed = true;
     if (const int refused = probe_read(direct.get()); refused != 0)
-      return refuse(fmt::format("a direct read was refused: {}", errno_name(refused)));
-    limits.why = "a direct read was taken; the filesystem states no alignment, so 4096 is kept to";
+      return refuse(fmt::format("a direct read failed: {}", errno_name(refused)));
+    limits.why = "direct I/O works; the filesystem reports no alignment, so 4096 is assumed";
   }
   pair.direct = std::move(direct);
   return limits;

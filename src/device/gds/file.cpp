@@ -194,7 +194,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
   // Whose the queues are nobody can tell: other libraries have some, too.
   return std::unexpected(make_error(
       ErrorKind::unsupported,
-      by_calls ? why + ", or other threads read too much for a proof that it does not"
+      by_calls ? why + ", or this is inconclusive, since other threads were reading"
                : "cuFile reads it by io_uring or AIO in this process (its compatibility mode), or another "
                  "library's queue was at work whenever it was tried"));
 }

@@ -217,7 +217,7 @@ def _mapped(archive: Archive) -> Any:
     if archive.scan is None:
         # The sizes of its storages are not checked, and those of a mapping may reach over their records.
         raise Unsupported(
-            None, f"{path} has a pickle as torch.save does not write it; load it without mmap", path
+            None, f"{path} does not hold a pickle that torch.save writes; load it without mmap", path
         )
     return result
 
