@@ -181,9 +181,10 @@ Status check_not_a_volume(const std::string& directory) {
   if (!owner || fs::equivalent(*owner, directory, error)) return {};
   return std::unexpected(Error{.kind = ErrorKind::system,
                                .code = ENOTEMPTY,
-                               .message = fmt::format("{} is not a directory of checkpoints: it holds the "
-                                                      "shards that {} has on a volume; open {}",
-                                                      directory, *owner, *owner),
+                               .message = fmt::format("{} holds the shards that {} has on a volume (its file "
+                                                      "{} says so); open {}. If nothing has shards here, "
+                                                      "remove that file",
+                                                      directory, *owner, kOwnerFile, *owner),
                                .path = directory});
 }
 

@@ -137,14 +137,14 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   if (!recorded) return std::unexpected(recorded.error());
   if (auto apart = check_not_within(volumes.value_or(std::vector<std::string>{}), *path, *recorded); !apart)
     return std::unexpected(apart.error());
-  if (options.if_missing == IfMissing::create) {
-    if (auto ours = check_not_foreign(*path); !ours) return std::unexpected(ours.error());
-  } else if (auto own = check_not_a_volume(*path); !own) {
-    return std::unexpected(own.error());
-  } else if (!*recorded) {
-    const auto ours = has_checkpoints(*path);
-    if (!ours) return std::unexpected(ours.error());
-    if (!*ours) return no_store(*path, device->has_value());
+  const auto is_begun = has_checkpoints(*path);
+  if (!is_begun) return std::unexpected(is_begun.error());
+  // What is there can be loaded, whatever keeps it from being saved to.
+  if (!*is_begun) {
+    const bool creates = options.if_missing == IfMissing::create;
+    if (auto ours = creates ? check_not_foreign(*path) : check_not_a_volume(*path); !ours)
+      return std::unexpected(ours.error());
+    if (!creates) return no_store(*path, device->has_value());
   }
   std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), DirectoryOps(options.watch)));
   store->device_ = *device;

@@ -221,7 +221,16 @@ TEST_F(StoreOpeningTest, ADirectoryOnAVolumeIsNoneOfCheckpoints) {
   EXPECT_EQ(everything(), before);
   // Whoever brings the shards home may bring the record, too.
   fs::copy(on_volume + "/home", directory() + "/home");
+  save(*open(), 2);
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
+  // What has manifests is read all the same, and nothing in it changes.
+  fs::rename(directory(), root_.file("renamed"));
+  const auto read = Store::open(root_.file("renamed"));
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(is_whole(**read, *(*read)->read_manifest(1)));
+  const auto refused = (*read)->begin(3, std::vector<std::uint64_t>{1, 0});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("remove that file"), std::string::npos) << refused.error().message;
 }
 
 TEST_F(StoreOpeningTest, ShardsWithoutAManifestAreNobodysDebris) {
