@@ -470,7 +470,7 @@ void register_file_layout(nb::module_& module) {
            "checksum"_a.none(), "encoding"_a.none(),
            nb::sig("def add_checksum_field(self, offset: int, checksum: int, encoding: "
                    "typing.Literal['le32', 'hex']) -> None"),
-           "Writing puts checksum `sum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
+           "Writing puts checksum `checksum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
       .def(
           "add_archive",
           [](FileLayoutObject& self, const ArchiveLayoutObject& layout,

@@ -120,25 +120,23 @@ class Rank:
 
     def save_until_ctrl_c(self, step: int, state: Any) -> bool:
         """Save, with what poses as Ctrl-C once the save waits for other ranks; whether that ended it."""
-        waits, meet, wait = threading.Event(), Exchange.meet, SaveHandle.wait
+        waits, meet, wait = threading.Event(), Exchange.meet, SaveHandle._wait_for_end
 
         def meeting(exchange: Exchange) -> Any:
             waits.set()
             return meet(exchange)
 
-        def interrupted(handle: SaveHandle, timeout: float | None = None) -> None:
-            if handle.done():  # the save before
-                return wait(handle, timeout)
+        def interrupted(handle: SaveHandle) -> None:
             assert waits.wait(REPLY_SECONDS)
             raise KeyboardInterrupt
 
-        Exchange.meet, SaveHandle.wait = meeting, interrupted  # type: ignore[method-assign]
+        Exchange.meet, SaveHandle._wait_for_end = meeting, interrupted  # type: ignore[method-assign]
         try:
             self.save(step, state, block=True)
         except KeyboardInterrupt:
             return True
         finally:
-            Exchange.meet, SaveHandle.wait = meet, wait  # type: ignore[method-assign]
+            Exchange.meet, SaveHandle._wait_for_end = meet, wait  # type: ignore[method-assign]
         return False
 
     def save_until_it_looks(self, step: int, state: Any) -> None:

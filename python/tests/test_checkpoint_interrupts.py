@@ -15,6 +15,7 @@ from support_threads import await_saves
 
 import trunkline as tl
 from trunkline.checkpoint import save as saving
+from trunkline.checkpoint.save_order import OrderedFileSet
 
 ALL = 1 << 40  # commands
 
@@ -266,6 +267,38 @@ def test_after_ctrl_c_tensors_are_still_copied(
     assert "waiting until the tensors are copied" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("second", [SystemExit, TimeoutError])
+def test_what_else_comes_while_tensors_are_copied_is_raised(
+    tmp_path: Path, second: type[BaseException]
+) -> None:
+    faults = tl.Faults()
+    with tl.Engine("threads", faults=faults) as engine:
+        slow = Slow(tmp_path, "checkpoint", engine, faults)
+        handle = slow.begin(2)
+        errors: list[BaseException] = [second("now"), KeyboardInterrupt()]
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if len(errors) == 1:
+                threading.Timer(0.1, faults.release).start()
+            raise errors.pop()
+
+        old = signal.signal(signal.SIGALRM, on_signal)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.3)
+            with pytest.raises(second, match="now") as caught:
+                handle.wait_staged()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        assert isinstance(caught.value.__context__, KeyboardInterrupt)
+        if second is SystemExit:  # the exit waits for it
+            handle.wait(60)
+            assert slow.load() == 2
+        else:
+            with pytest.raises(tl.Cancelled):
+                handle.wait(60)
+
+
 def test_ctrl_c_in_another_thread_lets_the_save_go_on(tmp_path: Path) -> None:
     faults = tl.Faults()
     with tl.Engine("threads", faults=faults) as engine:
@@ -323,6 +356,17 @@ def test_loading_waits_for_saves_in_the_background(tmp_path: Path, name: str, by
         found = tl.load(where, mmap=by == "mapped")
         thread.join()
         assert version_of(dict(found)) == 2
+
+
+def test_loading_does_not_wait_for_a_save_that_this_thread_carries_out(tmp_path: Path) -> None:
+    """As a signal handler that interrupts a save in an exit handler, which has no thread of its own."""
+    path = tmp_path / "file.safetensors"
+    tl.save(tensors_of(1), path)
+    files = OrderedFileSet(saving.lay_out(tensors_of(2), path, checksum=True), stage_all=True)
+    files.stage()
+    assert version_of(tl.load(path)) == 1
+    files.finish()
+    assert version_of(tl.load(path)) == 2
 
 
 def test_a_handler_that_loads_does_not_wait_for_the_save_it_interrupts(tmp_path: Path) -> None:

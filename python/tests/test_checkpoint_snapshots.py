@@ -430,6 +430,27 @@ def test_what_changes_beside_a_view_does_not_matter(tmp_path: Path, faults: tl.F
         assert not load(tmp_path)["weight"].any()
 
 
+def test_views_that_are_all_of_their_memory_count(tmp_path: Path, faults: tl.Faults) -> None:
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", 0, ALL)
+        flat = torch.zeros(2, 10 << 20)
+        handle = begin_file("file.safetensors")({"a": flat[0], "b": flat[1]}, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)
+        flat[0, flat.shape[1] // 3] += 1
+        faults.release()
+        with pytest.raises(tl.Error, match="the tensor 'a' was changed before it was copied"):
+            handle.wait(60)
+
+
+def test_tensors_that_cannot_be_looked_at_are_saved(tmp_path: Path) -> None:
+    lazy = torch.nn.LazyLinear(3)
+    state = {"lazy": lazy.weight, "other": torch.ones(3)}
+    tl.save(state, tmp_path / "blocking.pt")
+    tl.save_async(state, tmp_path / "background.pt").wait(60)
+    assert (tmp_path / "background.pt").read_bytes() == (tmp_path / "blocking.pt").read_bytes()
+
+
 def test_what_changes_during_a_save_that_blocks_is_not_looked_for(tmp_path: Path) -> None:
     stop = threading.Event()
     ring = torch.zeros(4 << 20)

@@ -1,6 +1,7 @@
 """The memory that a save reads, which must stay where and as it is until it is staged."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -63,30 +64,23 @@ class _Watched:
 
     torch counts operations in place, but not those of fused optimizers, of `.data`, and of numpy arrays that
     share the memory. A few bytes here and there of each tensor find these, if they change most of it.
-    The count is that of the whole memory of a view, where others may write beside it: it is used where a
-    tensor is all of its memory.
+    The count is that of the whole memory of a view, where others may write beside it: it is used where all
+    of that is saved. Nothing here makes a save fail that would succeed otherwise.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
         self._versions = _versions_of(tensors)
-        self._sizes = [
-            tensor.nbytes
-            if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
-            else 0
-            for tensor in tensors
-        ]
-        self._addresses = [
-            tensor.data_ptr() if nbytes else 0 for tensor, nbytes in zip(tensors, self._sizes, strict=True)
-        ]
+        self._addresses, self._sizes = _ranges_of(tensors)
         self._samples = crc32c_of_samples(self._addresses, self._sizes)
 
     def first_change(self) -> int | None:
         """Return the index of the first tensor that has changed since. Its memory must still be there."""
         versions = _versions_of(self._tensors)
         if versions != self._versions:
+            saved = _saved_bytes_by_memory(self._tensors)
             for index, tensor in enumerate(self._tensors):
-                if versions[index] != self._versions[index] and _is_all_of_its_memory(tensor):
+                if versions[index] != self._versions[index] and _is_saved_whole(tensor, saved):
                     return index
         now, then = crc32c_of_samples(self._addresses, self._sizes), self._samples
         if now == then:
@@ -95,16 +89,65 @@ class _Watched:
         return next(start // 4 for start in starts if now[start : start + 4] != then[start : start + 4])
 
 
+# What torch raises for tensors that have no count, or no memory to look at.
+_UNUSUAL = (RuntimeError, TypeError, ValueError, NotImplementedError)
+
+
 def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return how often each was changed in place; 0 where torch does not count."""
     try:
         return [tensor._version for tensor in tensors]
-    except RuntimeError:  # made in torch.inference_mode()
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    except _UNUSUAL:  # made in torch.inference_mode()
+        return [_version_of(tensor) for tensor in tensors]
 
 
-def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.nbytes == tensor.untyped_storage().nbytes()
+def _version_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except _UNUSUAL:
+        return 0
+
+
+def _ranges_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Return address and size of each tensor in main memory; 0 for others, and for what lies scattered."""
+    try:
+        sizes = [
+            tensor.nbytes
+            if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
+            else 0
+            for tensor in tensors
+        ]
+        addresses = [
+            tensor.data_ptr() if nbytes else 0 for tensor, nbytes in zip(tensors, sizes, strict=True)
+        ]
+    except _UNUSUAL:  # not initialised yet, or a subclass
+        if len(tensors) <= 1:
+            return [0] * len(tensors), [0] * len(tensors)
+        ranges = [_ranges_of([tensor]) for tensor in tensors]
+        return [address for (address,), _ in ranges], [nbytes for _, (nbytes,) in ranges]
+    return addresses, sizes
+
+
+def _saved_bytes_by_memory(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Return how many bytes are saved of each storage, by its address."""
+    seen: set[tuple[int, int]] = set()
+    saved: dict[int, int] = {}
+    for tensor in tensors:
+        with suppress(*_UNUSUAL):
+            at = tensor.data_ptr(), tensor.nbytes
+            if at not in seen:
+                seen.add(at)
+                memory = tensor.untyped_storage().data_ptr()
+                saved[memory] = saved.get(memory, 0) + tensor.nbytes
+    return saved
+
+
+def _is_saved_whole(tensor: torch.Tensor, saved: dict[int, int]) -> bool:
+    try:
+        memory = tensor.untyped_storage()
+        return saved.get(memory.data_ptr(), 0) >= memory.nbytes()
+    except _UNUSUAL:
+        return False
 
 
 class SourceLayout(FileLayout):

@@ -79,7 +79,7 @@ def write_files(files: FileSet) -> None:
 def read_layouts(layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True) -> None:
     """Fill the memory of `layouts`, from the page cache those that it holds already.
 
-    Raises Corrupt with `layout` and `sum` for a checksum that differs.
+    Raises Corrupt with `layout` and `checksum` for a checksum that differs.
     """
     read = FileReader(layouts, engine=engine, verify=verify, direct="unless_cached")
     _run(read.run, read.cancel)

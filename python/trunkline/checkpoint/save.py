@@ -338,16 +338,25 @@ class SaveHandle:
         """
         if self._staged.is_set() or self._cancelled or threading.get_ident() != self._starter:
             return True
-        with suppress(BaseException):  # a second Ctrl-C: what ended the wait is raised all the same
+        second = None
+        try:
             if self._staged.wait(_SILENT_SECONDS):
                 return True
             say(f"waiting until the tensors are copied for {self._what}; Ctrl-C again cancels that")
             if self._staged.wait(_STAGING_SECONDS):
                 return True
+        except SystemExit:
+            raise  # the exit waits for it
+        except KeyboardInterrupt:
+            pass  # what ended the wait is raised all the same
+        except BaseException as error:
+            second = error
         self._interrupted = True
         self.cancel()
         self._done.wait()
-        return self._error is None
+        if second is not None:
+            raise second
+        return not self._was_interrupted()
 
     def cancel(self) -> None:
         """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
@@ -368,15 +377,22 @@ class SaveHandle:
         ended = isinstance(self._error, Cancelled) or getattr(self._error, "is_cancellation", False)
         return self._cancelled and not self._interrupted and ended
 
+    def _was_interrupted(self) -> bool:
+        """Whether it is over, and was cancelled because a wait for it was interrupted."""
+        return self._interrupted and isinstance(self._error, Cancelled)
+
     def progress(self) -> tuple[int, int]:
         """Return bytes written so far, and bytes to write in all."""
         files = self._files
         return files.progress() if files is not None else self._last_progress
 
+    def _wait_for_end(self) -> None:
+        self._done.wait()
+
     def _wait_or_cancel(self) -> None:
         """Wait; when a signal handler ends the wait (Ctrl-C), the save is cancelled and cleaned up first."""
         try:
-            self._done.wait()
+            self._wait_for_end()
         except BaseException:
             self.cancel()
             self._done.wait()
@@ -403,7 +419,11 @@ class SaveHandle:
 
     def _why(self) -> str:
         """Return why it failed, to stand behind `_what`."""
-        return str(self._error).removeprefix(self._in_errors)
+        return (
+            str(self._error)
+            .removeprefix(self._in_errors)
+            .removeprefix(self._in_errors.removesuffix(": ") + " ")
+        )
 
     def __repr__(self) -> str:
         if self._done.is_set():
@@ -420,7 +440,7 @@ _STAGING_SECONDS = 9.0  # that it goes on in all
 
 _CANCELLED = "writing was cancelled"  # of src/tensor_file/file_writer.cpp
 
-# One step of the interpreter each, as in _background: adding, removing and list().
+# One step of the interpreter each, as in _tensor_io/background.py: adding, removing and list().
 _under_way: dict[SaveHandle, None] = {}
 _failed: list[SaveHandle] = []  # whose error nobody may have seen
 _NAMED = 10  # saves in an error, besides the first
@@ -467,10 +487,10 @@ def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseE
     # All at once: each error costs its caller a save, and it may try that again only once.
     handles = _take_unobserved(is_wanted)
     for handle in handles:
-        if handle._interrupted:
+        if handle._was_interrupted():
             handle._observed = True
             warn_without_failing(f"{handle._what}: {handle._why()}", caller())
-    handles = [handle for handle in handles if not handle._interrupted]
+    handles = [handle for handle in handles if not handle._was_interrupted()]
     if not handles:
         return "", None
     for handle in handles:

@@ -1,6 +1,7 @@
 """Saves of this process to one file: the file ends as the save that was called last wrote it."""
 
 import os
+import threading
 
 from trunkline._core import Engine
 from trunkline._tensor_io.flag import Flag
@@ -45,6 +46,7 @@ class OrderedFileSet(CheckedFileSet):
 
     def stage(self) -> None:
         """Wait for the earlier saves, then do as FileSet does."""
+        self._turn.carried_out_by = threading.get_ident()
         try:
             self._turn.enter()
             self._turn.wait_for_earlier()
@@ -79,6 +81,7 @@ class _Turn:
     def __init__(self, path: str, in_background: bool) -> None:
         self._file = _identity(path)
         self._in_background = in_background
+        self.carried_out_by: int | None = None  # a thread, once it does
         self._is_over = False
         self._is_awake = False
         self._waiting = Flag()
@@ -113,9 +116,9 @@ class _Turn:
         if not self._is_over:  # else leave() may have missed it
             flag.wait()
 
-    def writes(self, path: str) -> bool:
-        """Whether its file is `path`, or lies in that folder."""
-        return self._file == _identity(path) or self._file[:-1] == _directory_identity(os.path.realpath(path))
+    def writes(self, file: "tuple[object, ...]", folder: "tuple[object, ...]") -> bool:
+        """Whether it writes this file, or one in that folder."""
+        return self._file == file or self._file[:-1] == folder
 
     def wake(self) -> None:
         self._is_awake = True
@@ -132,10 +135,15 @@ os.register_at_fork(after_in_child=_turns.clear)
 def await_saves_of(path: str) -> None:
     """Wait for the saves in the background of the file, or of files in the folder, at `path`.
 
-    Only for these: a signal handler that loads may have interrupted any other save, which would never end.
+    Not for saves of this thread, as in exit handlers: a signal handler that loads may have interrupted them,
+    and they would never end.
     """
+    if not _turns:
+        return
+    file, folder = _identity(path), _directory_identity(os.path.realpath(path))
     for turn in list(_turns):
-        if turn._in_background and turn.writes(path):
+        is_elsewhere = turn._in_background and turn.carried_out_by != threading.get_ident()
+        if is_elsewhere and turn.writes(file, folder):
             turn.wait()
 
 

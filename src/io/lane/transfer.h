@@ -15,7 +15,7 @@ class Operation;
 
 namespace trunkline::io {
 
-struct Member;  // io/file_core.h
+struct Member;  // io/file/file_core.h
 
 struct Transfer {
   std::shared_ptr<Operation> operation;

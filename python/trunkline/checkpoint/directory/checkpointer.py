@@ -603,7 +603,7 @@ class Checkpointer:
                 continue
             if last._error is not None:
                 self._must_check_early = True
-            is_news = not getattr(last._error, "earlier", False) and not last._interrupted
+            is_news = not getattr(last._error, "earlier", False) and not last._was_interrupted()
             if last._error is not None and not is_news and not last._observed:
                 last._observed = True
                 warn_without_failing(f"{last._what}: {last._why()}", caller())
