@@ -247,6 +247,26 @@ def test_saving_over_a_copy_leaves_the_files_of_the_original(tmp_path: Path, in_
     assert_same(load({"a": torch.zeros(9)}, copy), {"a": numbers(9, seed=2)})
 
 
+@pytest.mark.parametrize("overwrite", [None, True])
+@pytest.mark.parametrize("with_volume", [False, True])
+def test_the_manifest_behind_a_link_stays(tmp_path: Path, overwrite: bool | None, with_volume: bool) -> None:
+    """As `ln -s ../step-1/* best/`, and the next best is saved there."""
+    step, best = tmp_path / "step-1", tmp_path / "best"
+    volumes = [tmp_path / "volume"] if with_volume else None
+    save({"a": numbers(9)}, step, volumes=volumes)
+    best.mkdir()
+    for each in step.iterdir():
+        (best / each.name).symlink_to(f"../step-1/{each.name}")
+    before = sorted(path.name for path in best.iterdir())
+    with pytest.raises(
+        CheckpointException, match=r"symbolic link to \.\./step-1/dcp\.manifest, whose checkpoint"
+    ):
+        save({"a": numbers(9, seed=1)}, best, volumes=volumes, overwrite=overwrite)
+    assert sorted(path.name for path in best.iterdir()) == before
+    for directory in (step, best):
+        assert_same(load({"a": torch.zeros(9)}, directory), {"a": numbers(9)})
+
+
 def test_files_on_volumes_of_an_earlier_version_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tells whose they are; so too where the filesystem does not record the birth of directories."""
     skip_without_births(tmp_path)

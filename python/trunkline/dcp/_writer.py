@@ -230,6 +230,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             self._save.directories = _directory.OpenDirectories([self._directory, *self._volumes])
             self._refuse_other_format()
             if self._save.is_coordinator or not self._save.use_collectives:
+                self._refuse_linked_manifest()
                 check_replaceable(self._manifest_path())  # else all would be written before it fails
             if self._save.use_collectives:
                 number = self._save.number or _saves.next_number()
@@ -293,6 +294,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._check_files(results)
                 # Others may have saved since this save began.
                 self._refuse_other_format()
+                self._refuse_linked_manifest()
                 replaced = self._manifests_to_replace() or self._manifests_before_start(names)
                 self._refuse_to_replace(replaced)
                 self._refuse_newer(replaced)
@@ -376,6 +378,18 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
+
+    def _refuse_linked_manifest(self) -> None:
+        """Writing through a link would replace the manifest of the checkpoint that it leads to."""
+        manifest = self._manifest_path()
+        if manifest.is_symlink():
+            raise Unsupported(
+                None,
+                f"cannot save to {self._directory}: its {manifest.name} is a symbolic link to "
+                f"{manifest.readlink()}, whose checkpoint would be lost; remove the links in the directory, "
+                "or save to a new one",
+                str(manifest),
+            )
 
     def _refuse_checkpointer(self) -> None:
         """Of two that save into one directory, neither would know of the other."""
