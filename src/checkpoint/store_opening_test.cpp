@@ -262,6 +262,35 @@ TEST_F(StoreOpeningTest, AFirstSaveThatWasCutOffLeavesNothingForGood) {
   EXPECT_EQ(everything(), (Paths{"run/", "run/lock"}));
 }
 
+// As `cp -rs run copy` makes it.
+TEST_F(StoreOpeningTest, RecordsBehindLinksStay) {
+  const auto original = open();
+  save(*original, 1);
+  const std::string copy = root_.file("copy");
+  fs::create_directory(copy);
+  for (const auto& entry : fs::recursive_directory_iterator(directory())) {
+    const fs::path there = copy / fs::relative(entry.path(), directory());
+    if (entry.is_directory())
+      fs::create_directory(there);
+    else
+      fs::create_symlink(entry.path(), there);
+  }
+  const std::string before = *os::read_text(directory() + "/trunkline-checkpoints.json");
+  for (const StoreOptions& options : {StoreOptions{.fresh = true}, StoreOptions{.volumes = volumes()}}) {
+    const auto linked = Store::open(copy, options);
+    ASSERT_TRUE(linked) << linked.error().message;
+    if (!options.fresh) load(**linked);
+    const auto refused = (*linked)->begin(2, std::vector<std::uint64_t>(options.volumes ? 2 : 1, 1));
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find("it is a symbolic link"), std::string::npos)
+        << refused.error().message;
+    (*linked)->release();
+  }
+  EXPECT_EQ(*os::read_text(directory() + "/trunkline-checkpoints.json"), before);
+  save(*original, 2);
+  EXPECT_EQ(open()->steps(), (std::vector<std::uint64_t>{1, 2}));
+}
+
 TEST_F(StoreOpeningTest, WhatDoesNotMakeADirectoryForeign) {
   fs::create_directory(directory());
   for (const char* name : {"run/.hidden", "run/lost+found", "run/lock"}) write(name);
