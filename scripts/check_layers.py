@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 LAYERS = (
@@ -100,16 +101,17 @@ def check(root: Path) -> list[str]:
     return violations
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], folder: str, check_tree: Callable[[Path], list[str]]) -> int:
+    """Print the violations in the tree that is named, or in the project, and return the exit status."""
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    if not (root / "src").is_dir():
-        print(f"check_layers: {root} has no src folder", file=sys.stderr)
+    if not (root / folder).is_dir():
+        print(f"{Path(sys.argv[0]).stem}: {root} has no folder {folder}", file=sys.stderr)
         return 2
-    violations = check(root)
+    violations = check_tree(root)
     for line in violations:
         print(line)
     return 1 if violations else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], "src", check))

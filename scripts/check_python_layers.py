@@ -14,6 +14,8 @@ import ast
 import sys
 from pathlib import Path
 
+import check_layers
+
 LAYERS = (
     "",  # modules beside the packages whose names begin with an underscore
     *("_tensor_io", "_formats"),
@@ -114,16 +116,5 @@ def check(root: Path) -> list[str]:
     return violations
 
 
-def main(arguments: list[str]) -> int:
-    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    if not (root / "python" / PACKAGE).is_dir():
-        print(f"check_python_layers: {root} has no python/{PACKAGE}", file=sys.stderr)
-        return 2
-    violations = check(root)
-    for line in violations:
-        print(line)
-    return 1 if violations else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(check_layers.main(sys.argv[1:], f"python/{PACKAGE}", check))
