@@ -200,6 +200,15 @@ class Slow:
         return int(version)
 
 
+def interrupt(wait: Callable[[], object], faults: tl.Faults, seconds: float) -> BaseException:
+    """Return what ends `wait`: a signal; writes that are held go on `seconds` after that."""
+    with interrupted_by(signal.SIGALRM, threading.Timer(seconds, faults.release).start):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interrupt) as caught:
+            wait()
+    return caught.value
+
+
 # What comes next may change the tensors, as where a cell of a notebook is run again.
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
@@ -211,17 +220,12 @@ def test_ctrl_c_before_tensors_are_copied_cancels_the_save(tmp_path: Path, way: 
     with tl.Engine("threads", faults=faults) as engine:
         slow = Slow(tmp_path, way, engine, faults)
         handle = slow.begin(2)
-        with interrupted_by(signal.SIGALRM, threading.Timer(0.1, faults.release).start):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupt) as caught:
-                WAITS[wait](handle, slow.checkpointer)
+        error = interrupt(lambda: WAITS[wait](handle, slow.checkpointer), faults, 0.1)
         assert handle.done()
         slow.large.fill_(3)
-        if hasattr(caught.value, "__notes__"):
-            assert caught.value.__notes__ == [
-                f"{handle._what} was cancelled: its tensors were not copied yet"
-            ]
-        # Whoever waits for it again hears that it is not there; whoever saves again is warned.
+        if hasattr(error, "__notes__"):
+            assert error.__notes__ == [f"{handle._what} was cancelled: its tensors were not copied yet"]
+        # Another wait for it raises that it is not there; another save warns.
         for wait_again in [handle.wait, *([slow.checkpointer.wait] if way == "checkpoint" else [])]:
             with pytest.raises(tl.Cancelled, match="a wait for it was interrupted before its tensors"):
                 wait_again()
@@ -237,10 +241,7 @@ def test_a_save_that_ctrl_c_cancelled_is_told_once(tmp_path: Path, way: str) -> 
     with tl.Engine("threads", faults=faults) as engine:
         slow = Slow(tmp_path, way, engine, faults)
         handle = slow.begin(2)
-        with interrupted_by(signal.SIGALRM, threading.Timer(0.1, faults.release).start):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupt):
-                handle.wait_staged()
+        interrupt(handle.wait_staged, faults, 0.1)
         with pytest.warns(RuntimeWarning, match="was cancelled: a wait for it was interrupted"):
             after = slow.begin(3)
         after.wait()
@@ -256,10 +257,7 @@ def test_after_ctrl_c_tensors_are_still_copied(
     with tl.Engine("threads", faults=faults) as engine:
         slow = Slow(tmp_path, way, engine, faults)
         handle = slow.begin(2)
-        with interrupted_by(signal.SIGALRM, threading.Timer(1.5, faults.release).start):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupt):
-                handle.wait_staged()
+        interrupt(handle.wait_staged, faults, 1.5)
         assert handle.staged()
         slow.large.fill_(3)
         handle.wait()
@@ -359,7 +357,7 @@ def test_loading_waits_for_saves_in_the_background(tmp_path: Path, name: str, by
 
 
 def test_loading_does_not_wait_for_a_save_that_this_thread_carries_out(tmp_path: Path) -> None:
-    """As a signal handler that interrupts a save in an exit handler, which has no thread of its own."""
+    """As in a signal handler that interrupts a save in an exit handler, which runs in the same thread."""
     path = tmp_path / "file.safetensors"
     tl.save(tensors_of(1), path)
     files = OrderedFileSet(saving.lay_out(tensors_of(2), path, checksum=True), stage_all=True)

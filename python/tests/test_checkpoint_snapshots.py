@@ -59,6 +59,17 @@ def begin_file(name: str) -> Begin:
     return begin
 
 
+def begin_again(
+    begin: Begin, tensors: dict[str, torch.Tensor], root: Path, engine: tl.Engine
+) -> tl.SaveHandle:
+    """Save after an earlier save, with little memory for staging."""
+    if begin is not begin_steps:
+        return begin(tensors, root, engine, "16MiB")
+    checkpointer = tl.Checkpointer(root / "steps", process_group=False, engine=engine, staging_bytes="16MiB")
+    checkpointer.load()
+    return checkpointer.save(2, tensors)
+
+
 def load(root: Path) -> dict[str, torch.Tensor]:
     steps = root / "steps"
     if steps.exists():
@@ -338,14 +349,7 @@ def test_memory_that_is_resized_before_it_is_staged(
         begin(tensors_of(1), tmp_path, engine, None).wait(60)
         tensors = {"small": torch.ones(1000), "large": torch.zeros(40 << 20, dtype=torch.uint8)}
         faults.hold("write", faults.commands("write"), ALL)
-        if begin is begin_steps:
-            checkpointer = tl.Checkpointer(
-                tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
-            )
-            checkpointer.load()
-            handle = checkpointer.save(2, tensors)
-        else:
-            handle = begin(tensors, tmp_path, engine, "16MiB")
+        handle = begin_again(begin, tensors, tmp_path, engine)
         with pytest.raises(tl.Timeout):
             handle.wait_staged(0.05)  # it waits for the writes
         tensors["small"].untyped_storage().resize_(nbytes)
@@ -390,14 +394,7 @@ def test_tensors_that_change_before_they_are_staged(
         faults.hold("write", faults.commands("write"), ALL)
         weight = torch.nn.Parameter(torch.zeros(10 << 20))
         state = {"small": torch.ones(3), "weight": weight.detach(), "last": weight.detach()[:5]}
-        if begin is begin_steps:
-            checkpointer = tl.Checkpointer(
-                tmp_path / "steps", process_group=False, engine=engine, staging_bytes="16MiB"
-            )
-            checkpointer.load()
-            handle = checkpointer.save(2, state)
-        else:
-            handle = begin(state, tmp_path, engine, "16MiB")
+        handle = begin_again(begin, state, tmp_path, engine)
         with pytest.raises(tl.Timeout):
             handle.wait_staged(0.05)  # it waits for the writes
         CHANGES[change](weight)
