@@ -330,7 +330,7 @@ std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle sec
                         count_argument(second_bytes, "second_bytes"));
 }
 
-// With the GIL: whoever frees memory of a tensor needs it, too.
+// Keeps the GIL, which freeing the memory of a tensor requires, too.
 nb::bytes crc32c_of_samples(const std::vector<std::uintptr_t>& addresses,
                             const std::vector<std::size_t>& sizes) {
   constexpr std::size_t kSampleBytes = 64;
@@ -461,8 +461,7 @@ void register_file_layout(nb::module_& module) {
       .def("add_checksum", &FileLayoutObject::add_checksum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
            "expected"_a = nb::none(),
            nb::sig("def add_checksum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, "
-                   "expected: "
-                   "int | None = None) -> int"),
+                   "expected: int | None = None) -> int"),
            "A checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
            "index.\n\n"
            "Ranges are added in the order of the file and do not overlap.")
@@ -535,8 +534,7 @@ void register_tensor_files(nb::module_& module) {
                "None, verify: bool = True, direct: trunkline._types.Direct = 'auto') -> None"))
       .def("run", &FileReaderObject::run,
            "Fills all memory. Raises Corrupt, with the attributes `layout` and `checksum` (indices), for a "
-           "checksum "
-           "that differs.")
+           "checksum that differs.")
       .def("cancel", &FileReaderObject::cancel, "Makes run() raise Cancelled soon.")
       .def("progress", &FileReaderObject::progress, "(bytes read, bytes to read).")
       .def("checksums", &FileReaderObject::checksums, "layout"_a,

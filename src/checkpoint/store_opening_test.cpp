@@ -219,7 +219,7 @@ TEST_F(StoreOpeningTest, ADirectoryOnAVolumeIsNoneOfCheckpoints) {
   }
   fs::remove(copy + "/lock");
   EXPECT_EQ(everything(), before);
-  // Whoever brings the shards home may bring the record, too.
+  // Copying the shards home with `cp -r` copies the record, too.
   fs::copy(on_volume + "/home", directory() + "/home");
   save(*open(), 2);
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));

@@ -9,7 +9,7 @@ class Flag:
 
     The wait of an Event takes a lock that is shared by all, in Python code; when a signal handler raises
     just then, the lock is held forever, and the next thread that sets the event, or waits for it, hangs. Here
-    each wait has a lock of its own, and the flag none.
+    each wait has its own lock, and the flag has none.
     """
 
     def __init__(self) -> None:

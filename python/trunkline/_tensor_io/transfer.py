@@ -1,4 +1,4 @@
-"""Writing and reading FileLayouts: in a thread of its own, so that Ctrl-C ends it and cleans up."""
+"""Writing and reading FileLayouts: in a separate thread, so that Ctrl-C ends it and cleans up."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ def find_outer_saves(frame: FrameType, methods: Collection[CodeType], *, is_meth
     `methods`: the code of those methods of storage writers that torch calls one after another. `is_method`:
     whether `frame` is of one of them. If not, it may be called by one, for the same save.
 
-    Only the stack tells which saves are under way, because a save may end without a call of ours: by an
+    Only the stack shows which saves are under way, because a save may end without calling us: by an
     exception between any two steps, or an error of another rank. A note about it would remain, and refuse the
     next save.
     """
