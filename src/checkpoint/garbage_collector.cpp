@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/names.h"
@@ -40,6 +41,16 @@ std::uint64_t CollectionResult::bytes() const {
   std::uint64_t total = 0;
   for (const Removed& each : removed) total += each.bytes;
   return total;
+}
+
+void CollectionResult::add(CollectionResult later) {
+  busy = later.busy;
+  removed.insert(removed.end(), later.removed.begin(), later.removed.end());
+  for (Error& problem : later.problems) {  // volumes are looked at in several parts
+    if (std::ranges::find(problems, problem.message, &Error::message) == problems.end())
+      problems.push_back(std::move(problem));
+  }
+  missing_volumes.merge(later.missing_volumes);
 }
 
 GarbageCollector::GarbageCollector(std::string directory, StoreDescriptor descriptor, DirectoryOps ops,
@@ -353,38 +364,52 @@ Status GarbageCollector::check_orphans(std::uint64_t step) {
   return {};
 }
 
-void GarbageCollector::clean_volume(const std::string& volume, std::set<std::uint64_t>& seen) {
-  if (auto owner = check_owners({{.path = {}, .volume = volume, .own = true, .known = {}}}); !owner)
-    return note(std::move(owner));
+// Like clean_all().
+bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgress& progress) {
+  if (auto owner = check_owners({{.path = {}, .volume = volume, .own = true, .known = {}}}); !owner) {
+    note(std::move(owner));
+    return true;
+  }
   note(remove_temporary_files(volume));
   const auto steps = step_directories_in(volume);
-  if (!steps) return note(std::unexpected(steps.error()));
+  if (!steps) {
+    note(std::unexpected(steps.error()));
+    return true;
+  }
   for (const std::uint64_t step : *steps) {
-    if (!seen.insert(step).second) continue;
+    if (!progress.done.insert(step).second) continue;
     // Moved or copied into the directory since its steps were listed: it has manifests that nobody looked at.
     if (is_there(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
-    if (orphans_ == Orphans::leave) {
-      if (auto none = check_orphans(step); !none) {
-        note(std::move(none));
-        continue;
-      }
-    }
-    note(remove_left_behind(step));
+    auto none = orphans_ == Orphans::leave ? check_orphans(step) : Status{};
+    note(none ? remove_left_behind(step) : std::move(none));
+    if (progress.should_pause()) return false;
   }
+  return true;
 }
 
 void GarbageCollector::clean_all() {
-  auto entries = list_steps(directory_);
-  if (!entries) return note(std::unexpected(entries.error()));
-  std::set<std::uint64_t> seen;
+  CollectionProgress progress{.should_pause = [] { return false; }};
+  std::ignore = clean_all(progress);
+}
+
+bool GarbageCollector::clean_all(CollectionProgress& progress) {
+  const auto entries = list_steps(directory_);
+  if (!entries) {
+    note(std::unexpected(entries.error()));
+    return true;
+  }
   for (const StepEntry& entry : *entries) {
-    seen.insert(entry.step);
+    if (!progress.done.insert(entry.step).second) continue;
     clean(entry);
+    if (progress.should_pause()) return false;
   }
   note(remove_temporary_files(directory_));
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
-    for (const std::string& volume : *volumes) clean_volume(volume, seen);
+    for (const std::string& volume : *volumes) {
+      if (!clean_volume(volume, progress)) return false;
+    }
   }
+  return true;
 }
 
 void GarbageCollector::clean_unbegun() { note(remove_temporary_files(directory_)); }

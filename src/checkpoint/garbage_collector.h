@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,12 +22,19 @@ struct Removed {
 };
 
 struct CollectionResult {
-  bool busy = false;                      // another process saves into the directory: nothing was done
+  bool busy = false;                      // another process saves into the directory: the rest was not done
   std::vector<Removed> removed;           // in the order in which it was done; with dry_run, what would be
   std::vector<Error> problems;            // one for each step that was left alone, or where removing failed
   std::set<std::string> missing_volumes;  // where shards of steps that are removed may still lie
 
   std::uint64_t bytes() const;
+  void add(CollectionResult later);  // of the next part of the same collection
+};
+
+// How far a collection got that is made in parts, so that others can lock the directory between them.
+struct CollectionProgress {
+  std::function<bool()> should_pause;  // asked after each step
+  std::set<std::uint64_t> done = {};   // steps that are not looked at again
 };
 
 // A step that is a symbolic link lies elsewhere, maybe in the directory of another run: to remove it is to
@@ -63,6 +71,10 @@ class GarbageCollector {
   // Orphans that are left are problems.
   void clean_all();
 
+  // The same, from where `progress` is; false if it paused. What was read of the directory may change during
+  // the pause, so that another collector goes on.
+  bool clean_all(CollectionProgress& progress);
+
   // Where the first save ended before the directory had its descriptor.
   void clean_unbegun();
 
@@ -93,7 +105,7 @@ class GarbageCollector {
   Status remove_left_behind(std::uint64_t step);
   Status clean_directory(const StepDirectory& directory, bool step_stays, bool keep_directory = false);
   Status check_orphans(std::uint64_t step);
-  void clean_volume(const std::string& volume, std::set<std::uint64_t>& seen);
+  bool clean_volume(const std::string& volume, CollectionProgress& progress);
   Status remove_file(const std::string& path);
   Result<bool> remove_debris(const std::string& directory, const std::string& name);
   Status remove_temporary_files(const std::string& directory);

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <ranges>
 #include <set>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -211,8 +212,11 @@ struct Store::Save {
   std::optional<std::uint64_t> committed = {};
 };
 
-Store::Store(std::string directory, Volumes volumes, DirectoryOps ops)
-    : directory_(std::move(directory)), volumes_(std::move(volumes)), ops_(std::move(ops)) {}
+Store::Store(std::string directory, Volumes volumes, DirectoryOps ops, CollectionPace collection_pace)
+    : directory_(std::move(directory)),
+      volumes_(std::move(volumes)),
+      ops_(std::move(ops)),
+      collection_pace_(std::move(collection_pace)) {}
 
 Store::~Store() = default;
 
@@ -596,6 +600,38 @@ Result<CollectionResult> Store::collect_if_used() {
 }
 
 Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPause{100};
+  constexpr std::chrono::milliseconds kLongestPart{4000};
+  Clock::duration part = collection_pace_.first_part;
+  Clock::time_point end;
+  CollectionProgress progress{.should_pause = [&end] { return Clock::now() >= end; }};
+  CollectionResult collected;
+  for (bool is_first = true;; is_first = false) {
+    end = Clock::now() + part;
+    bool is_paused = false;
+    auto result = collect_part(occasion, orphans, progress, is_paused);
+    if (!result && is_first) return result;
+    if (result)
+      collected.add(std::move(*result));
+    else
+      collected.problems.push_back(std::move(result.error()));
+    if (!is_paused) break;
+    if (collection_pace_.pause)
+      collection_pace_.pause();
+    else
+      std::this_thread::sleep_for(kPause);
+    part = std::min<Clock::duration>(2 * part, kLongestPart);
+  }
+  if (occasion != Occasion::opening) {
+    for (const std::string& volume : collected.missing_volumes)
+      collected.problems.push_back(volume_is_missing(volume));
+  }
+  return collected;
+}
+
+Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector::Orphans orphans,
+                                             CollectionProgress& progress, bool& is_paused) {
   const auto guard = enter();
   CollectionResult busy;
   busy.busy = true;
@@ -624,15 +660,10 @@ Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollec
   GarbageCollector collector(directory_, descriptor, ops,
                              dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no, orphans);
   if (*is_begun)
-    collector.clean_all();
+    is_paused = !collector.clean_all(progress);
   else
     collector.clean_unbegun();
-  CollectionResult result = collector.take_result();
-  if (occasion != Occasion::opening) {
-    for (const std::string& volume : result.missing_volumes)
-      result.problems.push_back(volume_is_missing(volume));
-  }
-  return result;
+  return collector.take_result();
 }
 
 // Volumes that the descriptor or a manifest of the directory names.

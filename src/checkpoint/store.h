@@ -2,7 +2,9 @@
 // read while one process saves.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,6 +26,15 @@ namespace trunkline::checkpoint {
 
 enum class IfMissing { create, fail };
 
+// A collection of thousands of steps takes long on a slow disk, and a save that cannot lock the directory
+// fails after a while. So it releases the lock now and then, for long enough that a save which waits gets it.
+struct CollectionPace {
+  // Of the first part. The others are longer, each twice as long as the one before, since each begins with
+  // reading what names shards.
+  std::chrono::milliseconds first_part{500};
+  std::function<void()> pause = {};  // between two parts; empty: sleeps
+};
+
 struct StoreOptions {
   // Directories, best one on each disk, over which shards are spread; empty: shards lie with the manifests.
   // nullopt: as the directory has them, none in a new one.
@@ -33,6 +44,7 @@ struct StoreOptions {
   // called before.
   bool fresh = false;
   DirectoryOps::Watch watch = {};
+  CollectionPace collection_pace = {};
 };
 
 // Where the shards of a save go: what its manifest says of them as well, once bytes and checksums are known.
@@ -118,9 +130,10 @@ class Store {
   Status remove(std::uint64_t step);
 
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
-  // files, empty directories of steps. Nothing while somebody saves: `busy`; unsupported in a copy, as
-  // begin(). Nothing either in a directory with neither a descriptor nor steps. `orphans`: shards on volumes
-  // whose step was moved or removed by hand.
+  // files, empty directories of steps. Nothing while somebody saves, and nothing more once somebody begins
+  // a save in a pause (CollectionPace): `busy`; unsupported in a copy, as begin(). Nothing either in a
+  // directory with neither a descriptor nor steps. `orphans`: shards on volumes whose step was moved or
+  // removed by hand.
   Result<CollectionResult> collect(GarbageCollector::DryRun dry_run = GarbageCollector::DryRun::no,
                                    GarbageCollector::Orphans orphans = GarbageCollector::Orphans::leave);
 
@@ -144,11 +157,13 @@ class Store {
 
   using Volumes = std::optional<std::vector<std::string>>;
 
-  Store(std::string directory, Volumes volumes, DirectoryOps ops);
+  Store(std::string directory, Volumes volumes, DirectoryOps ops, CollectionPace collection_pace);
   std::unique_lock<std::mutex> enter();
   Result<std::unique_ptr<Lock>> lock(bool may_create) const;
   enum class Occasion { asked, dry_run, opening };
   Result<CollectionResult> collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans);
+  Result<CollectionResult> collect_part(Occasion occasion, GarbageCollector::Orphans orphans,
+                                        CollectionProgress& progress, bool& is_paused);
   Status make_directory();
   Status check_device() const;
   StoreDescriptor next_descriptor(const std::optional<StoreDescriptor>& recorded) const;
@@ -178,6 +193,7 @@ class Store {
   const std::string directory_;
   const Volumes volumes_;  // StoreOptions::volumes
   const DirectoryOps ops_;
+  const CollectionPace collection_pace_;
 
   std::mutex mutex_;  // guards what follows, and keeps the functions that change the directory apart
   StoreDescriptor descriptor_;

@@ -146,7 +146,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
       return std::unexpected(ours.error());
     if (!creates) return no_store(*path, device->has_value());
   }
-  std::unique_ptr<Store> store(new Store(std::move(*path), std::move(volumes), DirectoryOps(options.watch)));
+  std::unique_ptr<Store> store(
+      new Store(std::move(*path), std::move(volumes), DirectoryOps(options.watch), options.collection_pace));
   store->device_ = *device;
   store->fresh_ = options.fresh;
   store->recorded_ = recorded->has_value();

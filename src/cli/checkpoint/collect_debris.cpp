@@ -34,7 +34,8 @@ int collect_debris(const CheckpointArguments& arguments) {
     print_problem(fmt::format("left alone: {}", problem.message));
   }
   if (result->busy) {
-    print_problem(arguments.directory + " is being saved into; nothing was done, try again later");
+    print_problem(fmt::format("{} is being saved into; {}, try again later", arguments.directory,
+                              result->removed.empty() ? "nothing was removed" : "the rest was left"));
   } else if (result->removed.empty()) {
     text = "nothing to remove\n";
   } else {

@@ -34,9 +34,9 @@ from trunkline.checkpoint.state.tree import flatten_with_features
 
 T = TypeVar("T")
 
-# How long a save waits for another process that has the directory locked: for one that collects debris, not
-# for one that saves.
-_PATIENCE_SECONDS = 3.0
+# How long a save waits for another process that has the directory locked: for one that collects debris, which
+# releases it every few seconds (CollectionPace in src/checkpoint/store.h), not for one that saves.
+_PATIENCE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
 # Begins what stands in the place of a checkpoint's identity: load() of it began on this rank, and has not
