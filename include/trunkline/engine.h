@@ -25,9 +25,9 @@ enum class BackendKind { automatic, io_uring, libaio, threads, memory };
 std::string_view to_string(BackendKind kind);
 Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
 
-// Which way the memory of GPUs takes. automatic: GPUDirect Storage (gds) where a probe shows that it is
-// direct, else copies through pinned buffers (bounce). gds: also where cuFile only says that it works;
-// operations fail where it does not.
+// The I/O path of operations on the memory of GPUs. automatic: GPUDirect Storage (gds) where a probe shows
+// that it is direct, else copies through pinned buffers (bounce). gds: also where cuFile only says that it
+// works; operations fail where it does not.
 enum class GpuPath { automatic, gds, bounce };
 std::string_view to_string(GpuPath path);
 Result<GpuPath> parse_gpu_path(std::string_view name);  // "auto" "gds" "bounce"
@@ -38,8 +38,8 @@ struct EngineOptions {
   BackendKind backend = BackendKind::automatic;
   std::optional<unsigned> lanes = {};        // I/O threads, 1 .. 64
   std::optional<unsigned> queue_depth = {};  // transfers in flight per lane, 1 .. 4096
-  // Largest transfer; a multiple of 4096, 4 KiB .. 1 GiB; default 4 MiB. What is copied on its way (through
-  // the page cache or a bounce buffer) goes in pieces of 1 MiB at most.
+  // Largest transfer; a multiple of 4096, 4 KiB .. 1 GiB; default 4 MiB. Transfers that are copied (through
+  // the page cache or a bounce buffer) are at most 1 MiB.
   std::optional<std::uint64_t> block_bytes = {};
   std::optional<std::uint64_t> pinned_budget_bytes =
       {};  // hard bound on buffers of this engine; default 1/4 of memory
@@ -53,7 +53,7 @@ struct EngineConfig {
   unsigned lanes;
   unsigned queue_depth;
   std::uint64_t block_bytes;
-  std::uint64_t slot_bytes;  // largest transfer that is copied on its way; a blocking operation of no more
+  std::uint64_t slot_bytes;  // largest transfer that is copied; a blocking operation of at most this size
                              // runs on the caller's thread when nothing is queued
   std::uint64_t pinned_budget_bytes;
   GpuPath gpu;
@@ -70,12 +70,12 @@ struct Explanation {
   std::string backend;
   bool direct = false;
   std::string why;                     // why direct, or why not
-  std::uint64_t memory_alignment = 1;  // bytes; what a copy-free direct transfer asks of the address ...
+  std::uint64_t memory_alignment = 1;  // bytes; what a copy-free direct transfer requires of the address ...
   std::uint64_t offset_alignment = 1;  // ... and of offset and length
   std::string device;      // "/dev/nvme0n1p2", or the filesystem's source where it is not a block device
   std::string filesystem;  // "ext4", "tmpfs", ...
   std::string mount;       // mount point
-  std::string gpu;  // which way the memory of a GPU takes: "gds", "bounce", or "unknown" while none is in use
+  std::string gpu;         // I/O path of GPU memory: "gds", "bounce", or "unknown" while no GPU is in use
   std::string gpu_why;
   std::vector<Refusal> refused;
 };

@@ -14,11 +14,11 @@ enum class ErrorKind {
   system,            // a system call failed; `code` is its errno
   end_of_file,       // a read reaches past the end of the file
   unsupported,       // this machine, filesystem or build cannot do it; the message says what was tried
-  cancelled,         // the operation was cancelled before all of it was sent
-  timed_out,         // a wait ended before the operation did; the operation goes on
+  cancelled,         // the operation was cancelled before it was complete
+  timed_out,         // a wait ended before the operation did, which is still running
   out_of_budget,     // the pinned-memory budget cannot hold the request
   corrupt,           // stored bytes contradict what was recorded about them
-  format,            // a file is not of the format it should be, or of a newer version
+  format,            // a file is not in the expected format, or of a newer version
   device,            // a GPU or its driver failed; the message has its error
   closed,            // the file or engine was closed, or belongs to the parent of a fork
 };

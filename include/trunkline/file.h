@@ -20,12 +20,12 @@ enum class Mode {
 Result<Mode> parse_mode(std::string_view text);  // also with a "b", as in "rb"
 
 enum class Direct {
-  automatic,  // direct where the filesystem takes it and gains from it
-  always,     // opening fails with unsupported where it is refused
+  automatic,  // direct where the filesystem supports it and is faster with it
+  always,     // opening fails with unsupported where direct I/O is refused
   never,      // through the page cache
-  // As automatic, but through the page cache where that holds nearly all of the file when it is opened: for
-  // who reads a file once, as a whole. Where the kernel tells: from Linux 6.5 on, of files that the process
-  // may write, not on overlayfs.
+  // As automatic, but through the page cache if that holds nearly all of the file when it is opened: for
+  // reading a whole file once. Requires Linux 6.5 (cachestat), and a file that the process may write; not on
+  // overlayfs.
   unless_cached,
 };
 
@@ -40,8 +40,8 @@ class FileCore;  // src/io/file/file_core.h
 
 // A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations
 // on overlapping ranges run in no particular order unless one is awaited before the next is submitted. Writes
-// that overlap and are under way together leave the bytes of either, and may make a later sync() fail for
-// good: the kernel gives up on a page that one writes through its cache and the other past it.
+// that overlap and run at the same time leave the bytes of either, and may make every later sync() fail: the
+// kernel gives up on a page that one writes through the page cache and the other past it.
 //
 // Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a
 // failed or cancelled write the bytes of its range are unspecified and all others are untouched.
@@ -65,7 +65,7 @@ class File {
   Result<std::uint64_t> pwrite(MemoryView memory, std::uint64_t offset) const;
 
   // Memory must stay valid until the Future is done; a Keepalive given is held until then. Blocks only while
-  // the engine's queue is full. What is wrong with the request itself fails the Future.
+  // the engine's queue is full. An invalid request fails only its Future.
   Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
   Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
 

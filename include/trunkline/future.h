@@ -16,10 +16,10 @@ namespace trunkline {
 class Operation;  // src/io/operation.h
 
 // A handle to one operation; copies share it. Every member function is thread-safe. Dropping the last handle
-// does not cancel: the operation goes on and keeps its file and Keepalive until it is done.
+// does not cancel: the operation continues and keeps its file and Keepalive until it is done.
 //
-// In the child of a fork, what was pending is done as far as the child can tell, with the error `closed`: it
-// goes on in the parent, with the parent's memory.
+// In the child of a fork, pending operations count as done, with the error `closed`: they continue in the
+// parent, with the parent's memory.
 class Future {
  public:
   using Timeout = std::optional<std::chrono::nanoseconds>;  // nullopt: without end
@@ -32,16 +32,15 @@ class Future {
 
   bool done() const;
 
-  // True when the operation is done, false when the timeout came first.
+  // True when the operation is done, false after the timeout.
   bool wait(Timeout timeout = std::nullopt) const;
 
-  // Bytes moved, or the first error of any part of the operation; timed_out when the timeout came first.
+  // Bytes moved, or the first error of any part of the operation; timed_out after the timeout.
   // Once this returns anything but timed_out, neither kernel nor device touches the memory any more.
   Result<std::uint64_t> result(Timeout timeout = std::nullopt) const;
 
-  // Drops the transfers that were not sent yet; those that were are awaited before the operation is done,
-  // with `cancelled`. Returns whether there was anything to drop: on false the operation ends as if not
-  // cancelled.
+  // Drops the transfers that were not sent yet. Those that were sent are awaited before the operation ends
+  // with `cancelled`. Returns whether anything was dropped: if not, the operation ends as if not cancelled.
   bool cancel();
 
   // Runs `fn` once when the operation is done, on the thread that completes it (at once, on the caller's,
@@ -59,7 +58,7 @@ class Future {
 };
 
 // Waits for all of `futures`; the sum of bytes moved, or the first error in the order of the list (the others
-// are awaited all the same). timed_out when the timeout came first.
+// are awaited all the same). timed_out after the timeout.
 Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout timeout = std::nullopt);
 
 }  // namespace trunkline

@@ -43,8 +43,8 @@ struct StreamPlacement {
 };
 
 // Places units of these sizes in at most `memory_bytes`. The scan over them is cyclic, so a fixed set stays,
-// never the most recently used ones; it is spread evenly over the cycle, so that the disk is asked for the
-// rest at an even rate. out_of_budget, naming the least that would do, when two slots do not fit.
+// never the most recently used ones; it is spread evenly over the cycle, so that the rest is read at an
+// even rate. out_of_budget, with the least that suffices, when two slots do not fit.
 Result<StreamPlacement> place_units(std::span<const std::uint64_t> unit_bytes, std::uint64_t memory_bytes,
                                     std::size_t slots = 2);
 
@@ -59,8 +59,8 @@ struct StreamOptions {
   std::size_t slots = 2;  // at least; one is used while the others are read
   StreamVerify verify = StreamVerify::once;
   // In the memory of a device: units are handed out from as many slots as fit there, two at least, into which
-  // they are copied ahead of their use. The memory stays as it is until the stream is gone; what its `stream`
-  // holds at the opening comes first.
+  // they are copied ahead of their use. The memory must stay valid until the stream is destroyed; work that
+  // is queued on its `stream` when the WeightStream is opened comes first.
   MemoryView device_memory = {};
 };
 
@@ -74,11 +74,11 @@ struct StreamStats {
   std::uint64_t units_read = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t acquired = 0;      // units handed out
-  std::uint64_t waited = 0;        // of these, those that were not there yet
+  std::uint64_t waited = 0;        // of these, those that had to be waited for
   std::uint64_t wait_ns = 0;       // time spent waiting for storage
   std::uint64_t verify_ns = 0;     // time spent on checksums
   std::uint64_t read_ns = 0;       // time in which anything was being read
-  std::uint64_t unused = 0;        // units read, or begun, that were given up for others
+  std::uint64_t unused = 0;        // units whose read-ahead was evicted before they were used
   std::uint64_t failed = 0;        // units whose reading failed
   std::uint64_t bytes_copied = 0;  // to a device
 };
@@ -88,10 +88,10 @@ class UploadRing;  // src/stream/upload_ring.h
 
 // Units are acquired in their order, cyclically; the next ones are read meanwhile, also over the end of the
 // cycle. Another order works too, at the cost of waiting for the disk. Every member function is thread-safe.
-// Movable, not copyable; destruction cancels what is under way and waits for it.
+// Movable, not copyable; destruction cancels reads in flight and waits for them.
 class WeightStream {
  public:
-  // Starts reading. invalid_argument for units that make no sense, out_of_budget when their slots do not fit
+  // Starts reading. invalid_argument for inconsistent units, out_of_budget when their slots do not fit
   // in memory_bytes or the engine's budget.
   static Result<WeightStream> open(const Engine& engine, std::vector<File> files,
                                    std::vector<StreamUnit> units, const StreamOptions& options = {});
@@ -115,8 +115,8 @@ class WeightStream {
   // The order in which units will be acquired from now on: each of them once.
   Status set_order(std::vector<std::size_t> order);
 
-  // What units are handed out from: the slots, and the resident units; either may be empty. With
-  // device_memory: that.
+  // The memory that units are handed out from: the slots, and the resident units; either may be empty. With
+  // device_memory: that memory.
   std::span<const MemoryView> memory() const;
 
   const std::vector<StreamUnit>& units() const;

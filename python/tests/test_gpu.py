@@ -319,7 +319,7 @@ def test_gpudirect_storage(path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch
         assert engine.gpu == "gds"
         assert engine.explain(path)["gpu"] == {
             "path": "gds",
-            "why": "it was asked for, and a probe read the right bytes",
+            "why": "it was requested, and a probe read the right bytes",
         }
         target = CudaArray(bytes(len(data)))
         with tl.pin(target):

@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 std::unexpected<Error> lost_manifest(const std::string& path) {
   return std::unexpected(
       make_error(ErrorKind::corrupt,
-                 fmt::format("{} is listed and cannot be opened (ENOENT): is it a link to a disk that is not "
-                             "mounted? Mount it, or use another step",
+                 fmt::format("{} is listed but cannot be opened (ENOENT): is it a link to a disk that is not "
+                             "mounted? Mount the disk, or use another step",
                              path),
                  path));
 }
@@ -234,12 +234,12 @@ Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t st
   if (!text) return std::unexpected(text.error());
   auto manifest = parse_manifest(*text, path);
   if (manifest && (manifest->step != step || manifest->commit != commit)) {
-    return std::unexpected(make_error(
-        ErrorKind::corrupt,
-        fmt::format("{} is the manifest of commit {} of step {}: it was moved or copied there; use another "
-                    "step, or put it back under its name",
-                    path, manifest->commit, manifest->step),
-        path));
+    return std::unexpected(
+        make_error(ErrorKind::corrupt,
+                   fmt::format("{} is the manifest of commit {} of step {}: it was moved or copied there; "
+                               "use another step, or move it back to its own name",
+                               path, manifest->commit, manifest->step),
+                   path));
   }
   return manifest;
 }

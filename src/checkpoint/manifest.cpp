@@ -324,8 +324,9 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
   const auto bytes = take_number(head, at);
   if (!bytes || !take(head, at, "\n")) return refuse(path, "its first line does not name a size");
   if (file_bytes - at != *bytes) {
-    return damaged(path, fmt::format("{} bytes follow its first line, which says {}: it was cut or grew",
-                                     file_bytes - at, *bytes));
+    return damaged(
+        path, fmt::format("{} bytes follow its first line, which says {}: the file was truncated or extended",
+                          file_bytes - at, *bytes));
   }
   if (*bytes > kMaxManifestBytes)
     return refuse(path,
@@ -350,9 +351,11 @@ Result<FramedManifest> unframe_manifest(std::string_view text, const std::string
   const std::string_view json = text.substr(line->end);
   const std::uint32_t found = crc32c(std::as_bytes(std::span(json)));
   if (found != line->crc) {
-    return damaged(path, fmt::format("its CRC-32C is {:08x}, and its first line says {:08x}: bytes of it "
-                                     "have changed since it was written",
-                                     found, line->crc));
+    return damaged(
+        path,
+        fmt::format(
+            "its CRC-32C is {:08x}, and its first line says {:08x}: it has changed since it was written",
+            found, line->crc));
   }
   return FramedManifest{.version = line->version, .json = json};
 }

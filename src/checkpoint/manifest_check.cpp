@@ -71,7 +71,7 @@ Objection of_shards(const Manifest& manifest) {
   std::set<std::pair<std::uint64_t, std::string_view>> seen;
   for (const Shard& shard : manifest.shards) {
     if (shard.volume >= manifest.volumes.size())
-      return fmt::format("shard \"{}\": there is no volume {}", shard.file, shard.volume);
+      return fmt::format("shard \"{}\": volume {} does not exist", shard.file, shard.volume);
     if (!is_plain_file_name(shard.file))
       return fmt::format("shard \"{}\": \"file\" is not a plain file name", shard.file);
     if (!seen.emplace(shard.volume, shard.file).second)
@@ -97,7 +97,7 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
   std::uint64_t total = 0;
   for (const Piece& piece : tensor.pieces) {
     if (piece.shard >= manifest.shards.size())
-      return object(fmt::format("there is no shard {}", piece.shard));
+      return object(fmt::format("shard {} does not exist", piece.shard));
     const std::uint64_t limit = manifest.shards[piece.shard].bytes;
     if (piece.offset > limit || piece.bytes > limit - piece.offset) {
       return object(fmt::format("its piece of {} bytes at {} is not within the {} bytes of shard {}",

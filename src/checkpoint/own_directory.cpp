@@ -128,7 +128,7 @@ std::string advice_for(const std::string& directory) {
     }
     if (step_of(name) && has_any(fmt::format("{}/{}", directory, name), is_shard_file)) {
       return fmt::format(
-          "its {} has shards and no manifest: they may belong to a directory of checkpoints that has "
+          "its {} has shards but no manifest: they may belong to a directory of checkpoints that has "
           "volumes, "
           "or the manifests were removed. Open that directory, or another one",
           name);

@@ -110,7 +110,7 @@ Result<StoreDescriptor> parse_store_descriptor(std::string_view text, const std:
   // Covers the checksum, and keys that are not known.
   if (format_store_descriptor(descriptor) != text) {
     return fail(ErrorKind::corrupt, path,
-                "it is not byte for byte what was written; bytes of it have changed, or it was edited");
+                "it is not byte for byte as it was written: it was damaged or edited");
   }
   return descriptor;
 }

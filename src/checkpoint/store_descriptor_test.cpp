@@ -51,14 +51,16 @@ TEST(StoreDescriptor, ErrorsNameTheFileAndTheReason) {
       {with("\"version\": 1", "\"version\": 3, \"x\": 1"), ErrorKind::format, "newer version"},
       {with("\"version\": 1", "\"version\": 2"), ErrorKind::format, "\"first_commit\""},
       {with("\"version\": 1", "\"version\": 2, \"first_commit\": -1"), ErrorKind::format, "\"first_commit\""},
-      {with("\"version\": 1", "\"version\": 2, \"first_commit\": 1"), ErrorKind::corrupt, "have changed"},
-      {with("\"version\": 1", "\"version\": 1, \"first_commit\": 2"), ErrorKind::corrupt, "have changed"},
+      {with("\"version\": 1", "\"version\": 2, \"first_commit\": 1"), ErrorKind::corrupt,
+       "damaged or edited"},
+      {with("\"version\": 1", "\"version\": 1, \"first_commit\": 2"), ErrorKind::corrupt,
+       "damaged or edited"},
       {with("\"version\": 1", "\"version\": 0"), ErrorKind::format, "\"version\""},
       {with("\"version\": 1", "\"version\": \"1\""), ErrorKind::format, "\"version\""},
       {with("0011223344556677\"", "001122334455667\""), ErrorKind::format, "\"id\""},
       {with("\"/nvme0/", "\"nvme0/"), ErrorKind::format, "\"volumes\""},
-      {with("\"/nvme0/", "\"/nvme2/"), ErrorKind::corrupt, "have changed"},
-      {with("\"version\": 1", "\"version\": 1, \"x\": 1"), ErrorKind::corrupt, "have changed"},
+      {with("\"/nvme0/", "\"/nvme2/"), ErrorKind::corrupt, "damaged or edited"},
+      {with("\"version\": 1", "\"version\": 1, \"x\": 1"), ErrorKind::corrupt, "damaged or edited"},
   };
   for (const auto& [text, kind, why] : cases) {
     const auto parsed = parse_store_descriptor(text, "/d/t.json");

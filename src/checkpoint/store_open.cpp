@@ -201,10 +201,9 @@ Status Store::check_device() const {
   return std::unexpected(
       Error{.kind = ErrorKind::system,
             .code = ENOENT,
-            .message =
-                fmt::format("cannot save into {}: its checkpoints have gone, and their filesystem with them; "
-                            "mount that again, and the next save goes on",
-                            directory_),
+            .message = fmt::format("cannot save into {}: its checkpoints are gone, as is the filesystem they "
+                                   "were on; mount it again, then save",
+                                   directory_),
             .path = directory_});
 }
 

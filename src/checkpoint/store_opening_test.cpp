@@ -242,7 +242,7 @@ TEST_F(StoreOpeningTest, ShardsWithoutAManifestAreNobodysDebris) {
   for (const IfMissing if_missing : {IfMissing::create, IfMissing::fail}) {
     const auto opened = Store::open(directory(), {.if_missing = if_missing});
     ASSERT_FALSE(opened);
-    EXPECT_NE(opened.error().message.find("step-00000001 has shards and no manifest"), std::string::npos)
+    EXPECT_NE(opened.error().message.find("step-00000001 has shards but no manifest"), std::string::npos)
         << opened.error().message;
   }
   for (const auto& collected : {store->collect_if_used(), store->collect()}) {

@@ -204,10 +204,9 @@ Status check_recorded_owner(const std::string& volume, const std::string& direct
   if (!fs::is_directory(volume, error)) return {};
   return std::unexpected(make_error(
       ErrorKind::unsupported,
-      fmt::format(
-          "{} has lost its file {}, which says to which directory its shards belong; nothing in it is "
-          "removed until that directory saves again. If {} is a copy, do not save into it",
-          volume, kOwnerFile, directory),
+      fmt::format("{} has lost its file {}, which says which directory owns its shards; nothing in it is "
+                  "removed until that directory saves again. If {} is a copy, do not save into it",
+                  volume, kOwnerFile, directory),
       volume));
 }
 

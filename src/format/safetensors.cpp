@@ -84,11 +84,11 @@ std::optional<std::vector<std::uint64_t>> integers_of(const Json& json, const ch
 
 // Offsets are left as the file has them: relative to the data.
 Result<StoredTensor> parse_tensor(const std::string& name, const Json& json, const std::string& path) {
-  if (!json.is_object()) return refuse_tensor(path, name, "it is not described by a JSON object");
+  if (!json.is_object()) return refuse_tensor(path, name, "its description is not a JSON object");
   StoredTensor tensor{.name = name, .shape = {}};
   const auto dtype_text = json.find("dtype");
   if (dtype_text == json.end() || !dtype_text->is_string())
-    return refuse_tensor(path, name, "\"dtype\" is missing or no string");
+    return refuse_tensor(path, name, "\"dtype\" is missing or not a string");
   const auto dtype = dtype_named(dtype_text->get_ref<const std::string&>());
   if (!dtype) {
     return refuse_tensor(
@@ -138,12 +138,13 @@ Status check_places(const std::vector<StoredTensor>& tensors, std::uint64_t data
   }
   if (covered > data_bytes) {
     return cut_off(path,
-                   fmt::format("its tensors take {} bytes and {} follow the header", covered, data_bytes));
+                   fmt::format("its tensors need {} bytes, but {} follow the header", covered, data_bytes));
   }
   if (covered < data_bytes) {
-    return refuse(path, fmt::format("its tensors take {} bytes and {} follow the header; the last {} belong "
-                                    "to nothing",
-                                    covered, data_bytes, data_bytes - covered));
+    return refuse(
+        path,
+        fmt::format("its tensors need {} bytes, but {} follow the header; the last {} belong to no tensor",
+                    covered, data_bytes, data_bytes - covered));
   }
   return {};
 }
@@ -224,7 +225,8 @@ Result<std::uint64_t> parse_safetensors_length(std::span<const std::byte, kLengt
                                     kMaxHeaderBytes));
   }
   if (file_bytes < kLengthBytes || length > file_bytes - kLengthBytes) {
-    return cut_off(path, fmt::format("its header has {} bytes, and the whole file {}", length, file_bytes));
+    return cut_off(
+        path, fmt::format("its header should have {} bytes, but the whole file has {}", length, file_bytes));
   }
   return length;
 }
@@ -276,7 +278,7 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> ten
     if (tensor.name == kMetadataKey) return bad_tensor(tensor.name, "is the name of the metadata");
     if (!names.insert(tensor.name).second) return bad_tensor(tensor.name, "is duplicated");
     const auto size = tensor_bytes(tensor.dtype, tensor.shape);
-    if (!size) return bad_tensor(tensor.name, "has a size that is no 64-bit number of whole bytes");
+    if (!size) return bad_tensor(tensor.name, "has a size that is not a whole number of bytes below 2^64");
     bytes.push_back(*size);
   }
 

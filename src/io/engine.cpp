@@ -51,8 +51,8 @@ void finish_at_exit() {
   };
   if (engine.core()->close_while(goes_on)) return;
   const std::string message = fmt::format(
-      "trunkline: no progress for {} s: the process ends with operations under way, and what they write may "
-      "be incomplete; see whether the device responds (dmesg)\n",
+      "trunkline: no progress for {} s: the process exits with operations in flight, whose writes may be "
+      "incomplete; check whether the device responds (dmesg)\n",
       std::chrono::duration<double>(patience).count());
   std::fputs(message.c_str(), stderr);
   std::fflush(nullptr);

@@ -117,8 +117,8 @@ unsigned EngineCore::bounce_slots(unsigned most) const {
 Status EngineCore::usable() const {
   if (belongs_to_parent()) {
     return std::unexpected(make_error(ErrorKind::closed,
-                                      "this engine belongs to the parent of a fork; create one in the child, "
-                                      "or use the default engine, which is made anew"));
+                                      "this engine belongs to the parent process, and cannot be used after "
+                                      "fork; create one in the child, or use the default engine"));
   }
   if (queue_.closed()) return std::unexpected(make_error(ErrorKind::closed, "the engine is closed"));
   return {};
@@ -132,10 +132,11 @@ bool EngineCore::is_lane_thread() const {
 
 Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& request) {
   if (request.file == nullptr || !request.file->valid())
-    return std::unexpected(make_error(ErrorKind::invalid_argument, "file: a request needs an open file"));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, "file: is not open; a request requires an open file"));
   if (request.op == Op::sync)
     return std::unexpected(
-        make_error(ErrorKind::invalid_argument, "op: a request reads or writes; use File::sync"));
+        make_error(ErrorKind::invalid_argument, "op: a request must read or write; use File::sync to sync"));
   if (auto status = usable(); !status) return std::unexpected(status.error());
   const auto& file = request.file->core();
   const MemoryView& memory = request.memory;

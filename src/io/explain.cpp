@@ -111,7 +111,8 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
     const auto ordinal = cuda_device_in_use();
     if (!ordinal) {
       explanation.gpu = "unknown";
-      explanation.gpu_why = "this process uses no GPU yet, and finding out takes one: ask again when it does";
+      explanation.gpu_why =
+          "this process does not use a GPU yet, and the probe requires one: ask again once it does";
       return;
     }
     why_not = why_not_gds(config, pair, path, *ordinal);
@@ -120,10 +121,10 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
   if (!why_not) {
     explanation.gpu_why =
         is_gds_required(config.gpu)
-            ? "it was asked for, and a probe read the right bytes"
-            : "a probe read the right bytes, and not by read(), io_uring or AIO in this process";
+            ? "it was requested, and a probe read the right bytes"
+            : "a probe read the right bytes, without read(), io_uring or AIO in this process";
   } else if (is_gds_required(config.gpu)) {
-    explanation.gpu_why = fmt::format("it was asked for, and operations fail: {}", *why_not);
+    explanation.gpu_why = fmt::format("it was requested, and operations fail: {}", *why_not);
   } else {
     explanation.gpu_why = fmt::format("{}; memory of GPUs is copied through pinned buffers of {} bytes",
                                       *why_not, config.slot_bytes);

@@ -13,14 +13,15 @@ bool Future::wait(Timeout timeout) const { return operation_->wait(timeout); }
 Result<std::uint64_t> Future::result(Timeout timeout) const {
   if (!operation_->wait(timeout)) {
     return std::unexpected(make_error(
-        ErrorKind::timed_out, "waiting for an operation: the timeout came first; the operation goes on"));
+        ErrorKind::timed_out,
+        "timed out while waiting for an operation, which is still running; wait again, or cancel it"));
   }
   return operation_->result();
 }
 
 bool Future::cancel() {
   return operation_->drop_unissued(
-      make_error(ErrorKind::cancelled, "the operation was cancelled before all of it was sent"));
+      make_error(ErrorKind::cancelled, "the operation was cancelled before it was complete"));
 }
 
 void Future::on_done(std::function<void()> fn) { operation_->on_done(std::move(fn)); }

@@ -62,9 +62,9 @@ Result<std::uint64_t> Operation::result() const {
     lock.lock();
   } else if (!lock.try_lock() ||
              !done_) {  // one that was done before the fork has its result in the child too
-    return std::unexpected(make_error(
-        ErrorKind::closed,
-        "the operation was submitted before a fork, by the parent, and only the parent can await it"));
+    return std::unexpected(make_error(ErrorKind::closed,
+                                      "the operation was submitted by the parent process before fork, and "
+                                      "only the parent can wait for it"));
   }
   if (error_) return std::unexpected(*error_);
   return bytes_done_.load();

@@ -74,8 +74,8 @@ void Submission::end_all_unsent() {
 void Submission::give_up() {
   for (; sent_ < made_.size(); ++sent_) {
     end_with(*made_[sent_], make_error(ErrorKind::cancelled,
-                                       "the operation was not started: submitting it was given up while the "
-                                       "engine's queue was full"));
+                                       "the operation was not started: its submission was interrupted while "
+                                       "the engine's queue was full"));
   }
   made_.clear();
   sent_ = 0;

@@ -142,7 +142,7 @@ bool is_cached(int fd) {
 }
 
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
-  if (policy == DirectPolicy::never) return refuse("buffered I/O was asked for (direct=never)");
+  if (policy == DirectPolicy::never) return refuse("buffered I/O was requested (direct=never)");
   const bool automatic = policy != DirectPolicy::always;
   if (filesystem.in_memory)
     return refuse("the filesystem keeps files in memory; there is no device to go to directly");

@@ -90,7 +90,8 @@ Status StreamCore::set_order(std::vector<std::size_t> order) {
     if (unit < is_ordered.size()) is_ordered[unit] = true;
   }
   if (order.size() != units_.size() || std::ranges::find(is_ordered, false) != is_ordered.end())
-    return std::unexpected(wrong(fmt::format("order: not each of the {} units once", units_.size())));
+    return std::unexpected(
+        wrong(fmt::format("order: must name each of the {} units exactly once", units_.size())));
   Lock lock(mutex_);
   schedule_.set_order(std::move(order));
   read_ahead(lock);

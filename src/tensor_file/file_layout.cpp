@@ -42,7 +42,7 @@ Status check_checksums(const FileLayout& layout) {
   for (const Checksum& checksum : layout.checksums) {
     if (checksum.begin < covered || checksum.end < checksum.begin || checksum.end > layout.bytes) {
       return wrong(layout,
-                   fmt::format("a checksum of {} .. {} is not within the file and behind the one before",
+                   fmt::format("a checksum of {} .. {} is outside the file, or not after the one before",
                                checksum.begin, checksum.end));
     }
     covered = checksum.end;
@@ -55,14 +55,16 @@ Status check_checksum_fields(const FileLayout& layout) {
   for (const ChecksumField& field : layout.checksum_fields) {
     if (field.checksum >= layout.checksums.size() || field.offset < covered || field.offset > layout.bytes ||
         field.bytes() > layout.bytes - field.offset) {
-      return wrong(layout, fmt::format("the place for checksum {} at {} is not within the file, or another's",
-                                       field.checksum, field.offset));
+      return wrong(layout,
+                   fmt::format("the place for checksum {} at {} is outside the file, or overlaps another",
+                               field.checksum, field.offset));
     }
     const auto checksum =
         std::partition_point(layout.checksums.begin(), layout.checksums.end(),
                              [&](const Checksum& each) { return each.end <= field.offset; });
     if (checksum != layout.checksums.end() && checksum->begin < field.end()) {
-      return wrong(layout, fmt::format("the place for a checksum at {} is itself summed", field.offset));
+      return wrong(layout,
+                   fmt::format("the place for a checksum at {} is covered by a checksum", field.offset));
     }
     covered = field.end();
   }

@@ -110,11 +110,10 @@ Result<std::uint64_t> StripeFiles::check() const {
     auto found = read_descriptor(path);
     if (!found) return std::unexpected(found.error());
     if (found->members != members_.size()) {
-      return corrupt(
-          *this, path,
-          fmt::format("says that the file lies in {} directories, not in these {}; open it with all of "
-                      "those it was written to",
-                      found->members, members_.size()));
+      return corrupt(*this, path,
+                     fmt::format("says that the file is spread over {} directories, not over these {}; open "
+                                 "it with all the directories it was written to",
+                                 found->members, members_.size()));
     }
     if (i == 0) first = *found;
     if (found->id != first.id) {
@@ -125,21 +124,21 @@ Result<std::uint64_t> StripeFiles::check() const {
                       descriptors_[0]));
     }
     if (found->member != i) {
-      return corrupt(
-          *this, path,
-          fmt::format("says that this is member {}, where member {} is looked for; list the directories "
-                      "in the order in which the file was written",
-                      found->member, i));
+      return corrupt(*this, path,
+                     fmt::format("is member {}, but member {} is expected there; list the directories in the "
+                                 "order in which the file was written",
+                                 found->member, i));
     }
     if (found->stripe_bytes != first.stripe_bytes) {
       return corrupt(
           *this, path,
-          fmt::format("gives a stripe unit of {} bytes, {} one of {}; restore the right one from a copy",
-                      found->stripe_bytes, descriptors_[0], first.stripe_bytes));
+          fmt::format(
+              "has a stripe unit of {} bytes, but {} has one of {}; restore the right one from a copy",
+              found->stripe_bytes, descriptors_[0], first.stripe_bytes));
     }
     if (!is_regular_file(members_[i]))
       return corrupt(*this, members_[i],
-                     "is missing or no regular file; restore it, or remove the file and write it again");
+                     "is missing or not a regular file; restore it, or remove the file and write it again");
   }
   return first.stripe_bytes;
 }

@@ -54,12 +54,11 @@ Status check_directories(const std::vector<std::string>& directories) {
 Status check_engine(const std::optional<Engine>& engine) {
   auto engine_now = engine ? Result<Engine>(*engine) : Engine::default_engine();
   if (!engine_now) return std::unexpected(engine_now.error());
-  if (!engine_now->valid()) return bad_argument("engine: it is empty; make one with Engine::create");
+  if (!engine_now->valid()) return bad_argument("engine: is empty; create one with Engine::create");
   if (engine_now->config().backend != BackendKind::memory) return {};
-  return std::unexpected(
-      make_error(ErrorKind::unsupported,
-                 "opening a striped file: a volume lies in directories, and an engine with the "
-                 "memory backend keeps its files in the process; use another backend"));
+  return std::unexpected(make_error(ErrorKind::unsupported,
+                                    "opening a striped file: a volume consists of directories, but the "
+                                    "memory backend keeps files in the process; use another backend"));
 }
 
 Status check_free(const StripeFiles& files, const StripeFiles::Presence& presence, Mode mode) {
@@ -134,7 +133,8 @@ Result<File> open_new(const std::optional<Engine>& engine, const StripeFiles& fi
   // to remove.
   if (!file && !presence->any() && file.error().code != EEXIST) {
     if (auto removed = files.remove(); !removed)
-      file.error().message += fmt::format("; what was made of it stays behind ({})", removed.error().message);
+      file.error().message +=
+          fmt::format("; its partly created files could not be removed ({})", removed.error().message);
   }
   return file;
 }

@@ -67,7 +67,7 @@ TEST_F(CorruptVolumeTest, AMissingMember) {
     std::filesystem::rename(name, name + ".away");
     expect_refused(make(paths_), ErrorKind::corrupt, name, "is missing");
     std::filesystem::create_directory(name);
-    expect_refused(make(paths_), ErrorKind::corrupt, name, "no regular file");
+    expect_refused(make(paths_), ErrorKind::corrupt, name, "not a regular file");
     std::filesystem::remove(name);
     std::filesystem::rename(name + ".away", name);
   }

@@ -144,7 +144,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
   BenchOptions& options = arguments.options;
   command
       .add_option("PATH", options.paths,
-                  "Directories to make files in, or existing files, which are only read")
+                  "Directories to create files in, or existing files, which are only read")
       ->required();
   // So that a script can add to a call that has options already.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -164,22 +164,21 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_option("--device", arguments.device, "Where the memory is: cpu, or a GPU: cuda:0")
       ->capture_default_str();
   command
-      .add_option(
-          "--duration", options.duration_s,
-          "Seconds that each measurement of reading and overwriting goes on [one pass over the files]")
+      .add_option("--duration", options.duration_s,
+                  "Seconds for each measurement of reading and overwriting [one pass over the files]")
       ->check(CLI::Range(0.0, 86'400.0));
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
   command.add_option("--files", options.files, "Files in each directory")
       ->check(CLI::Range(1U, 10'000U))
       ->capture_default_str();
   command.add_flag("--verify", options.verify,
-                   "Compare every byte that was read or written, beside the clock");
+                   "Compare every byte that was read or written, outside the timed part");
   command.add_option("--repeat", options.repeat, "Measurements of each kind; medians are reported")
       ->check(CLI::Range(1U, 1000U))
       ->capture_default_str();
   command
       .add_option("--memory", arguments.memory,
-                  "aligned, or ordinary: 64 bytes past a page, as torch CPU tensors")
+                  "aligned, or ordinary: 64 bytes past a page boundary, like torch CPU tensors")
       ->capture_default_str();
   command.add_option("--direct", arguments.direct, "Direct I/O: auto, always or never")
       ->capture_default_str();
@@ -191,8 +190,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_option("--report", arguments.report,
                      "Draw the results as a page of HTML (needs trunkline[report] for Python)");
   command.add_flag("--json", options.json, "Print one JSON document");
-  command.add_flag("--keep", options.keep,
-                   "Leave the files; those that were laid out for reading can be verified later");
+  command.add_flag("--keep", options.keep, "Keep the files; those created for reading can be verified later");
 }
 
 }  // namespace

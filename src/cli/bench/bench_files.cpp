@@ -105,7 +105,7 @@ Status BenchFiles::check_space() const {
     struct stat status{};
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
-      return failed("asking for the free space of the directory of", file);
+      return failed("determining the free space in the directory of", file);
     }
     Need& need = needs[status.st_dev];
     need.bytes += file.bytes;

@@ -46,14 +46,14 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
     return add_action(*group, arguments, chosen, name, description, action);
   };
   add("ls", "List the checkpoints", list_checkpoints);
-  CLI::App* const show = add("show", "Say what is in a checkpoint, and where", show_checkpoint);
+  CLI::App* const show = add("show", "Show what a checkpoint contains, and where", show_checkpoint);
   add_step(*show, arguments);
   CLI::App* const verify = add("verify", "Read checkpoints and compare every checksum", verify_checkpoints);
   CLI::Option* const step = add_step(*verify, arguments);
   verify->add_flag("--all", arguments->all, "Verify all steps")->excludes(step);
   CLI::App* const collect =
       add("gc", "Remove leftovers of interrupted saves; never a checkpoint", collect_debris);
-  collect->add_flag("--dry-run", arguments->dry_run, "Only say what would be removed");
+  collect->add_flag("--dry-run", arguments->dry_run, "Only report what would be removed");
   collect->add_flag("--orphaned", arguments->orphaned,
                     "Also shards on volumes whose step was moved out of DIR, or removed, by hand");
   add("adopt", "Make DIR the owner of the shards on its volumes, in place of an original that is gone",

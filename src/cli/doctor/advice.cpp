@@ -38,7 +38,7 @@ void advise_on_io_uring(const Findings& findings, const BackendFinding& backend,
         "container's profile (docker run --security-opt seccomp=PROFILE.json; Kubernetes: "
         "securityContext.seccompProfile)");
   } else {
-    advice.push_back("io_uring was refused, libaio or threads serve instead: " + backend.why);
+    advice.push_back("io_uring was refused; libaio or threads are used instead: " + backend.why);
   }
 }
 
@@ -105,9 +105,9 @@ void advise_on_way_to_gpus(const PathFinding& path, const CudaFinding& cuda,
                     "nvidia-fs; without it their bytes are copied through pinned memory",
                     path.path));
   } else if (path.explanation->gpu == "bounce" && cuda.why_not_gds.empty()) {
-    advice.push_back(
-        fmt::format("{}: GPUDirect Storage is there and not used: {}; gdscheck -p shows its set-up",
-                    path.path, path.explanation->gpu_why));
+    advice.push_back(fmt::format(
+        "{}: GPUDirect Storage is installed but not used: {}; gdscheck -p shows its configuration", path.path,
+        path.explanation->gpu_why));
   }
 }
 
@@ -119,10 +119,9 @@ void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
   if (!path.explanation) return;
   const Explanation& explanation = *path.explanation;
   if (path.location && path.location->in_memory) {
-    advice.push_back(
-        fmt::format("{} is {}: memory, with no device below; give a directory on an NVMe disk to measure or "
-                    "to keep anything",
-                    path.path, explanation.filesystem));
+    advice.push_back(fmt::format(
+        "{} is {}, which is in memory; name a directory on an NVMe disk to measure or to keep anything",
+        path.path, explanation.filesystem));
   } else if (path.location && path.location->network) {
     advice.push_back(fmt::format(
         "{} is on a network filesystem ({}), where the page cache is faster than direct I/O; keep "
@@ -130,11 +129,11 @@ void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
         path.path, explanation.filesystem));
   } else if (!explanation.direct) {
     advice.push_back(
-        fmt::format("{} is read and written through the page cache ({}); ext4 and xfs take direct I/O",
+        fmt::format("{} is read and written through the page cache ({}); ext4 and xfs support direct I/O",
                     path.path, explanation.why));
   } else if (explanation.memory_alignment > kTorchAlignment) {
     advice.push_back(fmt::format(
-        "{} asks for memory at multiples of {} bytes: ordinary torch and numpy memory costs a copy here; "
+        "{} requires memory aligned to {} bytes: ordinary torch and numpy memory costs a copy here; "
         "trunkline.pinned_empty and trunkline.torch.empty_pinned do not",
         path.path, explanation.memory_alignment));
   }

@@ -71,7 +71,7 @@ TEST(Advice, WhatLiesBetweenADiskAndAGpu) {
   EXPECT_TRUE(says(findings, "NUMA node 1, cuda:0 is on node 0"));
   findings.paths[0].explanation->gpu = "bounce";
   findings.paths[0].explanation->gpu_why = "compatibility mode";
-  EXPECT_TRUE(says(findings, "is there and not used: compatibility mode"));
+  EXPECT_TRUE(says(findings, "is installed but not used: compatibility mode"));
   findings.cuda.nvidia_fs = false;
   findings.cuda.why_not_gds = "not loaded";
   EXPECT_TRUE(says(findings, "load nvidia-fs"));
@@ -125,7 +125,7 @@ TEST(Advice, Paths) {
   EXPECT_TRUE(says(findings, "network filesystem"));
   findings.paths[0].location->network = false;
   findings.paths[0].location->in_memory = true;
-  EXPECT_TRUE(says(findings, "no device below"));
+  EXPECT_TRUE(says(findings, "which is in memory"));
   findings.paths[0].error = make_error(ErrorKind::system, "EACCES");
   findings.paths[0].explanation.reset();
   EXPECT_TRUE(says(findings, "/data cannot be used: EACCES"));

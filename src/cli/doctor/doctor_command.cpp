@@ -179,7 +179,7 @@ int run(const Arguments& arguments) {
 
 void add_doctor(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const command =
-      app.add_subcommand("doctor", "Say what this machine and its disks can do, and what to change");
+      app.add_subcommand("doctor", "Report what this machine and its disks can do, and what to change");
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("PATH", arguments->paths, "Directories or files to examine [.]");
   command->add_flag("--json", arguments->json, "Print one JSON document");

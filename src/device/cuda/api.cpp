@@ -66,7 +66,7 @@ Result<Driver> load_driver(const std::string& library) {
   find(api.MemHostRegister, "cuMemHostRegister_v2");
   find(api.MemHostUnregister, "cuMemHostUnregister");
   find(api.PointerGetAttribute, "cuPointerGetAttribute");
-  if (!missing.empty()) return refused(fmt::format("it has no {}; a newer driver has", missing));
+  if (!missing.empty()) return refused(fmt::format("it does not have {}; a newer driver does", missing));
 
   if (const Code code = api.Init(0); code != kSuccess)
     return refused(error_of(api, code, "cuInit", "initialising the driver").message);

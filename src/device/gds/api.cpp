@@ -77,7 +77,7 @@ Result<Api> load(const std::string& library) {
   find(api.StreamDeregister, "cuFileStreamDeregister");
   find(api.ReadAsync, "cuFileReadAsync");
   find(api.WriteAsync, "cuFileWriteAsync");
-  if (!missing.empty()) return refused(fmt::format("it has no {}; that of CUDA 12.2 and newer has", missing));
+  if (!missing.empty()) return refused(fmt::format("it does not have {}; CUDA 12.2 and newer do", missing));
   return api;
 }
 

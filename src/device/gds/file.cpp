@@ -32,7 +32,7 @@ constexpr std::uint64_t kBesides = 4096;
 
 std::unexpected<Error> refused(const std::string& path, const std::string& why) {
   return std::unexpected(make_error(
-      ErrorKind::unsupported, fmt::format("{} is not reached by GPUDirect Storage: {}", path, why), path));
+      ErrorKind::unsupported, fmt::format("GPUDirect Storage cannot be used for {}: {}", path, why), path));
 }
 
 // With a descriptor of its own: cuFile may work on it for longer than the caller's is open, where a context
@@ -179,7 +179,7 @@ Result<Verdict> probe(const cuda::CudaDevice& device, const CufileFile& file, in
     if (code == cuda::kSuccess) code = cuda.StreamSynchronize(memory->stream);
     if (code != cuda::kSuccess) return cuda_failed(code, "cuMemcpyDtoHAsync");
     if (std::memcmp(found.data(), expected.get(), bytes) != 0)
-      return "what cuFile read from it differs from what it holds";
+      return "cuFile read other bytes than the file holds";
     if (proof == GdsProbe::works) return std::nullopt;
     if (!before || !after) return "/proc/self/io, which would show that reads are direct, cannot be read";
     if (!queues_before || !queues_after)

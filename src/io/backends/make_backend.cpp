@@ -15,7 +15,7 @@ Result<std::unique_ptr<Backend>> make_backend(BackendKind kind, unsigned depth) 
     case BackendKind::automatic:
       break;
   }
-  return std::unexpected(make_error(ErrorKind::invalid_argument, "backend: a lane needs a particular one"));
+  return std::unexpected(make_error(ErrorKind::invalid_argument, "backend: a lane requires a specific one"));
 }
 
 }  // namespace trunkline::io

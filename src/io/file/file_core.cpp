@@ -56,12 +56,12 @@ Status FileCore::adopt_sizes() {
   for (unsigned index = 0; index < layout.members; ++index) {
     const std::uint64_t expected = layout.member_bytes(index, total);
     if (sizes[index] == expected) continue;
-    return std::unexpected(make_error(ErrorKind::corrupt,
-                                      fmt::format("opening {}: member {} has {} bytes where the sizes of all "
-                                                  "members ask for {}; it was cut off, or "
-                                                  "belongs to another file",
-                                                  name, members[index].path, sizes[index], expected),
-                                      members[index].path));
+    return std::unexpected(
+        make_error(ErrorKind::corrupt,
+                   fmt::format("opening {}: member {} has {} bytes and the sizes of the others require {}; "
+                               "it was cut off, or belongs to another file",
+                               name, members[index].path, sizes[index], expected),
+                   members[index].path));
   }
   known_bytes_ = total;
   return {};
@@ -308,7 +308,7 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   const auto refused = [this](const std::string& why) {
     return std::unexpected(make_error(ErrorKind::unsupported, why, name));
   };
-  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was asked for");  // whatever the members
+  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was requested");  // whatever the members
   const std::scoped_lock lock(gpu_mutex_);
   const std::pair key(&device, path);
   const auto known = gpu_reaches_.find(key);
@@ -316,7 +316,7 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   const auto find_out = [&]() -> Status {
     for (io::Member& member : members) {
       if (const auto why = io::why_never_gds(path, member.pair))
-        return refused(fmt::format("{} is not reached by GPUDirect Storage: {}", member.path, *why));
+        return refused(fmt::format("GPUDirect Storage cannot be used for {}: {}", member.path, *why));
       const GdsSource source{.fd = member.pair.direct.get(),
                              .path = member.path,
                              .directory = std::filesystem::path(member.path).parent_path().string(),

@@ -148,10 +148,10 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
   for (const Case& each : {
            Case{compatible, GpuPath::automatic, "bounce", "compatibility mode"},
            Case{pretending, GpuPath::automatic, "bounce", "read() in this process"},
-           Case{wrong, GpuPath::automatic, "bounce", "differs from what it holds"},
-           Case{direct, GpuPath::bounce, "bounce", "was asked for"},
+           Case{wrong, GpuPath::automatic, "bounce", "other bytes than the file holds"},
+           Case{direct, GpuPath::bounce, "bounce", "was requested"},
            Case{compatible, GpuPath::gds, "gds", "read the right bytes"},
-           Case{direct, GpuPath::automatic, "gds", "not by read(), io_uring or AIO in this process"},
+           Case{direct, GpuPath::automatic, "gds", "without read(), io_uring or AIO in this process"},
        }) {
     SCOPED_TRACE(each.why);
     fakeCufileMode(each.mode);

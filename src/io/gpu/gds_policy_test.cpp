@@ -17,8 +17,8 @@ TEST(GdsPolicy, WhatRulesAFileOut) {
   const std::vector<Case> cases = {
       {GpuPath::automatic, true, std::nullopt},
       {GpuPath::gds, true, std::nullopt},
-      {GpuPath::bounce, true, "gpu=\"bounce\" was asked for"},
-      {GpuPath::bounce, false, "gpu=\"bounce\" was asked for"},
+      {GpuPath::bounce, true, "gpu=\"bounce\" was requested"},
+      {GpuPath::bounce, false, "gpu=\"bounce\" was requested"},
       {GpuPath::automatic, false, "direct I/O is not used: tmpfs"},
       {GpuPath::gds, false, "direct I/O is not used: tmpfs"},
   };

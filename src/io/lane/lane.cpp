@@ -202,12 +202,12 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
     // The file may end there, or the rest not be contiguous: the kernel says which.
     copy_rest(ended.tag, *ended.bytes / kGdsAlignment * kGdsAlignment);
   } else {
-    Error error = ended.bytes
-                      ? make_error(ErrorKind::device,
-                                   fmt::format("GPUDirect Storage moved {} bytes of {}: {} were asked for",
-                                               *ended.bytes, transfer.member->path, length),
-                                   transfer.member->path)
-                      : std::move(ended.bytes.error());
+    Error error =
+        ended.bytes ? make_error(ErrorKind::device,
+                                 fmt::format("GPUDirect Storage moved {} bytes of {}, but {} were requested",
+                                             *ended.bytes, transfer.member->path, length),
+                                 transfer.member->path)
+                    : std::move(ended.bytes.error());
     if (is_gds_required(options_.gpu)) {
       transfer.operation->fail(std::move(error));
       release(ended.tag);
