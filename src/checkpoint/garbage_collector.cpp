@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -398,8 +399,12 @@ bool GarbageCollector::clean_all(CollectionProgress& progress) {
     note(std::unexpected(entries.error()));
     return true;
   }
+  if (!progress.listed) {
+    const auto steps = *entries | std::views::transform(&StepEntry::step);
+    progress.listed.emplace(steps.begin(), steps.end());
+  }
   for (const StepEntry& entry : *entries) {
-    if (!progress.done.insert(entry.step).second) continue;
+    if (!progress.listed->contains(entry.step) || !progress.done.insert(entry.step).second) continue;
     clean(entry);
     if (progress.should_pause()) return false;
   }

@@ -33,8 +33,11 @@ struct CollectionResult {
 
 // How far a collection got that is made in parts, so that others can lock the directory between them.
 struct CollectionProgress {
-  std::function<bool()> should_pause;  // asked after each step
-  std::set<std::uint64_t> done = {};   // steps that are not looked at again
+  std::function<bool()> should_pause;  // called after each step
+  // Steps of the directory at the beginning: those saved during the pauses have no debris, and would keep the
+  // collection from ending.
+  std::optional<std::set<std::uint64_t>> listed = {};
+  std::set<std::uint64_t> done = {};  // steps that are not looked at again
 };
 
 // A step that is a symbolic link lies elsewhere, maybe in the directory of another run: to remove it is to
