@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <mutex>
 
+#include "os/unique_fd.h"
+
 namespace trunkline::os {
 
 // All that are open. A fork waits for the lock, so that no descriptor is open and not listed yet.
@@ -30,7 +32,7 @@ ForkPrivateFd::ForkPrivateFd(const std::string& path, int flags, mode_t mode) {
   static const int registered = pthread_atfork(List::prepare, List::in_parent, List::in_child);
   (void)registered;
   const std::scoped_lock lock(List::mutex);
-  fd_ = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+  fd_ = above_standard_streams(::open(path.c_str(), flags | O_CLOEXEC, mode));
   if (fd_ < 0) {
     open_error_ = errno;
     return;
