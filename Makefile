@@ -1,6 +1,6 @@
 # Thin names. The work is in scripts/, the CMake presets, pytest, examples/demo.py and benchmarks/; ARGS goes to it:
 #   make test ARGS="--only release,python"    make demo ARGS="--size 4GB"    make bench ARGS="--only cpu"
-.PHONY: help setup build test demo bench lint format asan tsan wheel clean
+.PHONY: help setup build test demo bench lint docs format asan tsan wheel clean
 .DEFAULT_GOAL := help
 ARGS ?=
 
@@ -36,9 +36,14 @@ bench:  ## the measurements of docs/performance.md, beside fio
 	@scripts/install_package.sh
 	@.venv/bin/python benchmarks/bench.py $(ARGS)
 
-lint:  ## formatting, static analysis, types and layers
+lint:  ## formatting, static analysis, types, layers and documentation
 	@scripts/setup.sh lint
 	@scripts/lint.py $(ARGS)
+
+docs:  ## the documentation site: build/docs/index.html
+	@scripts/setup.sh docs
+	@scripts/install_package.sh
+	@scripts/build_docs.sh
 
 format:  ## bring C++ and Python into the project's layout
 	@scripts/setup.sh lint

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Formatting, static analysis, types and layers. Every check that objects prints what it objects to.
+"""Formatting, static analysis, types, layers, documentation. Checks that object print what they object to.
 
     scripts/lint.py [--only CHECK,...] [--fix]
 
@@ -117,6 +117,11 @@ def layers() -> list[str]:
     ]
 
 
+def docs() -> list[str]:
+    """The documentation site, built strictly, and what is generated into docs/."""
+    return check(["scripts/install_package.sh"]) or check(["scripts/build_docs.sh"])
+
+
 def shellcheck() -> list[str]:
     return check(["shellcheck", *sorted((ROOT / "scripts").glob("*.sh")), ".ci/run"])
 
@@ -128,6 +133,7 @@ CHECKS: dict[str, Callable[[], list[str]]] = {
     "ruff-format": ruff_format,
     "layers": layers,
     "shellcheck": shellcheck,
+    "docs": docs,
     "mypy": mypy,
     "clang-tidy": clang_tidy,
 }
@@ -144,7 +150,7 @@ def fix() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Formatting, static analysis, types and layers.")
+    parser = argparse.ArgumentParser(description="Formatting, static analysis, types, layers, documentation.")
     parser.add_argument("--only", default=",".join(CHECKS), help="checks, separated by commas (default: all)")
     parser.add_argument("--fix", action="store_true", help="reformat instead of checking")
     options = parser.parse_args()

@@ -3,12 +3,13 @@
 # it prints the command to run) and pinned Python packages in .venv. What is there already is left alone, so a second
 # call costs well under a second.
 #
-#   scripts/setup.sh [build] [package] [test] [lint] [demo] [bench]
+#   scripts/setup.sh [build] [package] [test] [lint] [docs] [demo] [bench]
 #
 #   build     compile the library and the command line
 #   package   build and run the Python package (includes build)
 #   test      make test (includes package)
-#   lint      make lint (includes package)
+#   lint      make lint (includes docs)
+#   docs      make docs (includes package)
 #   demo      make demo (includes package)
 #   bench     make bench (includes package)
 #
@@ -22,11 +23,12 @@ usage() {
 }
 
 declare -A wanted=()
-(($#)) || set -- build package test lint demo bench
+(($#)) || set -- build package test lint docs demo bench
 for group in "$@"; do
   case $group in
     build) ;;
-    package | test | lint) wanted[package]=1 ;;
+    package | test) wanted[package]=1 ;;
+    docs | lint) wanted[package]=1 wanted[docs]=1 wanted[models]=1 ;;
     demo | bench) wanted[package]=1 wanted[models]=1 ;;
     -h | --help) usage 0 ;;
     *)
@@ -154,7 +156,7 @@ pip_install() { # pip_install NAME...: all requirement files in one resolution
 # torch first and alone: with it in place no other package makes pip choose one.
 if stale torch; then pip_install torch; fi
 requirements=()
-for name in package test lint models; do
+for name in package test lint docs models; do
   if [[ ${wanted[$name]:-} ]] && stale "$name"; then requirements+=("$name"); fi
 done
 if ((${#requirements[@]})); then pip_install "${requirements[@]}"; fi
