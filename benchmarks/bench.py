@@ -8,10 +8,12 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); saving, loading, overlap (checkpoints);
-streaming (models larger than memory).
-What each measures stands at the head of its file.
-The numbers are also written to build/bench/bench.json. Memory needed: three times --size, and for disks with
-a known limit room for seven times --size in /dev/shm.
+streaming (models larger than memory);
+many (a million tensors). What each measures stands at the head of its file.
+The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
+benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
+those of some sections in the place of what FILE has of them. compare.py says what became slower.
+Memory needed: three times --size, and for disks with a known limit room for seven times --size in /dev/shm.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from pathlib import Path
 
 import cpu_cost
 import fio_peer
+import kept_results
 import latency
 import loading
+import many_tensors
 import overlap
 import random_reads
 import saving
@@ -53,7 +57,9 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "loading": loading.measure,
     "overlap": overlap.measure,
     "streaming": streaming.measure,
+    "many": many_tensors.compare,
 }
+RESULTS = ROOT / "benchmarks/results"
 
 
 class Directories:
@@ -108,6 +114,14 @@ def parse_arguments() -> argparse.Namespace:
         "--size", type=int, default=10**9, help="bytes of a sequential transfer (default: 10^9)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="of every measurement (default: 5)")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="results to update (default, if all ran: benchmarks/results/DATE-COMMIT.json)",
+    )
+    parser.add_argument(
+        "--machine", help="this machine in words, for the results (default: what it says itself)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
@@ -117,6 +131,20 @@ def parse_arguments() -> argparse.Namespace:
     if options.rounds < 1 or options.size < 1:
         parser.error("--rounds and --size must be at least 1")
     return options
+
+
+def keep(results: Results, options: argparse.Namespace) -> None:
+    """Leave the results in a file of their own, or with what an earlier run measured of other sections."""
+    document = results.as_json()
+    path = options.keep
+    if path is None:
+        if set(options.only) != set(SECTIONS):
+            return
+        path = RESULTS / f"{results.date}-{results.commit or 'unknown'}.json"
+    elif path.exists():
+        document = kept_results.merge(json.loads(path.read_text()), document)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    progress(f"kept {path}; benchmarks/make_tables.py brings the documents up to date\n")
 
 
 def main() -> int:
@@ -136,6 +164,8 @@ def main() -> int:
             )
             where = "; ".join(filter(None, (about, memory)))
             results = Results(where, shlex.join(["make", "bench", f"ARGS={shlex.join(sys.argv[1:])}"]))
+            if options.machine:
+                results.machine = options.machine
             for name in options.only:
                 disks.limit(bench.limit_mb_s)
                 results.comparisons += SECTIONS[name](bench)
@@ -149,6 +179,7 @@ def main() -> int:
     written = ROOT / "build/bench/bench.json"
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    keep(results, options)
     if options.json:
         print(json.dumps(results.as_json(), indent=1))
     else:

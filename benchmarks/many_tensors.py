@@ -19,12 +19,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from measurement import progress, spent
+from measurement import Comparison, progress, spent
+
+if TYPE_CHECKING:  # it imports torch, which what is measured must not find imported
+    from workbench import Workbench
 
 State: TypeAlias = dict[str, Any]
 ELEMENTS = 16
+MANY = 1_000_000
 # Each way and its peer.
 WAYS = {
     "safetensors_save": None,
@@ -40,6 +44,18 @@ WAYS = {
     "step_load": "safetensors_load",
     "step_into": "safetensors_load",
     "step_open": None,
+}
+# Of these the section of bench.py consists: what its rows are called, and beside whom; "": a peer alone.
+SECTION = {
+    "safetensors_save": ("", ""),
+    "safetensors_load": ("", ""),
+    "file_save": (".safetensors, save", "safetensors"),
+    "file_load": (".safetensors, load", "safetensors"),
+    "step_save": ("Checkpointer, save", "safetensors, one file"),
+    "step_background": ("Checkpointer, save in the background", "safetensors, one file"),
+    "step_load": ("Checkpointer, load", "safetensors, one file"),
+    "step_into": ("Checkpointer, load into=...", "safetensors, one file"),
+    "step_open": ("Checkpointer, opening and latest()", "the goal"),
 }
 NEED_STATE = ("_save", "_background", "_into")
 
@@ -122,7 +138,8 @@ def measure(name: str, count: int, directory: Path) -> None:
     print(json.dumps({"wall": time.seconds, "cpu": time.cpu_seconds, "peak": peak}))
 
 
-def run_all(count: int, rounds: int, only: list[str], directory: Path) -> None:
+def run_all(count: int, rounds: int, only: list[str], directory: Path) -> dict[str, list[dict[str, float]]]:
+    """Wall-clock seconds, processor seconds and bytes of memory by way and round."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in only}
     for number in range(1, rounds + 1):
         for name in only:
@@ -130,12 +147,37 @@ def run_all(count: int, rounds: int, only: list[str], directory: Path) -> None:
             command = [sys.executable, __file__, str(count), "--measure", name, "--dir", str(directory)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[name].append(json.loads(done.stdout))
+    return results
 
+
+def compare(bench: Workbench) -> list[Comparison]:
+    """The section of bench.py: a million tensors, the least of two rounds."""
+    with tempfile.TemporaryDirectory(prefix="trunkline-many-", dir=bench.first) as directory:
+        results = run_all(MANY, 2, list(SECTION), Path(directory))
+
+    def least(name: str) -> list[float]:
+        return [min(each["wall"] for each in results[name])]
+
+    rows = []
+    for name, (case, peer) in SECTION.items():
+        if not peer:
+            continue
+        theirs = [0.2] if peer == "the goal" else least(WAYS[name] or "")
+        at_most = {"the goal": 1.0, "safetensors, one file": 1.5}.get(peer)
+        rows.append(
+            Comparison(
+                *("a million tensors of 64 bytes", case, "s", peer, least(name), theirs), at_most=at_most
+            )
+        )
+    return rows
+
+
+def print_all(results: dict[str, list[dict[str, float]]], count: int, rounds: int) -> None:
     def best(name: str, key: str) -> float:
         return min(each[key] for each in results[name])
 
     print(f"{count} tensors, best of {rounds}")
-    for name in only:
+    for name in results:
         row = f"{name:17} {best(name, 'wall'):8.3f} s, cpu {best(name, 'cpu'):8.3f} s"
         row += f", memory + {best(name, 'peak') / 1e6:6.0f} MB"
         peer = WAYS[name]
@@ -157,7 +199,8 @@ def main() -> None:
         measure(options.measure, options.count, options.dir)
         return
     with tempfile.TemporaryDirectory(prefix="trunkline-many-", dir=options.dir) as directory:
-        run_all(options.count, options.rounds, options.only.split(","), Path(directory))
+        results = run_all(options.count, options.rounds, options.only.split(","), Path(directory))
+    print_all(results, options.count, options.rounds)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,18 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Literal
+
+import tables
 
 
 @dataclass
@@ -121,27 +125,67 @@ class Comparison:
         }
 
 
+def machine() -> str:
+    """The processors, memory and kernel of this machine in words; never its name."""
+    cpu = "unknown CPU"
+    with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                cpu = line.partition(":")[2].strip()
+                break
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    kernel = ".".join(platform.release().split(".")[:2])  # what follows names builds, and sometimes machines
+    return f"{os.cpu_count()} cores ({cpu}), {gib:.0f} GiB, Linux {kernel}"
+
+
+def software() -> str:
+    """The versions of what is measured beside us."""
+    found = []
+    for name in ("torch", "safetensors", "transformers", "accelerate", "deepspeed"):
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    with suppress(OSError):
+        done = subprocess.run(["fio", "--version"], capture_output=True, text=True, check=False)
+        found.insert(0, done.stdout.strip().replace("fio-", "fio "))
+    return ", ".join(found)
+
+
+def commit() -> str:
+    """The commit of the project that is measured, marked where files differ from it; "" outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
+
+
 @dataclass
 class Results:
     """All comparisons of a run, and where it ran."""
 
     disks: str
     command: str
+    machine: str = field(default_factory=machine)
+    software: str = field(default_factory=software)
+    commit: str = field(default_factory=commit)
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
     comparisons: list[Comparison] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
         return {
-            "machine": machine(),
+            "schema": 1,
+            "date": self.date,
+            "commit": self.commit,
+            "machine": self.machine,
+            "software": self.software,
             "disks": self.disks,
             "command": self.command,
             "comparisons": [comparison.as_json() for comparison in self.comparisons],
         }
 
     def table(self) -> str:
-        about = machine()
-        lines = [
-            f"{about['cpus']} CPUs ({about['cpu']}), Linux {about['kernel']}, {about['date']}; {self.disks}"
-        ]
+        lines = [f"{self.machine}, {self.date}; {self.disks}"]
         lines.append(f"{'':<52}{'median':>9}{'peer':>9}{'compared':>10}  goal     peer")
         section = ""
         for one in self.comparisons:
@@ -158,36 +202,5 @@ class Results:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """The table of docs/performance.md."""
-        lines = []
-        for section in dict.fromkeys(one.section for one in self.comparisons):
-            rows = [one for one in self.comparisons if one.section == section]
-            lines += ["", f"| {section}, {rows[0].unit} | ours | peer | compared | goal | peer |"]
-            lines += ["|---|---|---|---|---|---|", *(_markdown_row(one) for one in rows)]
-        return "\n".join(lines[1:])
-
-
-def _markdown_row(one: Comparison) -> str:
-    goal = one.goal.replace(">=", "\u2265").replace("<=", "\u2264")
-    if one.value is None:
-        return f"| {one.case} | | | | {goal} | {one.peer}: {one.why_not} |"
-    compared = f"{one.value:+.3f}" if one.compared == "difference" else f"{one.value:.3f}"
-    if one.met is not None:
-        compared += "" if one.met else " **missed**"
-    numbers = [f"{median(values):.3f}" for values in (one.ours, one.theirs)]
-    return f"| {one.case} | {numbers[0]} | {numbers[1]} | {compared} | {goal} | {one.peer} |"
-
-
-def machine() -> dict[str, str | int]:
-    cpu = "unknown CPU"
-    with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    return {
-        "cpus": os.cpu_count() or 1,
-        "cpu": cpu,
-        "kernel": platform.release(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+        """The tables of docs/performance.md."""
+        return tables.markdown([comparison.as_json() for comparison in self.comparisons])
