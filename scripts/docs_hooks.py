@@ -82,6 +82,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
+    if here == PAGES["README.md"]:
+        page.meta["hide"] = ["navigation"]  # of which there is only this page
     text, end = [], 0
     for match, source in links(markdown, here):
         target = posixpath.relpath(page_of(source), posixpath.dirname(here) or ".")
