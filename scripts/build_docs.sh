@@ -12,4 +12,9 @@ if grep -rlE --include='*.html' '<(script|img|iframe|source)[^>]* src="?(https?:
   echo "build_docs: these pages load something from another site" >&2
   exit 1
 fi
+# GitHub begins a list or a fence in more places than Python-Markdown, which shows their marks as text.
+if grep -rPlz --include='*.html' '<p>[^<]*(\n[-*] |\n?```)' build/docs; then
+  echo "build_docs: a list or code block in these pages is shown as text; put a blank line before it, and no fence in a list" >&2
+  exit 1
+fi
 echo "built build/docs/index.html"
