@@ -18,8 +18,12 @@ export PATH
 if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
+# Compiled word for word as by the release preset, so that ccache serves whichever comes second: by the compiler's
+# name that CMake chooses (scikit-build-core would name the one that built Python), with warnings as errors.
+export CXX=${CXX:-c++}
 
-"$python" -m pip wheel --no-build-isolation --no-deps --disable-pip-version-check -w "$raw" "$@" .
+"$python" -m pip wheel --no-build-isolation --no-deps --disable-pip-version-check -w "$raw" \
+  -C cmake.define.TRUNKLINE_WERROR=ON "$@" .
 rm -f dist/trunkline-*.whl
 "$python" -m auditwheel repair -w dist "$raw"/trunkline-*.whl
 "$python" -m auditwheel show dist/trunkline-*.whl
