@@ -27,6 +27,7 @@ function(trunkline_tests layer library)
   target_include_directories(${layer}_tests PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}
     fake_cuda GTest::gtest GTest::gtest_main)
+  trunkline_precompile_tests(${layer}_tests)
   gtest_discover_tests(${layer}_tests DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 300 LABELS ${layer})
 endfunction()
 
