@@ -1,7 +1,5 @@
 #include "trunkline/file.h"
 
-#include <fmt/format.h>
-
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
 #include "io/file/open_members.h"
@@ -26,17 +24,6 @@ Result<std::uint64_t> move(Op op, const std::shared_ptr<FileCore>& core, const M
 }
 
 }  // namespace
-
-Result<Mode> parse_mode(std::string_view text) {
-  if (text == "r" || text == "rb") return Mode::read;
-  if (text == "r+" || text == "rb+" || text == "r+b") return Mode::read_write;
-  if (text == "w" || text == "wb") return Mode::write;
-  if (text == "x" || text == "xb") return Mode::create;
-  return std::unexpected(make_error(ErrorKind::invalid_argument,
-                                    fmt::format("mode: \"{}\" is not \"r\" (read), \"r+\" (read and write), "
-                                                "\"w\" (create or empty) or \"x\" (create)",
-                                                text)));
-}
 
 Result<File> File::open(const Engine& engine, const std::string& path, const OpenOptions& options) {
   return io::open_members(engine, {path}, {}, options, path);
