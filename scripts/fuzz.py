@@ -38,8 +38,6 @@ KEPT = ROOT / "tests/fuzz/kept"
 CLANG = "clang++-19"
 SLICE_SECONDS = 300  # a long run is merged and counted that often
 _MAX_KEPT_BYTES = 512  # of a kept input
-_LINKS = "// Links: "  # in a target: sources that are not in the library
-_LIBRARIES = ("-luring", "-laio", "-lisal", "-lfmt", "-lpthread")
 _SANITIZERS = "address,undefined"
 # A long run tries inputs with what costs a quarter as much; what it keeps is tried again with all of the
 # checks, and short runs look for more with them.
@@ -85,34 +83,19 @@ def python_targets() -> list[str]:
 def build(
     names: list[str], folder: Path = BUILD, sanitizers: str = _SANITIZERS, checks: tuple[str, ...] = ()
 ) -> None:
-    """Build the library and the targets into a folder; raises CalledProcessError."""
+    """Build the targets into a folder; raises CalledProcessError."""
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     flags = (*_SECTIONS, *checks)
     configure: list[str | Path] = [
         *("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"),
         *(f"-DCMAKE_CXX_COMPILER={CLANG}", *launcher),
         *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DTRUNKLINE_SANITIZE=fuzzer-no-link,{sanitizers}"),
-        *(f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
+        *(f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", f"-DCMAKE_EXE_LINKER_FLAGS={' '.join(_DROP_SECTIONS)}"),
+        *("-DTRUNKLINE_FUZZ=ON", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),
     ]
     subprocess.run(configure, check=True)
-    subprocess.run(["cmake", "--build", folder], check=True)
-    for name in names:
-        source = ROOT / f"tests/fuzz/{name}_fuzz.cpp"
-        linked = [
-            ROOT / path
-            for line in source.read_text().splitlines()
-            if line.startswith(_LINKS)
-            for path in line.removeprefix(_LINKS).split()
-        ]
-        compile_and_link: list[str | Path] = [
-            *(CLANG, "-std=c++23", "-O2", "-g1", "-fno-omit-frame-pointer", *flags),
-            *(f"-fsanitize=fuzzer,{sanitizers}", "-fno-sanitize-recover=all", *_DROP_SECTIONS),
-            *("-I", ROOT / "include", "-I", ROOT / "src"),
-            *(source, *linked, folder / "libtrunkline.a"),
-            *(*_LIBRARIES, "-o"),
-            folder / f"fuzz_{name}",
-        ]
-        subprocess.run(compile_and_link, check=True)
+    programs = [f"fuzz_{name}" for name in names]
+    subprocess.run(["cmake", "--build", folder, "--target", *programs], check=True)
 
 
 def kept_inputs(name: str) -> list[bytes]:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fuzz as fuzzing
@@ -131,9 +132,16 @@ def fuzz(build_only: bool) -> Outcome:
         fuzzing.build(names)
     except subprocess.CalledProcessError as error:
         raise StageError(f"exit {error.returncode}: {' '.join(map(str, error.cmd))}") from None
-    for name in [] if build_only else names:
+    if build_only:
+        return outcome
+
+    def run_target(name: str) -> fuzzing.Run:
         with tempfile.TemporaryDirectory(prefix="trunkline-fuzz-") as scratch:
-            done = fuzzing.run(name, Path(scratch), f"-max_total_time={FUZZ_SECONDS}")
+            return fuzzing.run(name, Path(scratch), f"-max_total_time={FUZZ_SECONDS}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a target runs on one core
+        runs = list(pool.map(run_target, names))
+    for name, done in zip(names, runs, strict=True):
         print(f"{name}: {done.executions} executions, {done.coverage} edges", flush=True)
         if done.code == 0:
             outcome.passed += 1

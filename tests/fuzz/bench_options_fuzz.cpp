@@ -1,7 +1,6 @@
 // The words of the command line of `trunkline bench`, and what fio prints: refused with a typed error, or
 // read.
 
-// Links: src/cli/bench/options.cpp src/cli/bench/fio_output.cpp src/cli/bench/statistics.cpp
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
