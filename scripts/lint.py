@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Formatting, static analysis, types, layers, documentation. Checks that object print what they object to.
 
-    scripts/lint.py [--only CHECK,...] [--fix]
+    scripts/lint.py [--only CHECK,...] [--fresh] [--fix]
 
---fix brings C++ and Python into the project's layout instead. Expects scripts/setup.sh lint to have run.
+clang-tidy leaves out the files that it has found clean as they are, with all that they include (records in
+~/.cache/trunkline/clang-tidy); --fresh makes it read every file. --fix brings C++ and Python into the
+project's layout instead. Expects scripts/setup.sh lint to have run.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +22,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from clean_records import CleanRecords
 from results import Outcome, report, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "build/release"
+# GCC's flags that clang does not know must not count as findings. -H prints what is included.
+TIDY = ("clang-tidy-19", "--quiet", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-H")
+INCLUDED = re.compile(r"\.+ (/.+)$")
 VENV = ROOT / ".venv/bin"
 CPP_FOLDERS = ("include", "src", "tests", "examples", "python/bindings")
 PYTHON_FOLDERS = [
@@ -36,9 +43,13 @@ def cpp_files(*suffixes: str) -> list[Path]:
     )
 
 
+def run(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
 def check(command: Sequence[str | Path]) -> list[str]:
     """The complaint of a command: nothing when it exits with 0."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = run(command)
     if done.returncode == 0:
         return []
     return [f"{Path(command[0]).name} exited with {done.returncode}\n{done.stdout}{done.stderr}".rstrip()]
@@ -53,12 +64,12 @@ def configure_release() -> list[str]:
     return check(["cmake", "--preset", "release", "-DTRUNKLINE_TESTS=ON", *ccache])
 
 
-def clang_tidy() -> list[str]:
+def clang_tidy(fresh: bool = False) -> list[str]:
     """Over the release build's compile commands, longest files first so that no core waits at the end."""
     if complaint := configure_release():
         return complaint
     commands = json.loads((RELEASE / "compile_commands.json").read_text())
-    files = {Path(entry["file"]) for entry in commands}
+    files = {Path(entry["file"]): entry["command"] for entry in commands}
     own = [
         file
         for file in files
@@ -69,20 +80,35 @@ def clang_tidy() -> list[str]:
     if not own:
         return ["build/release/compile_commands.json names no file of the project"]
     own.sort(key=lambda file: file.stat().st_size, reverse=True)
+    records = CleanRecords(tidy_records_folder(), ROOT)
+    version = subprocess.run(["clang-tidy-19", "--version"], capture_output=True, text=True).stdout
 
     def one(file: Path) -> list[str]:
-        # GCC's flags that clang does not know must not count as findings.
-        arguments: list[str | Path] = [
-            "--quiet",
-            "--extra-arg=-Wno-unknown-warning-option",
-            "-p",
-            RELEASE,
-            file,
-        ]
-        return check(["clang-tidy-19", *arguments])
+        key = f"{version}\n{' '.join(TIDY)}\n{files[file]}"
+        if not fresh and records.holds(key):
+            return []
+        started = time.time()
+        done = run([*TIDY, "-p", RELEASE, file])
+        if done.returncode == 0:
+            records.add(key, [file, ROOT / ".clang-tidy", *included(done.stderr)], started)
+            return []
+        messages = "".join(line for line in done.stderr.splitlines(keepends=True) if not INCLUDED.match(line))
+        return [f"clang-tidy-19 exited with {done.returncode}\n{done.stdout}{messages}".rstrip()]
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return [complaint for complaints in pool.map(one, own) for complaint in complaints]
+        complaints = [complaint for complaints in pool.map(one, own) for complaint in complaints]
+    records.prune()
+    return complaints
+
+
+def included(printed: str) -> list[Path]:
+    """Return the headers that clang printed for -H."""
+    return [Path(match[1]) for match in map(INCLUDED.match, printed.splitlines()) if match]
+
+
+def tidy_records_folder() -> Path:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "trunkline/clang-tidy"
 
 
 def ruff_check() -> list[str]:
@@ -126,7 +152,7 @@ def shellcheck() -> list[str]:
     return check(["shellcheck", *sorted((ROOT / "scripts").glob("*.sh")), ".ci/run"])
 
 
-# The slowest last, so that what is quick to put right is told first.
+# The slowest last, so that what is quick to put right is told first. Two run at a time: mypy uses one core.
 CHECKS: dict[str, Callable[[], list[str]]] = {
     "clang-format": clang_format,
     "ruff-check": ruff_check,
@@ -152,6 +178,7 @@ def fix() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Formatting, static analysis, types, layers, documentation.")
     parser.add_argument("--only", default=",".join(CHECKS), help="checks, separated by commas (default: all)")
+    parser.add_argument("--fresh", action="store_true", help="clang-tidy reads files found clean before, too")
     parser.add_argument("--fix", action="store_true", help="reformat instead of checking")
     options = parser.parse_args()
     if options.fix:
@@ -160,16 +187,20 @@ def main() -> int:
     if unknown := [name for name in names if name not in CHECKS]:
         parser.error(f"unknown check {unknown[0]!r}; there are {', '.join(CHECKS)}")
 
-    outcomes: dict[str, Outcome] = {}
-    for name in names:
+    def timed(name: str) -> tuple[list[str], float]:
         start = time.monotonic()
-        complaints = CHECKS[name]()
-        outcome = Outcome(passed=0 if complaints else 1, seconds=time.monotonic() - start)
-        for complaint in complaints:
-            print(f"---- {name}\n{complaint}")
-            outcome.fail(complaint.splitlines()[0])
-        print(f"{name:<14}{'ok' if outcome.passed else 'objects'} ({outcome.seconds:.1f} s)", flush=True)
-        outcomes[name] = outcome
+        complaints = clang_tidy(fresh=True) if name == "clang-tidy" and options.fresh else CHECKS[name]()
+        return complaints, time.monotonic() - start
+
+    outcomes: dict[str, Outcome] = {}
+    with ThreadPoolExecutor(2) as pool:
+        for name, (complaints, seconds) in zip(names, pool.map(timed, names), strict=True):
+            outcome = Outcome(passed=0 if complaints else 1, seconds=seconds)
+            for complaint in complaints:
+                print(f"---- {name}\n{complaint}")
+                outcome.fail(complaint.splitlines()[0])
+            print(f"{name:<14}{'ok' if outcome.passed else 'objects'} ({seconds:.1f} s)", flush=True)
+            outcomes[name] = outcome
     write_results(ROOT / "build/results/lint.json", outcomes)
     return report(outcomes)
 
