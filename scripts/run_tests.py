@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fuzz as fuzzing
+import python_tests
 from junit import read_junit
 from results import Outcome, report, write_results
 
@@ -91,10 +92,8 @@ def python(build_only: bool) -> Outcome:
         return outcome
     junit = RESULTS / "python.xml"
     junit.unlink(missing_ok=True)
-    code = run_code(
-        *(ROOT / ".venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"),
-        *("--junitxml", junit, "python/tests"),
-    )
+    pytest = (ROOT / ".venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    code = python_tests.run(pytest, sorted((ROOT / "python/tests").glob("test_*.py")), junit)
     outcome = read_junit(junit)
     if code != 0 and not outcome.failed:
         outcome.fail(f"pytest exited with {code}")
