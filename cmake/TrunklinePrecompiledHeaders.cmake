@@ -24,16 +24,16 @@ function(trunkline_precompile target)
   endif()
 endfunction()
 
-# trunkline_precompile_tests(TARGET): the first one's precompiled header serves all: they are compiled alike.
+# trunkline_precompile_tests(TARGET): a program without tests has the precompiled header for all, so that none of them
+# waits for another.
 function(trunkline_precompile_tests target)
   if(NOT TRUNKLINE_PRECOMPILED_HEADERS)
     return()
   endif()
-  get_property(first GLOBAL PROPERTY trunkline_first_tests)
-  if(first)
-    _trunkline_use_precompiled(${target} REUSE_FROM ${first})
-  else()
-    _trunkline_use_precompiled(${target} PRIVATE ${trunkline_common_test_headers})
-    set_property(GLOBAL PROPERTY trunkline_first_tests ${target})
+  if(NOT TARGET test_headers)
+    add_executable(test_headers ${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.cpp)
+    trunkline_test_target(test_headers)
+    _trunkline_use_precompiled(test_headers PRIVATE ${trunkline_common_test_headers})
   endif()
+  _trunkline_use_precompiled(${target} REUSE_FROM test_headers)
 endfunction()

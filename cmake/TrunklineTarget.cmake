@@ -10,6 +10,18 @@ function(trunkline_target target)
   endif()
 endfunction()
 
+# trunkline_test_target(TARGET): the same, and GoogleTest, for a program of tests.
+function(trunkline_test_target target)
+  trunkline_target(${target})
+  # Optimizing assertions is most of the work of a build; with the address sanitizer, three quarters of it.
+  if(TRUNKLINE_SANITIZE MATCHES "address")
+    target_compile_options(${target} PRIVATE -O0)
+  else()
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+  target_link_libraries(${target} PRIVATE trunkline_private_dependencies GTest::gtest GTest::gtest_main)
+endfunction()
+
 # trunkline_tests(LAYER LIBRARY): builds src/LAYER/**/*_test.cpp into LAYER_tests and registers each test.
 function(trunkline_tests layer library)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${layer}/*_test.cpp)
@@ -17,16 +29,10 @@ function(trunkline_tests layer library)
     return()
   endif()
   add_executable(${layer}_tests ${tests} ${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.cpp)
-  trunkline_target(${layer}_tests)
-  # Optimizing assertions is most of the work of a build; with the address sanitizer, three quarters of it.
-  if(TRUNKLINE_SANITIZE MATCHES "address")
-    target_compile_options(${layer}_tests PRIVATE -O0)
-  else()
-    target_compile_options(${layer}_tests PRIVATE -O1)
-  endif()
+  trunkline_test_target(${layer}_tests)
   target_include_directories(${layer}_tests PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}
-    fake_cuda GTest::gtest GTest::gtest_main)
+    fake_cuda)
   trunkline_precompile_tests(${layer}_tests)
   gtest_discover_tests(${layer}_tests DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 300 LABELS ${layer})
 endfunction()
