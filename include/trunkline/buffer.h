@@ -1,4 +1,4 @@
-// Page-aligned memory that is counted in an engine's pinned budget.
+// Page-aligned memory that counts against an engine's pinned budget.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace trunkline {
 
 class PinnedBudget;
 
-// Owned, zeroed, page-aligned memory (2 MiB-aligned and on huge pages where the kernel gives them), locked
-// against swapping where RLIMIT_MEMLOCK allows. Every offset-aligned transfer lands in it without a copy.
-// Movable, not copyable; the budget gets its bytes back at destruction. Not synchronised.
+// Owned, zeroed, page-aligned memory (2 MiB-aligned and on huge pages where the kernel provides them), locked
+// against swapping where RLIMIT_MEMLOCK allows. Every offset-aligned transfer reaches it without a copy.
+// Movable, not copyable; destruction returns the bytes to the budget. Not synchronised.
 class Buffer {
  public:
   Buffer() = default;
@@ -22,11 +22,11 @@ class Buffer {
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
 
-  // Fails with out_of_budget when `budget` has fewer bytes left, system (ENOMEM) when the kernel refuses.
-  // bytes == 0 gives an empty buffer. A refused lock is not a failure: see locked().
+  // Fails with out_of_budget when `budget` has fewer bytes left, and with system (ENOMEM) when the kernel
+  // refuses. bytes == 0 gives an empty buffer. Failing to lock the memory is not an error: see locked().
   static Result<Buffer> allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget = nullptr);
 
-  // The same without lock, and without pages before they are touched.
+  // The same, but not locked, and pages are allocated only when they are touched.
   static Result<Buffer> allocate_pageable(std::uint64_t bytes,
                                           std::shared_ptr<PinnedBudget> budget = nullptr);
 

@@ -14,7 +14,7 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0);
 // CRC-32 of zip and gzip (ISO-HDLC, as zlib.crc32). Pass the last result as `seed` to continue.
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t seed = 0);
 
-// The checksum of two pieces together, from that of each and the length of the second.
+// The checksum of two adjacent pieces, computed from the checksum of each and the length of the second.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes);
 std::uint32_t crc32_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes);
 

@@ -1,4 +1,4 @@
-// Memory of GPUs.
+// GPU memory.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct CudaDeviceInfo {
   bool direct_rdma = false;    // other devices' DMA can reach its memory
 };
 
-// The CUDA driver of this machine. cuda_info() fails with `unsupported`, and says why, where there is none.
+// The CUDA driver of this machine. Where there is none, cuda_info() fails with `unsupported` and says why.
 struct CudaInfo {
   int version = 0;  // 12040: 12.4
   std::string library;
@@ -33,28 +33,29 @@ struct CudaInfo {
 };
 Result<CudaInfo> cuda_info();
 
-// The memory of a GPU, for MemoryView::device. Its primary context is kept until the process ends.
-// `unsupported` where there is no driver or no such GPU. Thread-safe. In a forked child of a process that has
-// used CUDA it fails, as CUDA does.
+// The memory of a GPU, for MemoryView::device. Its primary context is retained until the process ends. Fails
+// with `unsupported` where there is no driver or no such GPU. Thread-safe. Like CUDA itself, it fails in a
+// forked child of a process that has used CUDA.
 Result<Device*> cuda_device(unsigned ordinal);
 
-// The GPU whose memory holds an address. Errors as of cuda_device; invalid_argument for other memory.
+// The GPU whose memory holds an address. Fails like cuda_device(); invalid_argument for memory that is not a
+// GPU's.
 Result<unsigned> cuda_device_of(const void* address);
 
-// The first GPU that this process already uses, through Trunkline or torch. Never loads a driver or makes a
+// The first GPU that this process already uses, through Trunkline or torch. Never loads a driver or creates a
 // context to find out.
 std::optional<unsigned> cuda_device_in_use();
 
 class PinnedBudget;
 
-// Registers host memory with the CUDA driver, so that copies between it and GPUs (all of them) are
-// asynchronous and fast; until what is returned is dropped, before the memory goes. Memory that lies within
-// what this function has registered shares that, which then lasts until both are dropped. Memory that
-// overlaps such a range without lying within it is refused (`device`): the driver registers no page twice,
-// and copies must not span two registrations. `ordinal`: whose context it is done in; nullopt: of the GPU in
-// use, else of the first. `budget`: a newly registered range counts there until it is released; memory that
-// shares one is not counted again. Fails with `unsupported` as cuda_device() does, `out_of_budget` where it
-// does not fit, `device` where the driver refuses. Thread-safe.
+// Registers host memory with the CUDA driver, so that copies between it and any GPU are asynchronous and
+// fast. The registration lasts until the returned handle is dropped, which must happen before the memory is
+// freed. A range that lies within memory registered by this function shares that registration, which then
+// lasts until both handles are dropped. A range that only partly overlaps one is rejected (`device`): the
+// driver does not register a page twice, and a copy must not span two registrations. `ordinal`: the GPU whose
+// context is used; nullopt: the GPU in use, else the first one. `budget`: a newly registered range counts
+// against it until it is released; a shared one is not counted again. Fails with `unsupported` as
+// cuda_device() does, `out_of_budget` where it does not fit, `device` where the driver refuses. Thread-safe.
 Result<std::shared_ptr<const void>> register_host_memory(std::span<std::byte> memory,
                                                          std::optional<unsigned> ordinal = std::nullopt,
                                                          std::shared_ptr<PinnedBudget> budget = nullptr);

@@ -1,4 +1,4 @@
-// The engine: lanes of I/O that every file of it shares.
+// The engine: the I/O lanes that all its files share.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ enum class BackendKind { automatic, io_uring, libaio, threads, memory };
 std::string_view to_string(BackendKind kind);
 Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
 
-// The I/O path of operations on the memory of GPUs. automatic: GPUDirect Storage (gds) where a probe shows
-// that it is direct, else copies through pinned buffers (bounce). gds: also where cuFile only says that it
-// works; operations fail where it does not.
+// The I/O path for GPU memory. automatic: GPUDirect Storage (gds) where a probe shows that it really is
+// direct, else copies through pinned buffers (bounce). gds: also used where only cuFile claims that it works;
+// operations fail where it does not.
 enum class GpuPath { automatic, gds, bounce };
 std::string_view to_string(GpuPath path);
 Result<GpuPath> parse_gpu_path(std::string_view name);  // "auto" "gds" "bounce"
 
 struct EngineOptions {
-  // automatic: the first of io_uring, libaio, threads whose probe passes. A named one is used or creation
-  // fails. memory: files live in this process (an anonymous file per path), for tests.
+  // automatic: the first of io_uring, libaio, threads whose probe passes. If a named backend is not
+  // available, creation fails. memory: files live in this process (an anonymous file per path), for tests.
   BackendKind backend = BackendKind::automatic;
   std::optional<unsigned> lanes = {};        // I/O threads, 1 .. 64
   std::optional<unsigned> queue_depth = {};  // transfers in flight per lane, 1 .. 4096
@@ -89,36 +89,37 @@ struct Request {
   Keepalive keepalive = {};
 };
 
-// A shared handle: copies are the same engine. Every member function is thread-safe. The last handle (files
-// hold one too) finishes all pending operations and joins the lanes.
+// A shared handle: copies refer to the same engine. Every member function is thread-safe. The last handle
+// (files hold one too) finishes all pending operations and joins the lanes.
 class Engine {
  public:
   Engine() = default;  // no engine; only valid() may be called
   explicit Engine(std::shared_ptr<EngineCore> core) : core_(std::move(core)) {}
 
-  // Fails with invalid_argument, or unsupported when a named backend was refused (the message says why).
+  // Fails with invalid_argument, or with unsupported when a named backend is not available (the message says
+  // why).
   static Result<Engine> create(const EngineOptions& options = {});
 
-  // The process's own engine, created at first use with defaults; TRUNKLINE_BACKEND in the environment names
-  // its backend. A forked child gets a fresh one.
+  // The process-wide engine, created with defaults at first use; the environment variable TRUNKLINE_BACKEND
+  // selects its backend. A forked child gets a new one.
   static Result<Engine> default_engine();
 
   bool valid() const { return core_ != nullptr; }
   const EngineConfig& config() const;
 
-  // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full. One
-  // Future each; an invalid request fails only its own Future.
+  // Submits all of `requests` in order, with one wake-up of the lanes; blocks while the queue is full.
+  // Returns one Future per request; an invalid request fails only its own Future.
   std::vector<Future> submit(std::span<const Request> requests) const;
 
-  // `path` is a file, or a directory in which a probe file may be made and removed.
+  // `path` is a file, or a directory in which a probe file may be created and removed.
   Result<Explanation> explain(const std::string& path) const;
 
   EngineStats stats() const;
 
-  // Page-aligned memory of this engine's budget; out_of_budget when it does not fit beside what is in use.
+  // Page-aligned memory from this engine's budget; out_of_budget when it does not fit beside what is in use.
   Result<Buffer> allocate(std::uint64_t bytes) const;
 
-  // Finishes what was submitted, then refuses further operations (`closed`). Idempotent.
+  // Finishes what was submitted, then rejects further operations (`closed`). Idempotent.
   void close() const;
 
   const std::shared_ptr<EngineCore>& core() const { return core_; }

@@ -15,7 +15,7 @@ enum class ErrorKind {
   end_of_file,       // a read reaches past the end of the file
   unsupported,       // this machine, filesystem or build cannot do it; the message says what was tried
   cancelled,         // the operation was cancelled before it was complete
-  timed_out,         // a wait ended before the operation did, which is still running
+  timed_out,         // the wait ended before the operation, which is still running
   out_of_budget,     // the pinned-memory budget cannot hold the request
   corrupt,           // stored bytes contradict what was recorded about them
   format,            // a file is not in the expected format, or of a newer version
@@ -26,7 +26,7 @@ enum class ErrorKind {
 struct Error {
   ErrorKind kind = ErrorKind::system;
   int code = 0;         // errno value that fits the error, 0 where none does
-  std::string message;  // what was being done, to what, the cause, and what to try next
+  std::string message;  // what was being done, to what, why it failed, and what to try next
   std::string path;     // the file concerned, empty where there is none
 };
 

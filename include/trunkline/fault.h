@@ -1,4 +1,4 @@
-// Faults to inject at completions: how this library is tested, and how users can test what they build on it.
+// Faults injected at completions: how this library is tested, and how users can test what they build on it.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace trunkline {
 enum class Op { read, write, sync };
 
 // A plan of faults, shared by all lanes of the engine that was created with it. Commands of each Op are
-// counted from 0 in the order in which lanes send them (a resumed or retried transfer is a further command).
-// Thread-safe.
+// counted from 0 in the order in which lanes send them (resuming or retrying a transfer sends another
+// command). Thread-safe.
 class Faults {
  public:
   static std::shared_ptr<Faults> create();
@@ -27,7 +27,7 @@ class Faults {
   virtual void release() = 0;
 
   // Every command fails with EINTR or EAGAIN, or is cut short at a random place, with these probabilities;
-  // completions are shuffled. What a correct engine makes of it is the same result as without.
+  // completions are shuffled. A correct engine produces the same result as without.
   virtual void disturb(std::uint64_t seed, double interrupt_rate, double short_rate) = 0;
 
   virtual std::uint64_t commands(Op op) const = 0;  // sent so far

@@ -20,31 +20,33 @@ enum class Mode {
 Result<Mode> parse_mode(std::string_view text);  // also with a "b", as in "rb"
 
 enum class Direct {
-  automatic,  // direct where the filesystem supports it and is faster with it
-  always,     // opening fails with unsupported where direct I/O is refused
+  automatic,  // direct where the filesystem supports it and it is faster
+  always,     // opening fails with unsupported where direct I/O is not possible
   never,      // through the page cache
-  // As automatic, but through the page cache if that holds nearly all of the file when it is opened: for
-  // reading a whole file once. Requires Linux 6.5 (cachestat), and a file that the process may write; not on
-  // overlayfs.
+  // Like automatic, but through the page cache if it holds nearly all of the file when the file is opened:
+  // for reading a whole file once. Requires Linux 6.5 (cachestat), and a file that the process may write; not
+  // supported on overlayfs.
   unless_cached,
 };
 
 struct OpenOptions {
   Mode mode = Mode::read;
   Direct direct = Direct::automatic;
-  // Allocate the blocks of a long write that extends the file before it is sent, where the filesystem can.
+  // Allocate the blocks of a long write that extends the file before the write is sent, where the filesystem
+  // supports it.
   bool preallocate = true;
 };
 
 class FileCore;  // src/io/file/file_core.h
 
-// A shared handle to an open file; copies are the same file. Every member function is thread-safe; operations
-// on overlapping ranges run in no particular order unless one is awaited before the next is submitted. Writes
-// that overlap and run at the same time leave the bytes of either, and may make every later sync() fail: the
-// kernel gives up on a page that one writes through the page cache and the other past it.
+// A shared handle to an open file; copies refer to the same file. Every member function is thread-safe.
+// Operations on overlapping ranges run in no particular order unless one is awaited before the next is
+// submitted. Concurrent overlapping writes leave the bytes of either, and may make every later sync() fail:
+// the kernel gives up on a page that is written both through the page cache and past it.
 //
-// Reads fill all of the memory or fail: reading past the end is end_of_file. Writes move all or fail; after a
-// failed or cancelled write the bytes of its range are unspecified and all others are untouched.
+// Reads fill all of the memory or fail: reading past the end is end_of_file. Writes write everything or
+// fail; after a failed or cancelled write the bytes of its range are unspecified and all others are
+// untouched.
 class File {
  public:
   File() = default;  // no file; only valid() may be called
@@ -52,8 +54,7 @@ class File {
 
   static Result<File> open(const Engine& engine, const std::string& path, const OpenOptions& options = {});
 
-  // A file of the process's default engine, whichever that is at the time of each call (so it works after a
-  // fork).
+  // A file of the process's default engine, looked up at each call (so the file works after a fork).
   static Result<File> open(const std::string& path, const OpenOptions& options = {});
 
   bool valid() const { return core_ != nullptr; }
@@ -64,8 +65,8 @@ class File {
   Result<std::uint64_t> pread(MemoryView memory, std::uint64_t offset) const;
   Result<std::uint64_t> pwrite(MemoryView memory, std::uint64_t offset) const;
 
-  // Memory must stay valid until the Future is done; a Keepalive given is held until then. Blocks only while
-  // the engine's queue is full. An invalid request fails only its Future.
+  // Memory must stay valid until the Future is done; a Keepalive, if given, is held until then. Blocks only
+  // while the engine's queue is full. An invalid request fails only its Future.
   Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
   Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
 
@@ -77,7 +78,7 @@ class File {
   // (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020).
   Status sync() const;
 
-  // Operations submitted and not done yet.
+  // Operations that were submitted and are not done yet.
   std::uint64_t pending() const;
 
   // Waits for all pending operations on the file, then closes it. Idempotent. Later operations fail with

@@ -19,15 +19,15 @@ class Operation;  // src/io/operation.h
 // does not cancel: the operation continues and keeps its file and Keepalive until it is done.
 //
 // In the child of a fork, pending operations count as done, with the error `closed`: they continue in the
-// parent, with the parent's memory.
+// parent, on the parent's memory.
 class Future {
  public:
-  using Timeout = std::optional<std::chrono::nanoseconds>;  // nullopt: without end
+  using Timeout = std::optional<std::chrono::nanoseconds>;  // nullopt: no limit
 
   Future() = default;
   explicit Future(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
-  // False only for a default-constructed Future; nothing else may be called on that.
+  // False only for a default-constructed Future, on which nothing else may be called.
   bool valid() const { return operation_ != nullptr; }
 
   bool done() const;
@@ -39,15 +39,16 @@ class Future {
   // Once this returns anything but timed_out, neither kernel nor device touches the memory any more.
   Result<std::uint64_t> result(Timeout timeout = std::nullopt) const;
 
-  // Drops the transfers that were not sent yet. Those that were sent are awaited before the operation ends
-  // with `cancelled`. Returns whether anything was dropped: if not, the operation ends as if not cancelled.
+  // Drops the transfers that were not sent yet. Those already sent are awaited before the operation ends with
+  // `cancelled`. Returns whether anything was dropped; if not, the operation ends as if it had not been
+  // cancelled.
   bool cancel();
 
-  // Runs `fn` once when the operation is done, on the thread that completes it (at once, on the caller's,
-  // when it is done already). `fn` must be short and must not block or wait on other operations.
+  // Runs `fn` once when the operation is done, on the thread that completes it (immediately, on the calling
+  // thread, if it is done already). `fn` must be short and must not block or wait for other operations.
   void on_done(std::function<void()> fn);
 
-  // What it does, for messages: "reading 4096 bytes at 0 of /data/a.bin". Empty once it is done.
+  // What the operation does, for messages: "reading 4096 bytes at 0 of /data/a.bin". Empty once it is done.
   std::string description() const;
 
   // Bytes that have arrived so far; equals the result once done.
@@ -57,8 +58,8 @@ class Future {
   std::shared_ptr<Operation> operation_;
 };
 
-// Waits for all of `futures`; the sum of bytes moved, or the first error in the order of the list (the others
-// are awaited all the same). timed_out after the timeout.
+// Waits for all of `futures`; returns the sum of bytes moved, or the first error in the order of the list
+// (the others are still awaited). timed_out after the timeout.
 Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout timeout = std::nullopt);
 
 }  // namespace trunkline

@@ -10,13 +10,13 @@ namespace trunkline {
 
 class Device;  // where the bytes live; trunkline/device.h
 
-// Contiguous bytes of a caller, on the host or on a device. A view owns nothing: the caller keeps
-// the bytes alive until the operation is done, or passes a Keepalive with it.
+// Contiguous bytes owned by the caller, on the host or on a device. A view owns nothing: the caller keeps the
+// bytes alive until the operation is done, or passes a Keepalive with it.
 struct MemoryView {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   Device* device = nullptr;  // nullptr: host memory
-  // Of the device: the operation starts after the work that is queued on it at submission (a CUstream; null:
+  // A stream of the device: the operation starts after the work queued on it at submission (a CUstream; null:
   // the default stream).
   void* stream = nullptr;
 

@@ -1,4 +1,4 @@
-// Sizes as people write them. GB is 10^9 bytes and GiB is 2^30, everywhere.
+// Sizes as people write them. GB is always 10^9 bytes and GiB 2^30.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ inline constexpr std::uint64_t kGiB = 1ULL << 30;
 inline constexpr std::uint64_t kMB = 1'000'000;
 inline constexpr std::uint64_t kGB = 1'000'000'000;
 
-// Bytes of "4096", "400MB", "1.5 GiB", "64k" is refused: a unit is B, kB, KB, MB, GB, TB, KiB, MiB, GiB or
-// TiB (letter case is ignored). Fails with invalid_argument on anything else, on negative and on fractional
+// Bytes of "4096", "400MB", "1.5 GiB". "64k" is rejected: a unit is B, kB, KB, MB, GB, TB, KiB, MiB, GiB or
+// TiB (case is ignored). Fails with invalid_argument on anything else, including negative and fractional
 // bytes.
 Result<std::uint64_t> parse_bytes(std::string_view text);
 
