@@ -11,7 +11,7 @@
 namespace trunkline {
 namespace {
 
-// On the bare shift register, which the published checksums invert before and after.
+// Works on the raw CRC register, which the published checksums invert before and after.
 std::uint32_t isal_crc32(std::span<const std::byte> bytes, std::uint32_t state) {
   return ~crc32_gzip_refl(~state, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
@@ -49,7 +49,8 @@ std::uint32_t crc32_combine(std::uint32_t first, std::uint32_t second, std::uint
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
   constexpr FoldConstants kConstants = fold_constants(kCastagnoli);
   std::uint32_t state = ~seed;
-  // Processors have an instruction for this checksum, which ISA-L uses as fast as folding by 256 bits is.
+  // Processors have an instruction for CRC-32C, which lets ISA-L match the speed of folding 256 bits at a
+  // time.
   std::array<std::byte, kFoldedBytes> folded;
   if (widest_fold() == FoldWidth::bits512) {
     if (const std::size_t done = fold(bytes, state, kConstants, folded); done != 0) {
@@ -63,7 +64,7 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t seed) {
   constexpr FoldConstants kConstants = fold_constants(kIsoHdlc);
   std::uint32_t state = ~seed;
-  // Where the processor lacks AVX-512, ISA-L takes a third longer for this checksum than for CRC-32C.
+  // Without AVX-512, ISA-L takes a third longer for CRC-32 than for CRC-32C.
   std::array<std::byte, kFoldedBytes> folded;
   if (const std::size_t done = fold(bytes, state, kConstants, folded); done != 0) {
     state = isal_crc32(folded, 0);

@@ -15,7 +15,7 @@ namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// Bit by bit, from the definition (reflected, all ones before and after).
+// Bit by bit, following the definition (reflected, all ones before and after).
 std::uint32_t crc_by_definition(std::span<const std::byte> bytes, std::uint32_t reflected_polynomial) {
   std::uint32_t state = 0xFFFFFFFF;
   for (const std::byte byte : bytes) {
@@ -35,7 +35,7 @@ TEST(Checksum, PublishedCheckValues) {
   EXPECT_EQ(crc32c(ones), 0x62A8AB43U);
 }
 
-TEST(Checksum, OfNothingIsTheSeed) {
+TEST(Checksum, OfNoBytesIsTheSeed) {
   EXPECT_EQ(crc32c({}), 0U);
   EXPECT_EQ(crc32({}), 0U);
   EXPECT_EQ(crc32c({}, 0x12345678), 0x12345678U);
@@ -61,7 +61,7 @@ TEST(Checksum, MatchesTheDefinitionAtEveryLengthAndInPieces) {
 
 TEST(Checksum, BeyondTwoGibibytes) {
   constexpr std::size_t kBytes = (std::size_t{2} << 30) + (std::size_t{1} << 20) + 3;
-  // Untouched private pages read as the one page of zeros: this needs address space, not memory.
+  // Untouched private pages all map the zero page: this needs address space, not memory.
   void* mapped = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) GTEST_SKIP() << "no address space for 2 GiB: " << std::strerror(errno);
   ::madvise(mapped, kBytes, MADV_NOHUGEPAGE);
@@ -79,8 +79,8 @@ TEST(Checksum, BeyondTwoGibibytes) {
   ::munmap(mapped, kBytes);
 }
 
-// Of lengths around those at which the way of computing changes, from every place in a cache line.
-TEST(Checksum, AnyLengthAndPlaceAndSeed) {
+// Uses lengths around those at which the implementation changes, at every offset within a cache line.
+TEST(Checksum, AnyLengthAlignmentAndSeed) {
   std::mt19937_64 random(9);
   std::vector<std::byte> bytes(9000);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
@@ -94,7 +94,7 @@ TEST(Checksum, AnyLengthAndPlaceAndSeed) {
   }
 }
 
-TEST(Checksum, CombinedIsThatOfTheWhole) {
+TEST(Checksum, CombiningPiecesGivesTheChecksumOfTheWhole) {
   std::mt19937_64 random(7);
   std::vector<std::byte> bytes(200'000);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());

@@ -8,7 +8,7 @@ namespace trunkline {
 namespace {
 
 #if defined(__x86_64__)
-// Below this the way around costs more than it saves.
+// Below this, the setup costs more than folding saves.
 constexpr std::size_t kLeastBytes = 8 * kFoldedBytes;
 
 template <bool kCopy>
@@ -39,13 +39,13 @@ __attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_256(const std::byte*
       sums[i] = _mm256_xor_si256(_mm256_xor_si256(low, high), next);
     }
   }
-  // Streaming stores are weakly ordered; a thread that is told that the bytes are there must see them.
+  // Streaming stores are weakly ordered; a thread that learns that the bytes were written must see them.
   if constexpr (kCopy) _mm_sfence();
   for (std::size_t i = 0; i < kVectors; ++i)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(folded) + i, sums[i]);
 }
 
-// The processor's own prefetching does not keep up with it. Addresses behind the end are ignored.
+// The hardware prefetcher does not keep up. Prefetching past the end is harmless.
 constexpr std::ptrdiff_t kAheadBytes = 8192;
 constexpr int kXorOfThree = 0x96;
 

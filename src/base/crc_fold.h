@@ -1,4 +1,4 @@
-// Folding long messages for checksums of 32 bits, 256 or 512 bits at a time, and copying them on the way.
+// Folds long messages for 32-bit checksums, 256 or 512 bits at a time, optionally copying them along the way.
 #pragma once
 
 #include <array>
@@ -12,34 +12,35 @@ namespace trunkline {
 
 inline constexpr std::size_t kFoldedBytes = 128;
 
-// What is multiplied to move 128 bits of a message forward by kFoldedBytes.
+// Multipliers that move 128 bits of a message forward by kFoldedBytes.
 struct FoldConstants {
   std::uint64_t low;
   std::uint64_t high;
 };
 
 // Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009: for
-// reflected checksums x^(D+32) and x^(D-32) where D is the distance in bits, shifted left by one.
+// reflected checksums the constants are x^(D+32) and x^(D-32), where D is the distance in bits, shifted left
+// by one.
 constexpr FoldConstants fold_constants(std::uint32_t polynomial) {
   constexpr std::uint64_t kDistance = 8 * kFoldedBytes;
   return {.low = std::uint64_t{power_of_x(1, kDistance + 32, polynomial)} << 1,
           .high = std::uint64_t{power_of_x(1, kDistance - 32, polynomial)} << 1};
 }
 
-// Instructions that multiply so many bits at a time: VPCLMULQDQ with AVX2 or AVX-512.
+// The width of one multiplication: VPCLMULQDQ with AVX2 or AVX-512.
 enum class FoldWidth : std::uint8_t { none, bits256, bits512 };
 
-FoldWidth widest_fold();  // that this processor has
+FoldWidth widest_fold();  // that this processor supports
 
-// Replaces the first bytes of a message, with `state` in the checksum's register before them, by kFoldedBytes
-// that leave the same register when it is zero before them. Returns how many bytes those replace: 0 where
-// they are few, or `width` is none.
+// Replaces the first bytes of a message by kFoldedBytes that leave the checksum's register in the same state.
+// The register holds `state` before the original bytes, and zero before their replacement. Returns how many
+// bytes were replaced: 0 where the message is short, or `width` is none.
 std::size_t fold(std::span<const std::byte> bytes, std::uint32_t state, const FoldConstants& constants,
                  std::array<std::byte, kFoldedBytes>& folded, FoldWidth width = widest_fold());
 
 inline constexpr std::size_t kFoldedCopyAlignment = 64;
 
-// Also copies what it replaces to `target`, a multiple of kFoldedCopyAlignment, with non-temporal stores.
+// Also copies the replaced bytes to `target`, a multiple of kFoldedCopyAlignment, with non-temporal stores.
 std::size_t fold_and_copy(std::span<const std::byte> bytes, std::uint32_t state,
                           const FoldConstants& constants, std::array<std::byte, kFoldedBytes>& folded,
                           std::byte* target, FoldWidth width = widest_fold());

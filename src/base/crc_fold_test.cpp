@@ -13,7 +13,7 @@ namespace {
 
 using Folded = std::array<std::byte, kFoldedBytes>;
 
-// The register after `bytes`, bit by bit.
+// The CRC register after `bytes`, computed bit by bit.
 std::uint32_t register_after(std::span<const std::byte> bytes, std::uint32_t state,
                              std::uint32_t polynomial) {
   for (const std::byte byte : bytes) {
@@ -23,7 +23,7 @@ std::uint32_t register_after(std::span<const std::byte> bytes, std::uint32_t sta
   return state;
 }
 
-// A processor's widths include those below its widest.
+// A processor also supports all widths below its widest.
 class CrcFold : public testing::TestWithParam<FoldWidth> {
  protected:
   void SetUp() override {

@@ -8,7 +8,7 @@
 namespace trunkline {
 namespace {
 
-// The likely cause of an errno in an I/O library and what to try next; empty where the text of the errno says
+// The likely cause of an errno in an I/O library and what to try next; empty where the errno's own text says
 // it all.
 std::string_view hint(int code) {
   switch (code) {
@@ -102,7 +102,7 @@ Error system_error(int code, std::string_view action, std::string_view path) {
 }
 
 Error make_error(ErrorKind kind, std::string message, std::string_view path) {
-  // The errno that a caller who knows only errno (Python's OSError) expects for the kind.
+  // The errno that fits the kind, for callers that know only errno (Python's OSError).
   int code = 0;
   switch (kind) {
     case ErrorKind::invalid_argument:

@@ -16,7 +16,7 @@ TEST(ErrnoName, NamesKnownNumbersAndPrintsOthers) {
   EXPECT_EQ(errno_name(-5), "errno -5");
 }
 
-TEST(SystemError, SaysWhatWasDoneTheCauseAndTheNextStep) {
+TEST(SystemError, SaysWhatWasDoneTheCauseAndWhatToTry) {
   const Error error = system_error(ENOSPC, "pwrite of 4096 bytes at 0 of /data/a.bin", "/data/a.bin");
   EXPECT_EQ(error.kind, ErrorKind::system);
   EXPECT_EQ(error.code, ENOSPC);
@@ -26,14 +26,14 @@ TEST(SystemError, SaysWhatWasDoneTheCauseAndTheNextStep) {
       << error.message;
 }
 
-TEST(SystemError, EveryErrnoThatFilesGiveHasANextStep) {
+TEST(SystemError, CommonFileErrorsSayWhatToTry) {
   for (const int code : {ENOSPC, EDQUOT, EIO, EBADF, EINVAL, EACCES, EPERM, EROFS, ENOENT, EEXIST, EMFILE,
                          ENOMEM, EFBIG, EISDIR, ENOTDIR, ENAMETOOLONG}) {
     EXPECT_NE(system_error(code, "x").message.find("); "), std::string::npos) << errno_name(code);
   }
 }
 
-TEST(SystemError, ANumberWithoutANameIsPrintedAsItIs) {
+TEST(SystemError, AnUnnamedErrnoIsPrintedAsANumber) {
   EXPECT_EQ(system_error(4711, "opening x").message, "opening x: errno 4711");
 }
 
@@ -47,7 +47,7 @@ TEST(MakeError, CarriesTheErrnoThatFitsTheKind) {
   EXPECT_EQ(corrupt.path, "/a");
 }
 
-TEST(ErrorKindName, IsTheEnumerator) {
+TEST(ErrorKindName, IsTheNameOfTheEnumerator) {
   EXPECT_EQ(to_string(ErrorKind::end_of_file), "end_of_file");
   EXPECT_EQ(to_string(ErrorKind::out_of_budget), "out_of_budget");
 }

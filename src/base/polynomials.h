@@ -1,11 +1,11 @@
-// Arithmetic of polynomials over GF(2) modulo those of the checksums.
+// Arithmetic of polynomials over GF(2) modulo the checksums' polynomials.
 #pragma once
 
 #include <cstdint>
 
 namespace trunkline {
 
-// Of degree below 32, reflected: the highest bit is the coefficient of x^0.
+// Polynomials of degree below 32, reflected: the highest bit is the coefficient of x^0.
 inline constexpr std::uint32_t kOne = 1U << 31;
 inline constexpr std::uint32_t kCastagnoli = 0x82F63B78;  // CRC-32C
 inline constexpr std::uint32_t kIsoHdlc = 0xEDB88320;     // CRC-32 of zip

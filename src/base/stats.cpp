@@ -11,7 +11,7 @@ constexpr unsigned kSub = LatencyHistogram::kSubBuckets;
 constexpr unsigned kSubBits = std::bit_width(kSub) - 1;
 
 // Below kSub every value has its own bucket; above, the kSubBits bits after the leading one choose among the
-// kSub buckets of its power of two. What is beyond the last bucket (292 years) is counted in it.
+// kSub buckets of its power of two. Values beyond the last bucket (292 years) are counted in it.
 std::size_t bucket_of(std::uint64_t ns) {
   if (ns < kSub) return ns;
   const unsigned shift = static_cast<unsigned>(std::bit_width(ns)) - 1 - kSubBits;
@@ -49,7 +49,7 @@ void LatencyHistogram::subtract(const LatencyHistogram& other) {
 std::uint64_t LatencyHistogram::percentile(double percent) const {
   if (count_ == 0) return 0;
   const double share = std::clamp(percent, 0.0, 100.0) / 100.0;
-  // Nearest rank: the smallest value that at least this share of all does not exceed.
+  // Nearest rank: the smallest value that at least this share of all values does not exceed.
   const auto rank = static_cast<std::uint64_t>(std::ceil(share * static_cast<double>(count_)));
   std::uint64_t seen = 0;
   for (std::size_t i = 0; i < kBuckets; ++i) {

@@ -29,7 +29,7 @@ TEST(LatencyHistogram, IsZeroWhenEmpty) {
   EXPECT_EQ(histogram.mean_ns(), 0.0);
 }
 
-TEST(LatencyHistogram, EveryPercentileIsWithinOneSixteenthOfTheSortedList) {
+TEST(LatencyHistogram, EveryPercentileIsWithinOneSixteenthOfTheExactOne) {
   std::mt19937_64 random(3);
   LatencyHistogram histogram;
   std::vector<std::uint64_t> model;

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kSpace = " \t\n\r";
 
-// Where the string that begins at `at` has ended.
+// The end of the string that begins at `at`.
 std::size_t behind_string(std::string_view json, std::size_t at) {
   for (++at; at < json.size() && json[at] != '"'; ++at) {
     if (json[at] == '\\') ++at;
@@ -23,7 +23,7 @@ std::size_t behind_string(std::string_view json, std::size_t at) {
   return at + 1;
 }
 
-// Where the value that begins at `at` has ended: before the comma or bracket that follows it.
+// The end of the value that begins at `at`: the position of the comma or bracket that follows it.
 std::size_t behind_value(std::string_view json, std::size_t at) {
   int depth = 0;
   while (at < json.size()) {
@@ -44,8 +44,8 @@ std::string_view without_space_behind(std::string_view text) {
   return text.substr(0, text.find_last_not_of(kSpace) + 1);
 }
 
-// Looks at the text before it becomes a value. (The parser's own callback would take time quadratic in the
-// number of members: after each, it looks through all before it for one that the callback discarded.)
+// Checks the text before it is parsed into a value. (The parser's own callback would take time quadratic in
+// the number of members: after each member it scans all earlier ones for one that the callback discarded.)
 class Inspector : public nlohmann::json_sax<Json> {
  public:
   explicit Inspector(int max_depth) : max_depth_(max_depth) {}
@@ -92,7 +92,7 @@ class Inspector : public nlohmann::json_sax<Json> {
 
   const int max_depth_;
   int depth_ = 0;
-  std::vector<std::set<string_t>> keys_;  // of the objects that are open
+  std::vector<std::set<string_t>> keys_;  // of the objects that are still open
   std::string why_;
 };
 
@@ -133,7 +133,7 @@ std::vector<std::string_view> items_of(std::string_view array) {
   }
 }
 
-// The sorted json: the ordered one looks for each new key through all.
+// The sorted json type: the ordered one scans all keys for each new one.
 std::expected<Json, std::string> parse_json_object(std::string_view text, int max_depth) {
   if (auto why = objection_to_json_object(text, max_depth)) return std::unexpected(std::move(*why));
   Json parsed = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
@@ -152,7 +152,7 @@ std::string_view member_text(std::string_view object, std::string_view key) {
     if (colon == std::string_view::npos || value == std::string_view::npos) break;
     at = behind_value(object, value);
     const std::string_view written = object.substr(begin + 1, end - begin - 2);
-    // With an escape it is another key than its text says: the key "a\n" ends with a line feed.
+    // A key with an escape differs from its spelling: the key "a\n" ends with a line feed.
     if (written != key || written.contains('\\')) continue;
     const std::string_view found = object.substr(value, at - value);
     return found.substr(0, found.find_last_not_of(kSpace) + 1);

@@ -1,4 +1,4 @@
-// JSON as files on disk must have it: what a lenient parser would let pass is an error.
+// Strict JSON for files on disk: what a lenient parser would let pass is an error.
 #pragma once
 
 #include <expected>
@@ -11,21 +11,21 @@
 
 namespace trunkline {
 
-// The text as one object, or why it is none: repeated keys (of which a parser silently keeps one), zero bytes
-// (the end of the text to the parser, whatever follows) and anything nested `max_depth` deep (1: a flat
-// object) are refused.
+// Parses the text as one object, or says why it is not one. Rejects repeated keys (of which a parser silently
+// keeps one), zero bytes (which end the text for the parser, whatever follows) and anything nested
+// `max_depth` deep (1: a flat object).
 std::expected<nlohmann::json, std::string> parse_json_object(std::string_view text, int max_depth);
 
-// The same without its value: why the text is no such object; nothing if it is one.
+// The same without building the value: why the text is rejected, or nothing if it is valid.
 std::optional<std::string> objection_to_json_object(std::string_view text, int max_depth);
 
-// The parts of a value, as their texts; only for texts that the functions above took. Keys are as they stand
-// there, without quotes, escapes and all.
+// The elements of a value, as text; only for texts that the functions above accepted. Keys are returned
+// exactly as written, without quotes, escapes included.
 std::vector<std::pair<std::string_view, std::string_view>> members_of(std::string_view object);
 std::vector<std::string_view> items_of(std::string_view array);
 
-// The value of a member of an object as its text, as it stands there; empty where the object has no such
-// member, or writes its key with escapes. Only for texts that parse_json_object() took.
+// The value of an object's member, as text exactly as written; empty where the object has no such member, or
+// writes its key with escapes. Only for texts that parse_json_object() accepted.
 std::string_view member_text(std::string_view object, std::string_view key);
 
 }  // namespace trunkline

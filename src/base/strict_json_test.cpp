@@ -12,13 +12,13 @@
 namespace trunkline {
 namespace {
 
-TEST(ParseJsonObject, GivesTheObject) {
+TEST(ParseJsonObject, ReturnsTheObject) {
   const auto object = parse_json_object(R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})", 4);
   ASSERT_TRUE(object) << object.error();
   EXPECT_EQ(object->dump(), R"({"a":[1,-2,0.5,true,null,"x",{"a":{}}],"b":{}})");
 }
 
-TEST(PartsOfJson, AreTexts) {
+TEST(PartsOfJson, MembersAreReturnedAsText) {
   using Members = std::vector<std::pair<std::string_view, std::string_view>>;
   using Items = std::vector<std::string_view>;
   EXPECT_EQ(members_of(R"( { "a" : [1, "}"] ,"b\"":{"c":null} , "" : -1.5e3 } )"),
@@ -31,7 +31,7 @@ TEST(PartsOfJson, AreTexts) {
   EXPECT_EQ(items_of("[ ]"), Items{});
 }
 
-TEST(ParseJsonObject, RefusesWhatALenientParserLetsPass) {
+TEST(ParseJsonObject, RejectsWhatALenientParserLetsPass) {
   using namespace std::string_view_literals;
   EXPECT_EQ(parse_json_object(R"({"a":1,"b":{"a":1,"a":2}})", 4).error(), "the key \"a\" is duplicated");
   EXPECT_EQ(parse_json_object("{\"a\":1,\"\\u0061\":1}", 4).error(), "the key \"a\" is duplicated");
@@ -42,7 +42,7 @@ TEST(ParseJsonObject, RefusesWhatALenientParserLetsPass) {
   }
 }
 
-TEST(ParseJsonObject, BoundsTheDepth) {
+TEST(ParseJsonObject, LimitsTheDepth) {
   EXPECT_TRUE(parse_json_object("{}", 1));
   EXPECT_TRUE(parse_json_object("{\"a\":[{}]}", 3));
   EXPECT_EQ(parse_json_object("{\"a\":[{}]}", 2).error(), "its JSON is nested too deeply");
@@ -51,8 +51,8 @@ TEST(ParseJsonObject, BoundsTheDepth) {
   EXPECT_EQ(parse_json_object(deep, 100).error(), "its JSON is nested too deeply");
 }
 
-// In time that is not quadratic in their number, which would be longer than tests may take.
-TEST(ParseJsonObject, BearsManyMembers) {
+// Quadratic time would exceed the test's time limit.
+TEST(ParseJsonObject, ManyMembersTakeLinearTime) {
   std::string text = "{";
   for (int member = 0; member < 300'000; ++member) text += fmt::format(R"("{}":{{"a":[]}},)", member);
   text.back() = '}';
@@ -61,7 +61,7 @@ TEST(ParseJsonObject, BearsManyMembers) {
   EXPECT_EQ(object->size(), 300'000U);
 }
 
-TEST(MemberText, IsTheTextOfTheValueAsItStands) {
+TEST(MemberText, IsTheValueExactlyAsWritten) {
   struct Case {
     std::string_view object;
     std::string_view value;
@@ -83,7 +83,7 @@ TEST(MemberText, IsTheTextOfTheValueAsItStands) {
   }
 }
 
-TEST(StrictJson, AKeyWithEscapesIsNotTheKeyThatItsTextSpells) {
+TEST(StrictJson, AKeyWithEscapesDiffersFromItsSpelling) {
   constexpr std::string_view object = R"({"a\n": 1, "a\\n": 2})";  // "a", line feed; "a", backslash, "n"
   ASSERT_TRUE(parse_json_object(object, 1));
   EXPECT_EQ(member_text(object, R"(a\n)"), "");

@@ -1,4 +1,4 @@
-// Several threads for one kind of work.
+// Several threads that do the same work.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace trunkline {
 
-// `count` threads that call `work` each; fewer where the system grants no more of them.
+// Starts `count` threads that each call `work`; fewer where the system cannot create that many.
 inline std::vector<std::jthread> start_threads(std::size_t count, const std::function<void()>& work) {
   std::vector<std::jthread> threads;
   while (threads.size() < count) {
@@ -22,7 +22,7 @@ inline std::vector<std::jthread> start_threads(std::size_t count, const std::fun
   return threads;
 }
 
-// Calls `work` on this thread and on up to `count` - 1 others; returns when all calls have.
+// Calls `work` on this thread and on up to `count` - 1 others; returns when all calls have returned.
 inline void side_by_side(std::size_t count, const std::function<void()>& work) {
   const auto others = start_threads(count > 0 ? count - 1 : 0, work);
   work();

@@ -29,7 +29,7 @@ constexpr std::array<Unit, 9> kUnits{{{"b", 1},
 
 constexpr std::size_t kMaxFractionDigits = 18;  // so that the digits fit 64 bits
 
-// By hand, not <cctype>: those depend on the process's locale.
+// Not <cctype>, which depends on the process's locale.
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_space(char c) { return c == ' ' || c == '\t'; }
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
@@ -64,7 +64,7 @@ std::optional<std::uint64_t> to_integer(std::string_view digits) {
   return value;
 }
 
-// Bytes of "0.DIGITS" units when that is a whole number: the reduced denominator must divide the unit.
+// Bytes of "0.DIGITS" units if that is a whole number: the reduced denominator must divide the unit.
 std::optional<std::uint64_t> fraction_bytes(std::string_view digits, std::uint64_t unit) {
   while (!digits.empty() && digits.back() == '0') digits.remove_suffix(1);
   if (digits.size() > kMaxFractionDigits) return std::nullopt;
@@ -92,7 +92,7 @@ std::string three_digits(double value) {
   return fmt::format("{:.{}f}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
 }
 
-// `value` with the largest decimal unit that leaves at least 1 before it; the first is "kB".
+// `value` in the largest decimal unit that keeps it at least 1; the first unit is "kB".
 std::string with_decimal_unit(double value) {
   constexpr std::array<std::string_view, 6> kNames{"kB", "MB", "GB", "TB", "PB", "EB"};
   std::size_t unit = 0;

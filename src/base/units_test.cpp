@@ -36,7 +36,7 @@ TEST(ParseBytes, AcceptsNumbersWithAndWithoutUnits) {
   }
 }
 
-TEST(ParseBytes, RefusesWithTheReason) {
+TEST(ParseBytes, RejectsWithTheReason) {
   struct Case {
     std::string_view text;
     std::string_view why;
