@@ -10,19 +10,19 @@
 namespace trunkline::os {
 namespace {
 
-constexpr const char* kDefaultAcl = "system.posix_acl_default";  // of a directory: what it gives to new files
+constexpr const char* kDefaultAcl = "system.posix_acl_default";  // of a directory: the ACL of new files in it
 constexpr mode_t kOwnerBits = 0700;
 constexpr mode_t kOthersBits = 07;
 
-// What of `mode` the successor has for group and others if it is of another group: members of the new group
-// were others, and members of the old one are others now.
+// The part of `mode` that group and others may keep when the group changes: members of the new group used to
+// be others, and members of the old group now are others.
 mode_t without_group(mode_t mode) {
   const mode_t both = (mode >> 3) & mode & kOthersBits;
   return (mode & kOwnerBits) | both << 3 | both;
 }
 
-// Owner, group, ACL and mode, in the order in which access never widens: `to` has had no bits for group and
-// others so far, or those of a new file.
+// Copies owner, group, ACL and mode, in an order that never widens access. Until now `to` had no bits for
+// group and others, or those of a new file.
 void copy_access_of(int from, const struct stat& old, int to, mode_t kept) {
   mode_t mode = old.st_mode & kept;
   struct stat now{};
@@ -32,9 +32,9 @@ void copy_access_of(int from, const struct stat& old, int to, mode_t kept) {
       now.st_gid != old.st_gid)
     same_group = ::fchown(to, static_cast<uid_t>(-1), old.st_gid) == 0;
   const auto acl = attribute(from, kAccessAcl);
-  // With an ACL the group bits are its mask, and it may deny a user what others may.
+  // With an ACL the group bits are its mask, and the ACL may deny a user what others may do.
   const bool has_acl = acl && same_group && ::fsetxattr(to, kAccessAcl, acl->data(), acl->size(), 0) == 0;
-  if (!has_acl) ::fremovexattr(to, kAccessAcl);  // of the directory's default ACL
+  if (!has_acl) ::fremovexattr(to, kAccessAcl);  // inherited from the directory's default ACL
   if (acl && !has_acl) {
     mode &= kOwnerBits;
   } else if (!same_group) {
@@ -67,7 +67,7 @@ void copy_file_access(int from, const struct stat& old, int to) {
 void copy_directory_access(int from, int to) {
   struct stat old{};
   if (::fstat(from, &old) != 0) return;
-  constexpr mode_t kKeptBits = 03777;  // setgid gives the group to what is made in it
+  constexpr mode_t kKeptBits = 03777;  // setgid passes the group on to new entries
   const auto acl = attribute(from, kDefaultAcl);
   if (acl)
     ::fsetxattr(to, kDefaultAcl, acl->data(), acl->size(), 0);

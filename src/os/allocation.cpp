@@ -27,8 +27,8 @@ int allocate_with_mode(int fd, int mode, std::uint64_t offset, std::uint64_t byt
   return result == 0 ? 0 : errno;
 }
 
-// Whether the filesystem keeps the blocks that it allocated before it ran out of them. Others give them back,
-// or their free space does not show what fits (compression, several devices).
+// Whether the filesystem keeps the blocks that it allocated before it ran out of them. Other filesystems
+// release them, or their free space does not show what fits (compression, several devices).
 bool keeps_failed_allocations(int fd) {
   struct statfs filesystem{};
   if (::fstatfs(fd, &filesystem) != 0) return false;
@@ -36,8 +36,8 @@ bool keeps_failed_allocations(int fd) {
   return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC;
 }
 
-// Whether the part of the range behind the end of the file exceeds the free space. Holes before the end are
-// not counted: finding them takes many system calls.
+// Whether the part of the range past the end of the file exceeds the free space. Holes before the end are not
+// counted: finding them takes many system calls.
 bool exceeds_free_space(int fd, std::uint64_t offset, std::uint64_t bytes) {
   struct stat file{};
   struct statvfs space{};
@@ -46,7 +46,7 @@ bool exceeds_free_space(int fd, std::uint64_t offset, std::uint64_t bytes) {
   const std::uint64_t end = offset + bytes;
   if (end <= length) return false;
   const std::uint64_t free_blocks = ::geteuid() == 0 ? space.f_bfree : space.f_bavail;
-  // An earlier allocation may have left blocks behind the end: they are not free, but need no others.
+  // An earlier allocation may have left blocks past the end: they do not count as free, but are reused.
   const std::uint64_t allocated = static_cast<std::uint64_t>(file.st_blocks) * kStatBlockBytes;
   const std::uint64_t behind_end = allocated > length ? allocated - length : 0;
   return end - std::max(offset, length) > free_blocks * space.f_frsize + behind_end;
@@ -65,14 +65,14 @@ int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) {
 
 int allocate_or_keep_length(int fd, std::uint64_t offset, std::uint64_t bytes) {
   if (keeps_failed_allocations(fd) && exceeds_free_space(fd, offset, bytes)) return ENOSPC;
-  // RLIMIT_FSIZE limits lengths only: allocate() checks it before it allocates anything, KEEP_SIZE ignores
-  // it.
+  // RLIMIT_FSIZE limits lengths only: allocate() checks it before it allocates anything, but KEEP_SIZE
+  // ignores it.
   if (!exceeds_file_size_limit(offset + bytes)) {
     const int code = allocate_with_mode(fd, FALLOC_FL_KEEP_SIZE, offset, bytes);
     if (code != 0) return code;
   }
-  // The blocks are there. This sets the length, so that parallel direct writes need not extend the file one
-  // after the other.
+  // The blocks are allocated. This sets the length, so that parallel direct writes need not extend the file
+  // one after the other.
   return allocate(fd, offset, bytes);
 }
 

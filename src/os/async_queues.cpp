@@ -19,8 +19,8 @@
 namespace trunkline::os {
 namespace {
 
-// Of queues that are this library's; 0: free. No lock, which a fork could leave locked. What finds no slot is
-// taken for another's.
+// Keys of this library's own queues; 0: a free entry. Lock-free, since a fork could leave a lock held. A
+// queue that finds no free entry is treated as somebody else's.
 std::array<std::atomic<std::uint64_t>, 1024> own_queues;
 
 // A forked child has none of its parent's queues, and may reuse their numbers.
@@ -38,7 +38,7 @@ bool is_own(std::uint64_t key) {
   return std::ranges::any_of(own_queues, [key](const auto& slot) { return slot.load() == key; });
 }
 
-// FNV-1a: what it is made of can only be compared.
+// FNV-1a: fingerprints can only be compared.
 class Fingerprint {
  public:
   void add(std::uint64_t value) {
@@ -53,8 +53,8 @@ class Fingerprint {
   std::uint64_t hash_ = 14695981039346656037U;
 };
 
-// How far a ring is, by fdinfo (io_uring/fdinfo.c). False where that says nothing: while the ring is in use
-// it may be locked.
+// Adds a ring's progress as fdinfo reports it (io_uring/fdinfo.c). Returns false where fdinfo lacks it: the
+// ring may be locked while it is in use.
 bool add_ring(int fd, Fingerprint& fingerprint) {
   constexpr int kTries = 100;
   for (int attempt = 0; attempt < kTries; ++attempt) {
@@ -92,8 +92,8 @@ bool add_rings(Fingerprint& fingerprint) {
   return !code;
 }
 
-// A context is a mapping, at whose start the kernel keeps its counters (struct aio_ring of fs/aio.c): id,
-// size, head, tail. Read by way of a file: the mapping may go meanwhile.
+// An AIO context is a mapping; the kernel keeps its counters at the start (struct aio_ring of fs/aio.c): id,
+// size, head, tail. They are read through /proc/self/mem, since the mapping may vanish meanwhile.
 bool add_contexts(Fingerprint& fingerprint) {
   std::ifstream maps("/proc/self/maps");
   if (!maps) return false;
@@ -142,7 +142,7 @@ std::optional<std::uint64_t> progress_of_other_queues() {
   Fingerprint fingerprint;
   try {
     if (!add_rings(fingerprint) || !add_contexts(fingerprint)) return std::nullopt;
-  } catch (const std::exception&) {  // of the standard library: a number in /proc that is none
+  } catch (const std::exception&) {  // from the standard library: a number in /proc cannot be parsed
     return std::nullopt;
   }
   return fingerprint.value();

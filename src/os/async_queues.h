@@ -1,4 +1,4 @@
-// The queues of asynchronous I/O in this process: rings of io_uring, and contexts of Linux AIO.
+// The queues of asynchronous I/O in this process: io_uring rings and Linux AIO contexts.
 #pragma once
 
 #include <atomic>
@@ -24,9 +24,10 @@ class OwnQueue {
   std::atomic<std::uint64_t>* slot_ = nullptr;
 };
 
-// Changes when a queue that is not this library's takes or completes something, and when one comes or goes.
-// What such a queue reads is not in bytes_read_by_calls(). nullopt where /proc does not tell. A ring without
-// a descriptor (IORING_SETUP_REGISTERED_FD_ONLY), and one that comes and goes between two calls, is not seen.
+// A value that changes when a queue that is not this library's accepts or completes something, and when one
+// appears or disappears. bytes_read_by_calls() does not include what such a queue reads. nullopt where /proc
+// does not report it. A ring without a descriptor (IORING_SETUP_REGISTERED_FD_ONLY) is not seen, nor is one
+// that appears and disappears between two calls.
 std::optional<std::uint64_t> progress_of_other_queues();
 
 }  // namespace trunkline::os

@@ -20,7 +20,7 @@
 namespace trunkline::os {
 namespace {
 
-// A file under a name that no other has; removed at destruction unless it was given its real name.
+// A file under a unique name; removed at destruction unless it was renamed to its final name.
 class TemporaryFile {
  public:
   static Result<TemporaryFile> create(const std::string& directory, mode_t mode) {
@@ -68,11 +68,11 @@ class TemporaryFile {
     const unsigned flags = if_present == IfPresent::fail ? RENAME_NOREPLACE : 0;
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), flags) == 0) {
       path_.clear();
-      // So that the directory can be opened for its fsync also when no other descriptor is left.
+      // So that the directory can still be opened for its fsync when no other descriptor is available.
       close();
       return {};
     }
-    // A link fails as well when the name exists. The temporary name then goes at destruction.
+    // Like the rename, a link fails when the name exists. The temporary name is then removed at destruction.
     if (flags != 0 && may_lack_rename_flags(errno) && ::link(path_.c_str(), path.c_str()) == 0) {
       close();
       return {};
@@ -111,7 +111,7 @@ Result<std::string> write_synced_file(const std::string& path, std::string_view 
   }
   const std::string target = replaced ? replaced->path() : path;
   std::string directory = directory_of(target);
-  constexpr mode_t kNewFile = 0666;  // less the umask, as any file that a program writes
+  constexpr mode_t kNewFile = 0666;  // minus the umask, as for any file that a program writes
   // 1. A unique name in the target's directory: rename is atomic only within a filesystem.
   auto file = TemporaryFile::create(directory, replaced ? replaced->create_mode() : kNewFile);
   if (!file) return std::unexpected(file.error());
@@ -121,10 +121,10 @@ Result<std::string> write_synced_file(const std::string& path, std::string_view 
     if (auto copied = replaced->copy_attributes_to(file->fd()); !copied)
       return std::unexpected(copied.error());
   }
-  // 3. Both to the device, before any name leads to them: else a crash could leave an empty file.
-  //    A failed fsync is not repeated, since the kernel may have dropped the pages that it could not write.
+  // 3. Sync both to the device before any name leads to them: otherwise a crash could leave an empty file. A
+  // failed fsync is not repeated, since the kernel may have dropped the pages that it could not write.
   if (auto synced = file->sync(); !synced) return std::unexpected(synced.error());
-  // 4. The real name, in one step. Access may have been withdrawn meanwhile.
+  // 4. Rename to the final name, in one step. Permission may have been revoked meanwhile.
   if (replaced) {
     const auto changed = replaced->copy_attributes_to(file->fd());
     if (!changed) return std::unexpected(changed.error());
@@ -139,7 +139,7 @@ Result<std::string> write_synced_file(const std::string& path, std::string_view 
 Status write_file_durably(const std::string& path, std::string_view contents, IfPresent if_present) {
   const auto directory = write_synced_file(path, contents, if_present);
   if (!directory) return std::unexpected(directory.error());
-  // 5. The name to the device.
+  // 5. Sync the name to the device.
   return fsync_directory(*directory);
 }
 
@@ -148,9 +148,9 @@ Status fsync_directory(const std::string& path) {
   if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
   if (::fsync(fd.get()) != 0)
     return std::unexpected(system_error(errno, "fsync of the directory " + path, path));
-  // XFS that has shut itself down after an I/O error drops what it had not written, and then finds nothing
-  // left to write: fsync of a directory succeeds (fsync of a file does not). Looking up a name that is not
-  // cached fails there.
+  // After an I/O error, XFS shuts itself down and drops what it had not written; with nothing left to write,
+  // fsync of a directory then succeeds (fsync of a file does not). Looking up a name that is not cached does
+  // fail.
   const std::string name = std::filesystem::path(temporary_name(path)).filename().string();
   struct stat ignored{};
   if (::fstatat(fd.get(), name.c_str(), &ignored, AT_SYMLINK_NOFOLLOW) != 0 && errno != ENOENT)

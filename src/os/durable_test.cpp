@@ -36,7 +36,7 @@ TEST(WriteFileDurably, CreatesAndReplaces) {
   }
 }
 
-TEST(WriteFileDurably, HasTheModeThatTheUmaskGives) {
+TEST(WriteFileDurably, ANewFileHonoursTheUmask) {
   const TempDirectory directory;
   const mode_t before = ::umask(027);
   const auto written = write_file_durably(directory.file("a"), "x");
@@ -81,7 +81,7 @@ TEST(WriteFileDurably, FollowsLinks) {
   EXPECT_EQ(looped.error().code, ELOOP);
 }
 
-TEST(WriteFileDurably, RefusesWhatMayNotBeWritten) {
+TEST(WriteFileDurably, RejectsFilesThatMayNotBeWritten) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may write every file";
   const TempDirectory directory;
   const std::string path = directory.file("a");
@@ -103,7 +103,7 @@ TEST(WriteFileDurably, LeavesAnExistingFileAloneWhenAsked) {
   EXPECT_EQ(entries(directory.path()), 1U);
 }
 
-TEST(WriteFileDurably, FailsWithoutATrace) {
+TEST(WriteFileDurably, AFailureLeavesNoTrace) {
   const TempDirectory directory;
   const auto missing = write_file_durably(directory.file("no/such"), "x");
   ASSERT_FALSE(missing);
@@ -120,7 +120,7 @@ TEST(WriteFileDurably, FailsWithoutATrace) {
 TEST(WriteFileDurably, AFailedWriteKeepsTheOldFile) {
   const TempDirectory directory;
   ASSERT_TRUE(write_file_durably(directory.file("a"), "old"));
-  // A limit on file sizes is a write that fails half way, on any machine.
+  // A file size limit makes a write fail half way on any machine.
   struct rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto old_action = std::signal(SIGXFSZ, SIG_IGN);
@@ -135,7 +135,7 @@ TEST(WriteFileDurably, AFailedWriteKeepsTheOldFile) {
   EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file stayed";
 }
 
-TEST(FsyncDirectory, FailsOnWhatIsNone) {
+TEST(FsyncDirectory, FailsOnWhatIsNotADirectory) {
   const TempDirectory directory;
   EXPECT_TRUE(fsync_directory(directory.path()));
   std::ofstream(directory.file("a")) << "x";

@@ -45,7 +45,8 @@ std::optional<std::uint64_t> finite(rlim_t limit) {
 
 unsigned usable_cores() {
   cpu_set_t set;
-  // Fails on machines with more processors than cpu_set_t has bits; then those online are a good answer.
+  // Fails on machines with more processors than cpu_set_t has bits; the processors online are a good
+  // approximation then.
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
   return static_cast<unsigned>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
 }
@@ -59,16 +60,16 @@ std::optional<std::uint64_t> smallest_memory_limit() {
   return smallest;
 }
 
-// FILE of `path` under `mount` and of every directory above it, up to `mount` itself.
+// Adds FILE of `path` under `mount` and of every directory above it, up to `mount` itself.
 void append_upwards(std::vector<std::string>& files, std::string_view mount, std::string_view path,
                     std::string_view file) {
-  // In a container without a control-group namespace the path is the host's and does not exist here; what is
-  // mounted then is the container's own group, so its top is always looked at.
+  // In a container without a cgroup namespace, the path is the host's and does not exist here. The mount then
+  // is the container's own cgroup, so its top is always examined.
   while (path.ends_with('/')) path.remove_suffix(1);
   for (;;) {
     files.push_back(std::string(mount).append(path).append("/").append(file));
     if (path.empty()) return;
-    path = path.substr(0, path.rfind('/'));  // it begins with one
+    path = path.substr(0, path.rfind('/'));  // the path starts with one
   }
 }
 
@@ -132,7 +133,7 @@ std::vector<std::string> memory_limit_files(std::string_view proc_self_cgroup) {
     if (second == std::string_view::npos) continue;
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const std::string_view path = line.substr(second + 1);
-    if (!path.starts_with('/')) continue;  // else it would lead out of the directory that it is put behind
+    if (!path.starts_with('/')) continue;  // otherwise it would escape the directory that it is appended to
     if (controllers.empty()) append_upwards(files, "/sys/fs/cgroup", path, "memory.max");
     if (names_memory(controllers))
       append_upwards(files, "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes");
@@ -157,7 +158,7 @@ std::string container_kind(const std::string& root, std::string_view mountinfo) 
   if (exists("/run/.containerenv")) return "podman";
   if (exists("/.dockerenv")) return "docker";
   for (const Mount& mount : parse_mountinfo(mountinfo)) {
-    // Machines do not boot from an overlay, live media aside.
+    // Machines do not boot from an overlay, except live media.
     if (mount.point == "/" && mount.filesystem == "overlay") return "unknown kind";
   }
   return {};

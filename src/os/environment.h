@@ -1,4 +1,4 @@
-// What this machine, and the sandbox that this process is in, allow: for reports.
+// What this machine, and the sandbox that this process runs in, allow; for reports.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ struct Environment {
   unsigned cores = 0;                        // that this process may run on
   std::uint64_t memory_bytes = 0;            // of the machine; 0 where unknown
   std::uint64_t memory_available_bytes = 0;  // without swapping, as the kernel estimates it
-  std::optional<std::uint64_t> memory_limit_bytes;  // of the control group and those above it; nullopt: none
+  std::optional<std::uint64_t> memory_limit_bytes;  // of the cgroup and its ancestors; nullopt: none
   std::optional<std::uint64_t> memlock_soft_bytes;  // nullopt: unlimited
   std::optional<std::uint64_t> memlock_hard_bytes;
   bool memlock_exempt = false;           // CAP_IPC_LOCK: the memlock limit does not apply
   std::string huge_pages;                // "always", "madvise", "never"; empty where the kernel has none
   std::optional<int> io_uring_disabled;  // sysctl kernel.io_uring_disabled; nullopt: no such setting
-  bool seccomp_filter = false;           // a filter of system calls is active
-  std::string container;  // "docker", "podman", "kubernetes", "unknown kind"; empty: no sign of one
+  bool seccomp_filter = false;           // a system call filter is active
+  std::string container;  // "docker", "podman", "kubernetes", "unknown kind"; empty: none detected
 };
 
 // What cannot be read is left at its default.
 Environment read_environment();
 
-// The parts, on the text of the files concerned.
+// The parsers behind it, which work on the text of the files.
 
 // Value of "KEY:   value" in /proc/cpuinfo, /proc/meminfo, /proc/self/status; nullopt when there is no such
 // line.
@@ -40,17 +40,17 @@ std::optional<std::uint64_t> meminfo_bytes(std::string_view meminfo, std::string
 // The word in brackets of "always [madvise] never".
 std::string chosen_setting(std::string_view text);
 
-// Whether CAP_IPC_LOCK is effective where it counts: in the initial user namespace (the kernel asks
+// Whether CAP_IPC_LOCK is effective where it counts: in the initial user namespace (the kernel checks
 // capable()).
 bool has_ipc_lock(std::string_view proc_self_status, std::string_view proc_self_uid_map);
 
-// The limit files of a process's control group and of all above it, versions 1 and 2, from /proc/self/cgroup.
+// The limit files of a process's cgroup and all its ancestors, versions 1 and 2, from /proc/self/cgroup.
 std::vector<std::string> memory_limit_files(std::string_view proc_self_cgroup);
 
-// "max", and the number near 2^63 that version 1 has instead: nullopt.
+// nullopt for "max", and for the number near 2^63 that version 1 uses instead.
 std::optional<std::uint64_t> parse_memory_limit(std::string_view text);
 
-// `root` is put before the paths that are looked at: empty on a real machine.
+// `root` is prepended to the paths that are examined: empty on a real machine.
 std::string container_kind(const std::string& root, std::string_view mountinfo);
 
 }  // namespace trunkline::os

@@ -12,7 +12,7 @@ namespace {
 
 using test::TempDirectory;
 
-TEST(FieldOf, TakesTheWholeKey) {
+TEST(FieldOf, MatchesTheWholeKey) {
   constexpr std::string_view kStatus = "Name:\tcat\nSeccomp:\t2\nSeccomp_filters:\t1\nno colon\nEmpty:\n";
   EXPECT_EQ(field_of(kStatus, "Seccomp"), "2");
   EXPECT_EQ(field_of(kStatus, "Seccomp_filters"), "1");
@@ -60,13 +60,13 @@ TEST(MemoryLimitFiles, OfVersionOneForTheMemoryControllerOnly) {
                                       "/sys/fs/cgroup/memory/memory.limit_in_bytes"}));
 }
 
-TEST(MemoryLimitFiles, OfBrokenTextEnds) {
+TEST(MemoryLimitFiles, TerminatesOnMalformedText) {
   EXPECT_TRUE(memory_limit_files("").empty());
   EXPECT_TRUE(memory_limit_files("nonsense\n1:memory\n").empty());
   EXPECT_TRUE(memory_limit_files("0::no-slash/at-start\n1:memory:x\n").empty()) << "is not below the mount";
 }
 
-TEST(ParseMemoryLimit, KnowsNoLimit) {
+TEST(ParseMemoryLimit, RecognizesNoLimit) {
   EXPECT_EQ(parse_memory_limit("4294967296\n"), 4294967296U);
   EXPECT_EQ(parse_memory_limit("max\n"), std::nullopt);
   EXPECT_EQ(parse_memory_limit("9223372036854771712\n"), std::nullopt) << "version 1 with 4 KiB pages";
@@ -74,7 +74,7 @@ TEST(ParseMemoryLimit, KnowsNoLimit) {
   EXPECT_EQ(parse_memory_limit(""), std::nullopt);
 }
 
-TEST(ContainerKind, ByItsMarks) {
+TEST(ContainerKind, IsRecognizedByItsMarks) {
   constexpr std::string_view kOnDisk = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n";
   constexpr std::string_view kOnOverlay = "22 1 0:50 / / rw - overlay overlay rw\n";
   const TempDirectory root;

@@ -7,7 +7,7 @@ namespace trunkline::os {
 
 std::chrono::milliseconds exit_patience() {
   constexpr double kDefaultSeconds = 120;
-  constexpr double kMostSeconds = 1e9;                       // beyond it milliseconds could overflow
+  constexpr double kMostSeconds = 1e9;                       // milliseconds could overflow beyond this
   const char* text = std::getenv("TRUNKLINE_EXIT_TIMEOUT");  // NOLINT(concurrency-mt-unsafe)
   double seconds = kDefaultSeconds;
   if (text != nullptr && *text != '\0') {

@@ -1,4 +1,4 @@
-// How long the end of the process waits for a device that does nothing.
+// How long the process, on exit, waits for a device that makes no progress.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,7 @@
 namespace trunkline::os {
 
 // How long the exit waits without progress: TRUNKLINE_EXIT_TIMEOUT in the environment, in seconds, else 120.
-// Without an end, a device that hangs would keep the process from exiting.
+// Without a limit, a device that hangs would keep the process from exiting.
 std::chrono::milliseconds exit_patience();
 
 // How long `Progress`, a value that changes whenever something moves, has stayed the same.

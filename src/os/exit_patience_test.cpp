@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::seconds;
 
-TEST(StallTimer, ProgressStartsItAnewAndTimeAloneDoesNot) {
+TEST(StallTimer, IsRestartedByProgressAlone) {
   const StallTimer<std::uint64_t>::Clock::time_point start{};
   StallTimer<std::uint64_t> timer(0, start);
   EXPECT_EQ(timer.stalled_for(0, start + seconds(100)), seconds(100));

@@ -1,4 +1,4 @@
-// A lock that all who open a file share, in this process and in others.
+// A lock on an open file, shared by everyone who opens the file, in this process and in others.
 #pragma once
 
 #include <fcntl.h>
@@ -11,8 +11,8 @@
 namespace trunkline::os {
 
 // Held for its lifetime, on the open file behind a descriptor (open file description locks, fcntl(2)):
-// threads that use the same descriptor do not exclude each other. Advisory; where the filesystem has no
-// locks, nothing is held.
+// threads that use the same descriptor do not exclude each other. Advisory; where the filesystem does not
+// support locks, nothing is held.
 class FileLock {
  public:
   enum class Kind { shared, exclusive };
@@ -25,14 +25,14 @@ class FileLock {
   }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
-  // A forked child shares the lock of its parent, and must not end it.
+  // A forked child shares the lock with its parent, and must not release it.
   ~FileLock() {
     if (held() && generation_ == fork_generation()) apply(F_UNLCK, F_OFD_SETLK);
   }
 
   bool held() const { return code_ == 0; }
 
-  // Not held since another has it; only when not waiting.
+  // Someone else holds the lock; only possible without waiting.
   bool busy() const { return code_ == EAGAIN || code_ == EACCES; }
 
  private:
@@ -41,7 +41,8 @@ class FileLock {
     struct flock lock{};
     lock.l_type = type;
     lock.l_whence = SEEK_SET;
-    // One byte that no file has, so that locks which users put on ranges of their files are not in the way.
+    // Locks one byte past the end of any file, so as not to conflict with locks that users place on ranges of
+    // their files.
     lock.l_start = std::numeric_limits<off_t>::max() - 1;
     lock.l_len = 1;
     int code = 0;

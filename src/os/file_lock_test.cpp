@@ -21,10 +21,10 @@ class FileLockTest : public testing::Test {
   std::string path_ = directory_.file("a");
 };
 
-TEST_F(FileLockTest, AnExclusiveLockExcludesOthersWhoOpenedTheFile) {
+TEST_F(FileLockTest, AnExclusiveLockExcludesOthersWhoOpenTheFile) {
   const UniqueFd mine = open(O_RDWR);
   const UniqueFd theirs = open(O_RDWR);
-  int shared = 0;  // a plain int: the lock alone keeps the two apart
+  int shared = 0;  // a plain int: only the lock synchronizes the two
   const auto count = [&shared](const UniqueFd& fd) {
     for (int round = 0; round < 5000; ++round) {
       const FileLock lock(fd.get(), FileLock::Kind::exclusive);
@@ -50,7 +50,7 @@ TEST_F(FileLockTest, SharedLocksAreHeldTogether) {
   EXPECT_EQ(lock.held(), other.held());
 }
 
-TEST_F(FileLockTest, WithoutWaitingAHeldLockIsBusy) {
+TEST_F(FileLockTest, AHeldLockIsBusyWithoutWaiting) {
   using Wait = FileLock::Wait;
   const UniqueFd mine = open(O_RDWR);
   const UniqueFd theirs = open(O_RDWR);
@@ -68,7 +68,7 @@ TEST_F(FileLockTest, WithoutWaitingAHeldLockIsBusy) {
   EXPECT_FALSE(FileLock(-1, FileLock::Kind::shared, Wait::never).busy());
 }
 
-TEST_F(FileLockTest, WhatCannotBeLockedIsNotHeld) {
+TEST_F(FileLockTest, AnUnsupportedLockIsNotHeld) {
   const UniqueFd reader = open(O_RDONLY);
   EXPECT_FALSE(FileLock(reader.get(), FileLock::Kind::exclusive).held());
   EXPECT_FALSE(FileLock(-1, FileLock::Kind::shared).held());

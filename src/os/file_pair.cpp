@@ -23,7 +23,7 @@
 namespace trunkline::os {
 namespace {
 
-constexpr std::uint64_t kAssumedAlignment = 4096;  // where statx does not say: no device in use asks for more
+constexpr std::uint64_t kAssumedAlignment = 4096;  // where statx reports none: no device in use needs more
 
 // Filesystem magic numbers that <linux/magic.h> does not list (statfs(2)).
 constexpr std::uint32_t kCifsMagic = 0xFF534D42;
@@ -34,7 +34,7 @@ constexpr std::uint32_t kBeegfsMagic = 0x19830326;
 struct Filesystem {
   bool in_memory = false;
   bool local = false;
-  std::string_view network;  // its name when direct I/O is known to lose there
+  std::string_view network;  // its name, when direct I/O is known to be slower there
 };
 
 Filesystem filesystem_of(int fd) {
@@ -97,7 +97,7 @@ struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }  // NOLINT(*-no-malloc)
 };
 
-// 0 when a direct read of the assumed alignment is taken, else its errno. A write-only file cannot be asked.
+// 0 when a direct read of the assumed alignment succeeds, else its errno. A write-only file cannot be probed.
 int probe_read(int fd) {
   const std::unique_ptr<void, FreeDeleter> block(std::aligned_alloc(kAssumedAlignment, kAssumedAlignment));
   if (!block) return ENOMEM;
@@ -111,7 +111,8 @@ DirectLimits refuse(std::string why) {
   return {.usable = false, .memory_alignment = 1, .offset_alignment = 1, .why = std::move(why)};
 }
 
-// Alignment as the kernel states it (statx(2), STATX_DIOALIGN, Linux 6.1), or nothing where it does not.
+// Alignment as reported by the kernel (statx(2), STATX_DIOALIGN, Linux 6.1), or nothing where it does not
+// report it.
 struct StatedAlignment {
   std::uint64_t memory;
   std::uint64_t offset;
@@ -128,8 +129,9 @@ std::optional<StatedAlignment> stated_alignment(int fd) {
 #endif
 }
 
-// Nearly all of it: what is missing is read from the device then, with the kernel's read-ahead. And in no
-// danger: as much memory can be had besides, so that what it is read into does not take its place.
+// Whether nearly all of the file is cached: the rest is then read from the device, with the kernel's
+// read-ahead. It must also be in no danger of eviction: as much memory again is available, so that the
+// destination buffers do not displace it.
 bool is_cached(int fd) {
   struct stat status{};
   if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return false;
@@ -138,7 +140,7 @@ bool is_cached(int fd) {
   if (!cached || *cached < bytes - bytes / 16) return false;
   const auto meminfo = read_text("/proc/meminfo");
   const auto available = meminfo ? meminfo_bytes(*meminfo, "MemAvailable") : std::nullopt;
-  return available && *available / 2 >= bytes;  // of which the file's own pages are a half
+  return available && *available / 2 >= bytes;  // the file's own pages make up half of it
 }
 
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
@@ -176,13 +178,13 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
   return limits;
 }
 
-// open(2) of a file that exists, unless the kernel would have to read from a device to look the path up: then
-// EAGAIN. Where there is no such call, always.
+// open(2) of an existing file, unless the kernel would have to read from a device to look the path up: then
+// fails with EAGAIN. Always fails so where there is no such call.
 int open_cached(const std::string& path, int flags) {
 #ifdef RESOLVE_CACHED
   const open_how how{.flags = static_cast<std::uint64_t>(flags), .mode = 0, .resolve = RESOLVE_CACHED};
   const auto fd = static_cast<int>(::syscall(SYS_openat2, AT_FDCWD, path.c_str(), &how, sizeof how));
-  // Before Linux 5.12, or refused by the seccomp filter of a container.
+  // Before Linux 5.12, or rejected by a container's seccomp filter.
   if (fd < 0 && (errno == ENOSYS || errno == EINVAL || errno == EPERM)) errno = EAGAIN;
   return fd;
 #else
@@ -193,7 +195,7 @@ int open_cached(const std::string& path, int flags) {
 #endif
 }
 
-// As O_TRUNC does, which leaves block devices alone.
+// Like O_TRUNC, which leaves block devices alone.
 Status empty(int fd, const std::string& path) {
   struct stat status{};
   if (::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) return {};
@@ -234,18 +236,18 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
 Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions,
                            Lookup lookup) {
   int fd = -1;
-  // O_NONBLOCK: opening a FIFO must not hang before it can be refused; it means nothing to files and disks.
+  // O_NONBLOCK: opening a FIFO must not hang before it can be rejected; it has no effect on files and disks.
   const int taken = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK;
   do fd = lookup == Lookup::cached ? open_cached(path, taken) : ::open(path.c_str(), taken, permissions);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
-  ::fcntl(fd, F_SETFL, 0);  // O_NONBLOCK off again: io_uring would answer EAGAIN instead of waiting
+  ::fcntl(fd, F_SETFL, 0);  // clears O_NONBLOCK: io_uring would return EAGAIN instead of waiting
   auto pair = make_pair_of(UniqueFd(fd), path, flags, policy);
   if (!pair) {
-    if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) ::unlink(path.c_str());  // nobody else's
+    if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) ::unlink(path.c_str());  // this call created it
     return pair;
   }
-  // Only now: a file that is refused keeps its contents.
+  // Only now: a rejected file keeps its contents.
   if ((flags & O_TRUNC) != 0) {
     if (auto emptied = empty(pair->buffered.get(), path); !emptied) return std::unexpected(emptied.error());
   }

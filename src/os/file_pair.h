@@ -1,5 +1,5 @@
-// One file under two descriptors: through the page cache, and, where the filesystem takes it, past it
-// (O_DIRECT).
+// One file under two descriptors: one through the page cache, and, where the filesystem supports it, one that
+// bypasses it (O_DIRECT).
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@ namespace trunkline::os {
 
 enum class DirectPolicy { automatic, always, never, unless_cached };
 
-// What direct I/O on a file asks for, and whether it is used at all.
+// What direct I/O on a file requires, and whether it is used at all.
 struct DirectLimits {
   bool usable = false;
   std::uint64_t memory_alignment = 1;  // bytes, of addresses
@@ -26,24 +26,25 @@ struct FilePair {
   UniqueFd buffered;
   UniqueFd direct;  // valid exactly when limits.usable
   DirectLimits limits;
-  bool in_memory = false;  // tmpfs, ramfs, memfd: there is no device behind it
-  // A regular file of a local filesystem (os/local_filesystem.h): its size and its closing wait for nobody.
+  bool in_memory = false;  // tmpfs, ramfs, memfd: not backed by a device
+  // A regular file of a local filesystem (os/local_filesystem.h): getting its size and closing it wait for no
+  // server.
   bool local = false;
-  bool probed = false;  // opening it took a read, to find out about direct I/O
+  bool probed = false;  // opening it took a read, to find out whether direct I/O works
 };
 
 enum class Lookup { any, cached };
 
-// open(2) with `flags` (O_CLOEXEC is added), for regular files and block devices; others are refused as
-// unsupported. With Lookup::cached, for a file that exists: fails with EAGAIN where the kernel would wait for
-// a device to look the path up, or cannot tell.
+// open(2) with `flags` (O_CLOEXEC is added), for regular files and block devices; everything else is rejected
+// as unsupported. With Lookup::cached, for a file that exists: fails with EAGAIN where the kernel would have
+// to wait for a device to look the path up, or cannot tell.
 Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions = 0666,
                            Lookup lookup = Lookup::any);
 
-// Pairs a descriptor that is open already, for example a memfd. `path` is for errors.
+// Pairs a descriptor that is already open, for example a memfd. `path` is for errors.
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy);
 
-// Bytes in a regular file or a block device.
+// The size of a regular file or a block device.
 Result<std::uint64_t> file_bytes(int fd, const std::string& path);
 
 }  // namespace trunkline::os

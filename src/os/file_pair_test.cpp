@@ -15,7 +15,7 @@
 namespace trunkline::os {
 namespace {
 
-TEST(FilePair, ARefusedOpeningKeepsTheContentsAndLeavesNoFile) {
+TEST(FilePair, ARejectedOpenKeepsTheContentsAndLeavesNoFile) {
   const std::string root = "/dev/shm";  // files in memory have no direct I/O
   if (::access(root.c_str(), W_OK) != 0) GTEST_SKIP() << "no writable tmpfs at /dev/shm";
   const std::string path = root + "/trunkline-file-pair-" + std::to_string(::getpid());
@@ -29,7 +29,7 @@ TEST(FilePair, ARefusedOpeningKeepsTheContentsAndLeavesNoFile) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
+TEST(FilePair, ACachedFileIsReadThroughThePageCache) {
   const test::TempDirectory directory;
   const std::string path = directory.file("a");
   std::ofstream(path) << std::string(1 << 20, 'a');
@@ -53,7 +53,7 @@ TEST(FilePair, WhatThePageCacheHoldsIsReadFromThere) {
   EXPECT_EQ(cold->limits.why, usual->limits.why);
 }
 
-TEST(FilePair, ACachedLookupOpensTheSameFileOrSaysThatItWouldWait) {
+TEST(FilePair, ACachedLookupOpensTheSameFileOrReportsThatItWouldWait) {
   const test::TempDirectory directory;
   const std::string path = directory.file("a");
   std::ofstream(path) << "abc";
@@ -62,13 +62,13 @@ TEST(FilePair, ACachedLookupOpensTheSameFileOrSaysThatItWouldWait) {
   ASSERT_TRUE(pair) << pair.error().message;
   EXPECT_EQ(file_bytes(pair->buffered.get(), path), 3U);
   EXPECT_EQ(pair->limits.usable, open_pair(path, O_RDONLY, DirectPolicy::automatic)->limits.usable);
-  // What is not there may be known not to be, or not.
+  // The kernel may or may not know that the file does not exist.
   const auto absent = open_pair(directory.file("b"), O_RDONLY, DirectPolicy::automatic, 0, Lookup::cached);
   ASSERT_FALSE(absent);
   EXPECT_TRUE(absent.error().code == ENOENT || absent.error().code == EAGAIN) << absent.error().message;
 }
 
-TEST(FilePair, KnowsWhetherItIsALocalFile) {
+TEST(FilePair, ReportsWhetherTheFileIsLocal) {
   const test::TempDirectory directory;
   std::ofstream(directory.file("a")) << "x";
   const auto pair = open_pair(directory.file("a"), O_RDONLY, DirectPolicy::automatic);

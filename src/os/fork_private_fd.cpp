@@ -11,7 +11,7 @@
 
 namespace trunkline::os {
 
-// All that are open. A fork waits for the lock, so that no descriptor is open and not listed yet.
+// All that are open. A fork waits for the lock, so that no descriptor is open without being listed.
 struct ForkPrivateList {
   static inline std::mutex mutex;
   static inline ForkPrivateFd* first = nullptr;

@@ -1,4 +1,4 @@
-// A file descriptor that forked children do not get.
+// A file descriptor that forked children do not inherit.
 #pragma once
 
 #include <sys/types.h>
@@ -7,11 +7,11 @@
 
 namespace trunkline::os {
 
-// For locks: one on an open file is held until every process that inherited the descriptor has closed it, so
-// that workers which outlive their killed parent would keep it. In a forked child the descriptor is closed.
+// For locks: a lock on an open file is held until every process that inherited the descriptor has closed it,
+// so workers that outlive their killed parent would keep it. In a forked child the descriptor is closed.
 class ForkPrivateFd {
  public:
-  // As open(2), with O_CLOEXEC.
+  // Like open(2), with O_CLOEXEC.
   ForkPrivateFd(const std::string& path, int flags, mode_t mode);
   ForkPrivateFd(const ForkPrivateFd&) = delete;
   ForkPrivateFd& operator=(const ForkPrivateFd&) = delete;

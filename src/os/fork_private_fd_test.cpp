@@ -30,13 +30,13 @@ int exit_code_of_child(Body body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(ForkPrivateFd, IsClosedInAForkedChildAlone) {
+TEST(ForkPrivateFd, IsClosedOnlyInAForkedChild) {
   const test::TempDirectory scratch;
   const std::string path = scratch.file("lock");
   auto first = std::make_unique<ForkPrivateFd>(path, O_RDWR | O_CREAT, kMode);
   const ForkPrivateFd second(path, O_RDWR, kMode);
   const ForkPrivateFd third(path, O_RDWR, kMode);
-  first.reset();  // the last of the list
+  first.reset();  // the last entry of the list
   const int number = second.get();
   EXPECT_EQ(exit_code_of_child([&] {
               const bool closed = ::fcntl(number, F_GETFD) < 0 && errno == EBADF;
@@ -48,14 +48,14 @@ TEST(ForkPrivateFd, IsClosedInAForkedChildAlone) {
   EXPECT_GE(::fcntl(number, F_GETFD), 0);
 }
 
-TEST(ForkPrivateFd, SaysWhyItIsNotOpen) {
+TEST(ForkPrivateFd, ReportsWhyItIsNotOpen) {
   const test::TempDirectory scratch;
   const ForkPrivateFd fd(scratch.file("missing/lock"), O_RDWR, kMode);
   EXPECT_FALSE(fd.valid());
   EXPECT_EQ(fd.open_error(), ENOENT);
 }
 
-TEST(ForkPrivateFd, ALockIsNeitherKeptNorReleasedByAChild) {
+TEST(ForkPrivateFd, AForkedChildNeitherKeepsNorReleasesALock) {
   const test::TempDirectory scratch;
   const std::string path = scratch.file("lock");
   auto fd = std::make_unique<ForkPrivateFd>(path, O_RDWR | O_CREAT, kMode);

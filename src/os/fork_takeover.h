@@ -1,4 +1,4 @@
-// Lets a forked child make an object that its parent had its own, before the child first uses it.
+// Lets a forked child take ownership of its parent's object before the child first uses it.
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@ namespace trunkline::os {
 // Thread-safe.
 class ForkTakeover {
  public:
-  // Runs `renew` in the first call of each forked child; further threads of the child wait until it is over.
-  // It puts right what the threads of the parent left behind, which the child does not have: locks that they
-  // held, counts of what they had under way. It must not throw.
+  // Runs `renew` in the first call of each forked child; other threads of the child wait until it is done.
+  // `renew` repairs what the parent's threads, which the child does not have, left behind: locks that they
+  // held, counts of operations in flight. It must not throw.
   template <std::invocable Renew>
   void take_over(Renew&& renew) {
     const unsigned now = fork_generation();
@@ -32,7 +32,7 @@ class ForkTakeover {
   }
 
  private:
-  // Added to the generation of the child while `renew` runs.
+  // Added to the child's generation while `renew` runs.
   static constexpr unsigned kUnderWay = 1U << 31;
 
   std::atomic<unsigned> generation_{fork_generation()};

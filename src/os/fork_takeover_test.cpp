@@ -14,7 +14,7 @@
 namespace trunkline::os {
 namespace {
 
-constexpr unsigned kChildSeconds = 20;  // a child that hangs is ended by SIGALRM
+constexpr unsigned kChildSeconds = 20;  // SIGALRM ends a child that hangs
 
 int exit_code_in_child(const std::function<int()>& body) {
   const pid_t child = ::fork();
@@ -55,7 +55,7 @@ TEST(ForkTakeover, OtherThreadsOfTheChildWaitUntilItIsRenewed) {
   const auto child = [&] {
     constexpr unsigned kThreads = 4;
     std::atomic<unsigned> arrived = 0;
-    int renewed = 0;  // a plain int: only the wait keeps the threads apart
+    int renewed = 0;  // a plain int: only the wait synchronizes the threads
     std::atomic<unsigned> wrong = 0;
     std::vector<std::thread> threads;
     for (unsigned index = 0; index < kThreads; ++index) {

@@ -12,7 +12,7 @@
 namespace trunkline::os {
 namespace {
 
-TEST(LocalFilesystem, ThoseOfServersAndProgramsAreNotLocal) {
+TEST(LocalFilesystem, NetworkAndUserSpaceFilesystemsAreNotLocal) {
   for (const std::uint32_t type : std::initializer_list<std::uint32_t>{
            EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC})
     EXPECT_TRUE(is_local_filesystem(type));

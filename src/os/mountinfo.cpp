@@ -8,7 +8,7 @@
 namespace trunkline::os {
 namespace {
 
-// The part of `text` before the next `separator`; both are taken from `text`.
+// Removes the part of `text` before the next `separator`, and the separator, and returns the part.
 std::string_view take(std::string_view& text, char separator) {
   const std::size_t end = text.find(separator);
   const std::string_view part = text.substr(0, end);

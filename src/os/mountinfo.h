@@ -10,7 +10,7 @@
 
 namespace trunkline::os {
 
-// As statx(2) and mountinfo have it.
+// In the form that statx(2) and mountinfo use.
 struct DeviceId {
   unsigned major = 0;
   unsigned minor = 0;
@@ -25,20 +25,19 @@ struct Mount {
   std::string source;
 };
 
-// What is known of a file whose mount is looked for.
+// What is known about a file whose mount is sought.
 struct MountQuery {
-  std::uint64_t mount_id = 0;  // of STATX_MNT_ID; 0 where the kernel (before 5.8) does not tell
+  std::uint64_t mount_id = 0;  // of STATX_MNT_ID; 0 where the kernel (before 5.8) does not report it
   DeviceId device;             // stx_dev_major, stx_dev_minor
   std::string path;            // absolute, without symbolic links
 };
 
-// In the order of the text, which is that of mounting. Lines that are not of the documented form are left
-// out.
+// In the order of the text, which is the order of mounting. Malformed lines are skipped.
 std::vector<Mount> parse_mountinfo(std::string_view text);
 
-// The mount that `query` is in, nullptr if none fits. The mount id decides where known. Otherwise the deepest
-// mount point above the path wins (of two at one point the later, which covers the earlier): first among
-// those of the same device, since a mount can hide below another; then among all, since files of btrfs
+// The mount that contains `query`, nullptr if none fits. The mount id decides where known. Otherwise the
+// deepest mount point above the path wins (of two at one point the later, which covers the earlier): first
+// among those of the same device, since a mount can hide below another; then among all, since files of btrfs
 // subvolumes and of overlayfs report device ids of their own.
 const Mount* find_mount(const std::vector<Mount>& mounts, const MountQuery& query);
 

@@ -32,7 +32,7 @@ TEST(ParseMountinfo, ReadsFieldsAndEscapes) {
   EXPECT_EQ(mounts[3].source, "server:/an export");
 }
 
-TEST(ParseMountinfo, LeavesOutWhatIsNotALine) {
+TEST(ParseMountinfo, SkipsMalformedLines) {
   EXPECT_TRUE(parse_mountinfo("").empty());
   EXPECT_TRUE(parse_mountinfo("\n\n").empty());
   EXPECT_TRUE(parse_mountinfo("x 1 0:1 / / rw - ext4 src rw\n").empty());
@@ -50,7 +50,7 @@ TEST(FindMount, TheMountIdDecides) {
   EXPECT_EQ(mount->source, "/dev/mapper/vg-data");
 }
 
-TEST(FindMount, TheDeepestOfTheSameDevice) {
+TEST(FindMount, PrefersTheDeepestOfTheSameDevice) {
   const auto mounts = parse_mountinfo(kMounts);
   EXPECT_EQ(find_mount(mounts, at("/usr/lib", {259, 2}))->point, "/");
   EXPECT_EQ(find_mount(mounts, at("/data/fast/x", {0, 60}))->filesystem, "tmpfs");
@@ -59,14 +59,14 @@ TEST(FindMount, TheDeepestOfTheSameDevice) {
   EXPECT_EQ(find_mount(mounts, at("/data", {253, 1}))->source, "/dev/mapper/vg-cover");
 }
 
-TEST(FindMount, ByPathWhereDeviceIdsAreAnonymous) {
+TEST(FindMount, MatchesByPathWhereDeviceIdsAreAnonymous) {
   const auto mounts = parse_mountinfo(kMounts);
   EXPECT_EQ(find_mount(mounts, at("/home/user", {0, 77}))->filesystem, "btrfs");
   EXPECT_EQ(find_mount(mounts, at("/homely", {0, 77}))->point, "/") << "a prefix of the name is no parent";
   EXPECT_EQ(find_mount(mounts, at("/data", {0, 77}))->source, "/dev/mapper/vg-cover") << "the later covers";
 }
 
-TEST(FindMount, NoneFits) {
+TEST(FindMount, ReturnsNullWhenNoneFits) {
   EXPECT_EQ(find_mount({}, at("/x")), nullptr);
   EXPECT_EQ(find_mount(parse_mountinfo(kMounts), at("relative")), nullptr);
 }

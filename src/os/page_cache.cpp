@@ -6,7 +6,7 @@
 namespace trunkline::os {
 namespace {
 
-// cachestat(2), which headers older than Linux 6.5 lack. The number is that of all architectures.
+// cachestat(2), which headers before Linux 6.5 lack. The number is the same on all architectures.
 constexpr long kCachestat = 451;
 
 struct CachestatRange {

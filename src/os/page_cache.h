@@ -1,4 +1,4 @@
-// What of a file the kernel's page cache holds.
+// How much of a file the kernel's page cache holds.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace trunkline::os {
 
-// Bytes of the file, in whole pages, that reading would not have to wait for. nullopt where the kernel does
-// not tell: before Linux 6.5, in some sandboxes, and of files that this process may not write. Of filesystems
-// that keep their data elsewhere, as overlayfs, it says 0.
+// Bytes of the file, in whole pages, that can be read without waiting. nullopt where the kernel does not
+// report it: before Linux 6.5, in some sandboxes, and for files that this process may not write. 0 on
+// filesystems that keep their data elsewhere, such as overlayfs.
 std::optional<std::uint64_t> cached_bytes(int fd);
 
 }  // namespace trunkline::os

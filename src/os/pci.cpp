@@ -27,7 +27,7 @@ PciLink read_pci_link(const std::string& address, const std::string& root) {
           .most_speed = read("max_link_speed"),
           .width = number(read("current_link_width")).value_or(0),
           .most_width = number(read("max_link_width")).value_or(0),
-          .numa_node = number(read("numa_node"))};  // -1: it belongs to none
+          .numa_node = number(read("numa_node"))};  // -1: no node
 }
 
 }  // namespace trunkline::os

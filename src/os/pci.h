@@ -1,4 +1,4 @@
-// How a PCI device is connected, as sysfs tells.
+// How a PCI device is connected, according to sysfs.
 #pragma once
 
 #include <optional>
@@ -7,15 +7,15 @@
 namespace trunkline::os {
 
 struct PciLink {
-  std::string speed;  // now, "32.0 GT/s PCIe"; idle devices slow down
+  std::string speed;  // current, "32.0 GT/s PCIe"; idle devices slow down
   std::string most_speed;
   unsigned width = 0;  // lanes; 0 where unknown
   unsigned most_width = 0;
   std::optional<unsigned> numa_node;
 };
 
-// `address`: "0000:17:00.0". What cannot be read is left at its default; `root` is put before the paths that
-// are looked at.
+// `address`: "0000:17:00.0". What cannot be read is left at its default; `root` is prepended to the paths
+// that are examined.
 PciLink read_pci_link(const std::string& address, const std::string& root = {});
 
 }  // namespace trunkline::os

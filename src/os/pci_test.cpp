@@ -30,7 +30,7 @@ TEST(PciTest, TheLinkIsReadFromSysfs) {
   EXPECT_EQ(read_pci_link("0000:17:00.0", root.path()).numa_node, std::nullopt);
 }
 
-TEST(PciTest, AnUnknownDeviceHasNothing) {
+TEST(PciTest, AnUnknownDeviceHasDefaults) {
   const PciLink link = read_pci_link("ffff:ff:1f.7");
   EXPECT_EQ(link.speed, "");
   EXPECT_EQ(link.width, 0U);

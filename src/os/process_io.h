@@ -1,4 +1,4 @@
-// What this process has read, as the kernel counts it.
+// How much this process has read, as counted by the kernel.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace trunkline::os {
 
-// Bytes that read(2) and its kin have returned to this process, all threads together; not those of io_uring,
-// of mappings, nor of DMA that a driver does elsewhere. nullopt where /proc does not tell.
+// Bytes that read(2) and similar calls have returned to all threads of this process; excludes io_uring,
+// mappings, and DMA that a driver does by itself. nullopt where /proc does not report it.
 std::optional<std::uint64_t> bytes_read_by_calls();
 
 }  // namespace trunkline::os

@@ -21,7 +21,7 @@ TEST(ProcessIo, CountsReads) {
   ASSERT_TRUE(after);
   EXPECT_GE(*after - *before, bytes.size());
   const auto again = bytes_read_by_calls();
-  EXPECT_LT(*again - *after, bytes.size());  // asking itself reads a little
+  EXPECT_LT(*again - *after, bytes.size());  // the query itself reads a little
 }
 
 }  // namespace

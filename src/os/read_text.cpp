@@ -12,7 +12,7 @@ namespace trunkline::os {
 
 Result<std::string> read_text(const std::string& path, std::size_t max_bytes) {
   constexpr std::size_t kPieceBytes = 64 << 10;
-  // O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+  // O_NONBLOCK: opening a pipe without a writer would wait forever.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return std::unexpected(system_error(errno, "opening " + path, path));
   std::string text;

@@ -1,4 +1,4 @@
-// Small text files, those of /proc and /sys included.
+// Reads small text files, including those of /proc and /sys.
 #pragma once
 
 #include <cstddef>

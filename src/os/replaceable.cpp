@@ -64,7 +64,7 @@ Status check_replaceable(const std::string& path, const std::string& action) {
                               action, directory));
   }
   struct stat file{};
-  if (::lstat(path.c_str(), &file) != 0) return {};  // free
+  if (::lstat(path.c_str(), &file) != 0) return {};  // the name is free
   if (is_mount_point(path)) {
     return failed(
         EBUSY, path,

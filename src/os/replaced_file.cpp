@@ -19,9 +19,9 @@
 namespace trunkline::os {
 namespace {
 
-// Symbolic links resolved one by one, since the last one may lead to a file that does not exist yet.
+// Resolves symbolic links one by one, since the last one may lead to a file that does not exist yet.
 Result<std::string> resolve_links(const std::string& path, const std::string& action) {
-  constexpr int kMostLinks = 40;  // as the kernel (path_resolution(7))
+  constexpr int kMostLinks = 40;  // like the kernel (path_resolution(7))
   std::filesystem::path target = path;
   std::error_code code;
   for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, code)); ++links) {
@@ -33,8 +33,8 @@ Result<std::string> resolve_links(const std::string& path, const std::string& ac
   return target.string();
 }
 
-// On overlayfs, opening a file of a lower layer for writing copies all of it: there its permissions are
-// checked by access(2) alone.
+// On overlayfs, opening a file of a lower layer for writing copies all of it, so access(2) alone checks its
+// permissions there.
 bool is_overlay(const std::string& path) {
   struct statfs status{};
   return ::statfs(path.c_str(), &status) == 0 &&
@@ -61,7 +61,7 @@ bool have_same_attributes(const struct stat& one, const struct stat& other) {
 }
 
 std::vector<std::string> attribute_names(int fd) {
-  // It may grow between the two calls; attributes that cannot be listed cannot be kept.
+  // The list may grow between the two calls; attributes that cannot be listed cannot be kept.
   std::vector<char> names;
   ssize_t bytes = 0;
   do {
@@ -76,13 +76,13 @@ std::vector<std::string> attribute_names(int fd) {
   return found;
 }
 
-// Those that say something of the contents are wrong for new ones; those of overlayfs, of the inode.
+// Attributes that describe the contents are wrong for new contents; those of overlayfs belong to the inode.
 bool is_copied(std::string_view name) {
   return name != kAccessAcl && name != "security.capability" && name != "security.ima" &&
          name != "security.evm" && !name.starts_with("trusted.overlay.");
 }
 
-// 0, or the errno of an attribute for which there is no room.
+// 0, or the errno of an attribute that does not fit.
 int copy_extended_attributes(int from, int to) {
   for (const std::string& name : attribute_names(from)) {
     if (!is_copied(name)) continue;
@@ -97,7 +97,8 @@ int copy_extended_attributes(int from, int to) {
 }  // namespace
 
 Result<ReplacedFile> ReplacedFile::find(const std::string& path, std::string action) {
-  // Refuses what following links one by one does not see, such as another user's in a sticky directory.
+  // Rejects what following links one by one does not notice, such as another user's link in a sticky
+  // directory.
   struct stat followed{};
   if (::stat(path.c_str(), &followed) != 0 && errno != ENOENT)
     return std::unexpected(system_error(errno, action, path));
@@ -114,16 +115,16 @@ std::unexpected<Error> ReplacedFile::failed(int code) const {
   return std::unexpected(system_error(code, action_, path_));
 }
 
-// Leaves old_ as it is if the file is gone by now.
+// Leaves old_ as it is if the file no longer exists.
 Status ReplacedFile::open_old() {
   struct stat status{};
-  // Looked at first: to open a device may do something.
+  // lstat first: opening a device may have side effects.
   if (::lstat(path_.c_str(), &status) != 0) {
     if (errno == ENOENT) return check_replaceable(path_, action_);
     return failed(errno);
   }
   if (S_ISDIR(status.st_mode)) return failed(EISDIR);
-  if (S_ISLNK(status.st_mode)) return failed(ELOOP);  // since the links were followed
+  if (S_ISLNK(status.st_mode)) return failed(ELOOP);  // it became a link after the links were followed
   if (!S_ISREG(status.st_mode)) {
     return std::unexpected(make_error(
         ErrorKind::unsupported,

@@ -1,5 +1,5 @@
 // The file that a save replaces: where it is, whether it may be replaced, and the attributes that its
-// successor keeps.
+// replacement inherits.
 #pragma once
 
 #include <sys/stat.h>
@@ -12,35 +12,35 @@
 
 namespace trunkline::os {
 
-// A rename replaces a file whatever its permissions are, and the successor starts with those of a new file.
-// Users who save over a file expect neither, since open(path, O_WRONLY | O_TRUNC) does neither. So every
-// temporary file that is renamed to a user's file goes through this class:
+// A rename replaces a file regardless of its permissions, and the new file starts with the attributes of any
+// new file. Users who save over a file expect neither, since open(path, O_WRONLY
+// O_TRUNC) does neither. So every temporary file that is renamed to a user's file goes through this class:
 //
 // 1. find() before anything is written: fails where that open would.
 // 2. The temporary file is created beside path() with create_mode(): others never have more access to it than
-//    to the file that it replaces.
+// to the file that it replaces.
 // 3. copy_attributes_to() before its fsync, and once more just before the rename.
 class ReplacedFile {
  public:
-  // Follows symbolic links, as open(2) does: path() is what they lead to, which need not exist. Fails with
-  // the error of opening it for writing (EACCES, EPERM, EROFS, ETXTBSY, EISDIR, ELOOP, ...), as
-  // check_replaceable() does where a rename cannot replace it, and with `unsupported` for what is not a
-  // regular file. `action` begins the message ("saving to /data/a.bin").
+  // Follows symbolic links, like open(2): path() is their target, which need not exist. Fails with the error
+  // of opening it for writing (EACCES, EPERM, EROFS, ETXTBSY, EISDIR, ELOOP, ...), with that of
+  // check_replaceable() where a rename cannot replace it, and with `unsupported` for anything but a regular
+  // file. `action` begins the message ("saving to /data/a.bin").
   static Result<ReplacedFile> find(const std::string& path, std::string action);
 
   const std::string& path() const { return path_; }
 
-  // For open(2) with O_CREAT. Without an old file the kernel makes of it what it makes for any new file: the
-  // umask or the directory's default ACL decide.
+  // For open(2) with O_CREAT. If there is no old file, the kernel treats it like the mode of any new file:
+  // the umask or the directory's default ACL decides.
   mode_t create_mode() const;
 
   // Gives the temporary file `fd` the mode, owner, group and extended attributes (ACL included) of the file
   // at path(), unless that was done already and they have not changed. Returns whether anything was done.
   //
-  // What this process may not set is left out, and never widens access: where the group cannot be kept, group
-  // and others get only what both had; where the ACL cannot be kept, they get nothing. As with any write,
-  // setuid, setgid and capabilities are dropped. Fails where the file may not be replaced (any more), and
-  // where an extended attribute does not fit (ENOSPC, EDQUOT).
+  // What this process may not set is left out, and access is never widened: where the group cannot be kept,
+  // group and others get only what both had; where the ACL cannot be kept, they get nothing. As with any
+  // write, setuid, setgid and capabilities are dropped. Fails where the file may not be replaced (any more),
+  // and where an extended attribute does not fit (ENOSPC, EDQUOT).
   Result<bool> copy_attributes_to(int fd);
 
  private:
@@ -51,8 +51,8 @@ class ReplacedFile {
 
   std::string path_;
   std::string action_;
-  UniqueFd old_;        // none: there is no file to replace
-  struct stat seen_{};  // of old_, when its attributes were copied
+  UniqueFd old_;        // invalid: there is no file to replace
+  struct stat seen_{};  // the state of old_ when its attributes were copied
   bool copied_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Whether a path still leads to what was opened under it.
+// Whether a path still leads to the file that was opened under it.
 #pragma once
 
 #include <string>
@@ -7,14 +7,13 @@
 
 namespace trunkline::os {
 
-// Fails where `path` does not lead to the file or directory that is open as `fd` (O_PATH will do): with
-// system and ESTALE where something else is there by now (a copy that took its place, another filesystem),
-// else with what stat(2) reports. Filesystems on which one file may have several inode numbers are not looked
-// at.
+// Fails where `path` does not lead to the file or directory that is open as `fd` (O_PATH suffices): with
+// system and ESTALE where something else has replaced it (a copy, another filesystem), else with the error of
+// stat(2). Filesystems on which one file may have several inode numbers are not checked.
 Status check_leads_to(const std::string& path, int fd);
 
-// Whether programs, or other systems, make up the inode numbers of the filesystem (FUSE, CIFS), so that a
-// file may have another one after each mount, or after a rename. Also where nothing is known of it.
+// Whether programs, or other systems, make up the filesystem's inode numbers (FUSE, CIFS), so that a file may
+// get another one after each mount, or after a rename. Also true where nothing is known about the filesystem.
 bool has_passing_inodes(int fd);
 bool has_passing_inodes(const std::string& path);
 

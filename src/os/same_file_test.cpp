@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(SameFile, WhatTookThePlaceOfADirectoryIsNotIt) {
+TEST(SameFile, AReplacedDirectoryIsNotTheSame) {
   const test::TempDirectory root;
   const std::string path = root.file("run");
   fs::create_directory(path);

@@ -1,4 +1,5 @@
-// Threads of ours leave signals to those of the program that uses us: they are started while this lives.
+// Blocks signals while it lives. The library's threads are started meanwhile, so that they leave signals to
+// the threads of the program that uses it.
 #pragma once
 
 #include <pthread.h>

@@ -51,15 +51,16 @@ std::unique_ptr<DeadWriter> DeadWriter::find(const std::string& path) { return f
 
 std::unique_ptr<DeadWriter> DeadWriter::find(int directory, const char* name) {
   struct stat named{};
-  // Looked at first: to open something else than a file may do something.
+  // fstatat first: opening anything but a regular file may have side effects.
   if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return nullptr;
   UniqueFd fd(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  // Others may be mounted elsewhere, with locks that end at each machine: there a lock that can be taken says
-  // nothing.
+  // Other filesystems may be mounted on several machines, with locks that hold only within each: acquiring a
+  // lock proves nothing there.
   if (!fd.valid() || !is_on_local_filesystem(fd.get())) return nullptr;
   std::unique_ptr<DeadWriter> dead(new DeadWriter(std::move(fd)));
   if (!dead->lock_.held()) return nullptr;
-  // Before the lock was held its writer may have renamed it: then the name is gone, or it is another file's.
+  // The writer may have renamed the file before this lock was acquired: then the name is gone, or belongs to
+  // another file.
   struct stat opened{};
   if (::fstat(dead->fd_.get(), &opened) != 0 || !S_ISREG(opened.st_mode)) return nullptr;
   if (::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !is_same_file(named, opened))
@@ -71,7 +72,7 @@ void remove_dead_temporary_files(const std::string& directory) {
   const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened.valid()) return;
   std::error_code code;
-  // Names are looked up in the directory that was opened, whatever its path leads to by now.
+  // Names are looked up in the directory that was opened, wherever its path leads by now.
   std::filesystem::directory_iterator entry(directory, code);
   for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
     const std::string name = entry->path().filename().string();

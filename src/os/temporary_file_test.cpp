@@ -25,7 +25,7 @@ using test::TempDirectory;
 
 class TemporaryFileTest : public testing::Test {
  protected:
-  // A test of what is removed needs a filesystem where something is.
+  // These tests need a filesystem on which temporary files are removed.
   void SetUp() override {
     const std::string dead = make_dead();
     remove_dead_temporary_files(directory_.path());
@@ -48,14 +48,14 @@ class TemporaryFileTest : public testing::Test {
   TempDirectory directory_;
 };
 
-TEST_F(TemporaryFileTest, WhatNobodyWritesIsRemoved) {
+TEST_F(TemporaryFileTest, AFileWithoutAWriterIsRemoved) {
   make_dead();
   make_dead();
   remove_dead_temporary_files(directory_.path());
   EXPECT_TRUE(names().empty());
 }
 
-TEST_F(TemporaryFileTest, WhatIsClaimedStaysUntilTheClaimEnds) {
+TEST_F(TemporaryFileTest, AClaimedFileStaysUntilTheClaimEnds) {
   const std::string path = temporary_name(directory_.path());
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   {
@@ -69,7 +69,7 @@ TEST_F(TemporaryFileTest, WhatIsClaimedStaysUntilTheClaimEnds) {
   EXPECT_TRUE(WriterClaim(fd.get()).lost()) << "it was removed between creation and claim";
 }
 
-TEST_F(TemporaryFileTest, OneAtATimeHasTheClaim) {
+TEST_F(TemporaryFileTest, AClaimHasOneHolderAtATime) {
   const std::string path = make_dead();
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   {
@@ -84,7 +84,7 @@ TEST_F(TemporaryFileTest, OneAtATimeHasTheClaim) {
   EXPECT_EQ(DeadWriter::find(directory_.path()), nullptr);
 }
 
-TEST_F(TemporaryFileTest, AClaimIsLostToWhoRemoves) {
+TEST_F(TemporaryFileTest, AClaimIsLostToOneWhoRemovesTheFile) {
   const std::string path = make_dead();
   const UniqueFd mine(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   const UniqueFd theirs(::open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -92,7 +92,7 @@ TEST_F(TemporaryFileTest, AClaimIsLostToWhoRemoves) {
   EXPECT_TRUE(WriterClaim(mine.get()).lost());
 }
 
-TEST_F(TemporaryFileTest, OnlyFilesOfExactlyThatNameAreRemoved) {
+TEST_F(TemporaryFileTest, OnlyFilesWithExactlySuchANameAreRemoved) {
   const std::vector<std::string> foreign{
       ".trunkline-0123456789abcde.tmp",  ".trunkline-0123456789abcdef0.tmp",
       ".trunkline-0123456789abcdeF.tmp", ".trunkline-0123456789abcdeg.tmp",
@@ -102,7 +102,7 @@ TEST_F(TemporaryFileTest, OnlyFilesOfExactlyThatNameAreRemoved) {
     EXPECT_FALSE(is_temporary_name(name)) << name;
     std::ofstream(directory_.file(name)) << "x";
   }
-  // Others than files, of such a name.
+  // Not regular files, but with such a name.
   const std::string folder = ".trunkline-0000000000000001.tmp", link = ".trunkline-0000000000000002.tmp",
                     pipe = ".trunkline-0000000000000003.tmp";
   std::filesystem::create_directory(directory_.file(folder));
@@ -114,15 +114,15 @@ TEST_F(TemporaryFileTest, OnlyFilesOfExactlyThatNameAreRemoved) {
   EXPECT_EQ(names(), expected);
 }
 
-TEST_F(TemporaryFileTest, WhatIsNoDirectoryIsIgnored) {
+TEST_F(TemporaryFileTest, APathThatIsNotADirectoryIsIgnored) {
   remove_dead_temporary_files(directory_.file("none"));
   std::ofstream(directory_.file("file")) << "x";
   remove_dead_temporary_files(directory_.file("file"));
   EXPECT_EQ(names(), std::set<std::string>{"file"});
 }
 
-// Writers that are looked at all the time: none ever finds its file gone.
-TEST_F(TemporaryFileTest, WritersAndThoseWhoRemoveDoNotMeet) {
+// Writers are scanned continuously: none ever finds its file removed.
+TEST_F(TemporaryFileTest, RemovalNeverHitsALiveWriter) {
   std::atomic<bool> over{false};
   std::vector<std::thread> others;
   for (int i = 0; i < 2; ++i) {

@@ -27,8 +27,8 @@ bool is_in_memory(std::string_view filesystem) {
   return std::ranges::find(kNames, filesystem) != kNames.end();
 }
 
-// FUSE and virtiofs count too: as with a network, a server stands between this machine's page cache and the
-// disk.
+// FUSE and virtiofs count too: like a network filesystem, they have a server between this machine's page
+// cache and the disk.
 bool is_network(std::string_view filesystem) {
   constexpr std::array<std::string_view, 15> kNames{"nfs",  "nfs4",    "cifs",     "smb3",     "ceph",
                                                     "9p",   "afs",     "lustre",   "beegfs",   "glusterfs",
@@ -36,7 +36,7 @@ bool is_network(std::string_view filesystem) {
   return filesystem.starts_with("fuse.") || std::ranges::find(kNames, filesystem) != kNames.end();
 }
 
-// "/dev/nvme0n1p2" of a device number, nullopt where there is no such block device (or no /sys).
+// The node ("/dev/nvme0n1p2") of a device number, nullopt where there is no such block device (or no /sys).
 std::optional<std::string> block_device_node(DeviceId device) {
   if (device.major == 0) return std::nullopt;  // anonymous: tmpfs, btrfs, overlayfs, ...
   const auto text = read_text(fmt::format("/sys/dev/block/{}:{}/uevent", device.major, device.minor));
@@ -57,7 +57,7 @@ std::string parent_directory(const std::string& path) {
 }
 
 struct Found {
-  std::string path;  // that was looked at: the file, or the directory that would hold it
+  std::string path;  // the path examined: the file, or the directory that would hold it
   struct statx status{};
 };
 
@@ -125,7 +125,8 @@ std::optional<unsigned> numa_node_of(const std::string& device) {
   const std::filesystem::path name = std::filesystem::path(device).filename();
   if (name.empty() || !device.starts_with("/dev/")) return std::nullopt;
   std::filesystem::path at = std::filesystem::canonical("/sys/class/block" / name, ignored);
-  // A partition lies in its disk's directory, that in its controller's, and that in the bus device's.
+  // In sysfs a partition is below its disk, the disk below its controller, and the controller below the bus
+  // device.
   for (; at.has_relative_path(); at = at.parent_path()) {
     const auto text = read_text((at / "numa_node").string());
     if (!text) continue;

@@ -37,7 +37,8 @@ class UniqueFd {
   bool valid() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
   void reset(int fd = -1) {
-    // Linux closes the descriptor also when close() reports EINTR or EIO; what matters was said by fsync.
+    // Linux closes the descriptor even when close() reports EINTR or EIO; fsync has already reported what
+    // matters.
     if (fd_ >= 0) ::close(fd_);
     fd_ = above_standard_streams(fd);
   }
