@@ -22,8 +22,7 @@ std::uint64_t alignment_for(std::uint64_t bytes) {
   return bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
 }
 
-// Anonymous memory whose start is a multiple of `alignment`: mapped with room to spare, then the spare is
-// unmapped.
+// Anonymous memory whose start is a multiple of `alignment`: maps more than needed, then unmaps the excess.
 std::byte* map_aligned(std::uint64_t bytes, std::uint64_t alignment) {
   const std::uint64_t spare = alignment > kPageBytes ? alignment : 0;
   void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -64,7 +63,7 @@ Result<Buffer> Buffer::allocate_pageable(std::uint64_t bytes, std::shared_ptr<Pi
   buffer.bytes_ = bytes;
   buffer.mapped_bytes_ = mapped_bytes;
   buffer.budget_ = std::move(budget);
-  // Huge pages save the kernel 511 of 512 page look-ups a transfer; refused is fine.
+  // Huge pages save the kernel 511 of 512 page look-ups per transfer; failure is harmless.
   if (mapped_bytes >= kHugePageBytes) ::madvise(data, mapped_bytes, MADV_HUGEPAGE);
   return buffer;
 }
@@ -74,7 +73,7 @@ Result<Buffer> Buffer::allocate(std::uint64_t bytes, std::shared_ptr<PinnedBudge
   if (!buffer || buffer->mapped_bytes_ == 0) return buffer;
   buffer->locked_ = ::mlock(buffer->data_, buffer->mapped_bytes_) == 0;
 #ifdef MADV_POPULATE_WRITE
-  // Pinned means resident: no page fault in the middle of the first transfer.
+  // Pinned memory must be resident: no page faults in the middle of the first transfer.
   if (!buffer->locked_) ::madvise(buffer->data_, buffer->mapped_bytes_, MADV_POPULATE_WRITE);
 #endif
   return buffer;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 constexpr std::int64_t kDearNs = 1'500'000;  // zeroing one takes 200 us
-constexpr int kSmallAfterDear = 16;          // huge pages' worth; makes the trials cost little
+constexpr int kSmallAfterDear = 16;          // in units of huge pages; keeps the trials cheap
 
 #ifdef MADV_POPULATE_WRITE
 std::int64_t thread_cpu_ns() {
@@ -22,7 +22,8 @@ std::int64_t thread_cpu_ns() {
   return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-// A property of the machine, so one for the process. Lost updates cost a trial too many or too few.
+// A property of the machine, so there is one for the process. A lost update only means one trial too many or
+// too few.
 std::atomic<int> small_left{0};
 #endif
 

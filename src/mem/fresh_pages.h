@@ -1,4 +1,4 @@
-// Making new memory present, with the pages that cost least on this machine.
+// Makes new memory resident, with the page size that is cheapest on this machine.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +6,14 @@
 
 namespace trunkline {
 
-// The kernel provides the pages of anonymous memory that was mapped for huge pages and not touched yet: bytes
-// that are there already stay as they are.
+// Makes the pages of anonymous memory resident that was mapped for huge pages; pages that are already
+// resident keep their contents.
 //
-// A huge page costs the zeroing of it, a fifth of what as much memory costs in small pages. But a virtual
-// machine whose hypervisor takes free memory back (free page reporting,
-// Documentation/mm/free_page_reporting.rst) gets each huge page anew from there, which was measured at 2.5
-// s/GB, where small pages cost 0.4 s/GB and huge ones that are there 0.1 s/GB. So the processor time of each
-// huge page is looked at: after a dear one the next come as small pages, until another is tried.
+// A huge page costs only its zeroing, a fifth of the price of the same memory in small pages. But a virtual
+// machine whose hypervisor reclaims free memory (free page reporting,
+// Documentation/mm/free_page_reporting.rst) has to get each huge page back from there: that was measured at
+// 2.5 s/GB, where small pages cost 0.4 s/GB and resident huge ones 0.1 s/GB. So the processor time of each
+// huge page is measured: after an expensive one, the next pages are small until another huge page is tried.
 void make_present(std::byte* data, std::uint64_t bytes);
 
 }  // namespace trunkline

@@ -11,12 +11,12 @@
 namespace trunkline {
 namespace {
 
-TEST(FreshPages, AllArePresentAndKeepTheirBytes) {
+TEST(FreshPages, AllAreResidentAndKeepTheirBytes) {
   const std::uint64_t bytes = 80 * kMiB + 4096;
   auto buffer = Buffer::allocate_pageable(bytes);
   ASSERT_TRUE(buffer);
   buffer->data()[5 * kMiB] = std::byte{7};
-  // In pieces, as blocks of a file come, none of them at the same place in a huge page.
+  // In pieces, like blocks of a file, each at a different offset within a huge page.
   for (std::uint64_t at = 0; at < bytes; at += 3 * kMiB + 4096)
     make_present(buffer->data() + at, std::min<std::uint64_t>(3 * kMiB + 4096, bytes - at));
   std::vector<unsigned char> present(bytes / 4096);

@@ -1,4 +1,4 @@
-// A hard bound on the bytes of pinned memory of one engine. Thread-safe.
+// A hard limit on the bytes of pinned memory of one engine. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,10 @@ class PinnedBudget {
  public:
   explicit PinnedBudget(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // Memory that is only kept for reuse is given up by this when the budget runs short. Set before use.
+  // `give_up` frees memory that is only kept for reuse, when the budget runs short. Set before use.
   void on_shortage(std::function<void()> give_up) { give_up_ = std::move(give_up); }
 
-  // As try_take; but before it gives up, what is only kept for reuse goes.
+  // Like try_take, but frees memory that is only kept for reuse before it fails.
   bool take(std::uint64_t bytes) {
     if (try_take(bytes)) return true;
     if (!give_up_) return false;
@@ -23,7 +23,7 @@ class PinnedBudget {
     return try_take(bytes);
   }
 
-  // Takes `bytes` when they fit beside what is taken, else nothing.
+  // Takes `bytes` if they fit beside what is already taken; otherwise takes nothing.
   bool try_take(std::uint64_t bytes) {
     std::uint64_t used = used_bytes_.load();
     do {

@@ -1,4 +1,5 @@
-// Equal slots carved from one Buffer: where transfers bounce that cannot land in the caller's memory.
+// Equal slots carved from one Buffer: bounce buffers for transfers that cannot go directly to the caller's
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace trunkline {
 // Thread-safe. Outlives its leases.
 class SlotPool {
  public:
-  // The right to one slot; gives it back when it goes.
+  // Exclusive use of one slot, which is returned to the pool at destruction.
   class Lease {
    public:
     Lease() = default;
@@ -45,7 +46,7 @@ class SlotPool {
   std::uint32_t slots() const { return slots_; }
   std::span<std::byte> arena() const { return arena_.span(); }
 
-  // Invalid when all slots are out.
+  // An invalid lease when all slots are in use.
   Lease try_lease();
 
  private:
@@ -55,7 +56,8 @@ class SlotPool {
   std::uint64_t slot_bytes_ = 0;
   std::uint32_t slots_ = 0;
   std::mutex mutex_;
-  std::vector<std::uint32_t> free_;  // last out, first in again: its lines are the warmest
+  std::vector<std::uint32_t>
+      free_;  // last in, first out: the most recently used slot is the warmest in the cache
 };
 
 }  // namespace trunkline

@@ -10,7 +10,7 @@
 namespace trunkline {
 namespace {
 
-TEST(SlotPool, LeasesEachSlotOnceAndTakesItBack) {
+TEST(SlotPool, LeasesEachSlotOnceAndReusesIt) {
   const auto pool = SlotPool::allocate(4096, 5, nullptr);
   ASSERT_EQ(pool->slots(), 5U);
   std::vector<SlotPool::Lease> leases;
@@ -30,7 +30,7 @@ TEST(SlotPool, LeasesEachSlotOnceAndTakesItBack) {
   EXPECT_EQ(again.data(), freed);
 }
 
-TEST(SlotPool, TakesWhatTheBudgetHasRoomFor) {
+TEST(SlotPool, AllocatesAsManySlotsAsTheBudgetAllows) {
   const auto budget = std::make_shared<PinnedBudget>(5 * 4096);
   const auto pool = SlotPool::allocate(4096, 16, budget);
   EXPECT_EQ(pool->slots(), 4U);  // halved until it fits

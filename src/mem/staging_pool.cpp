@@ -27,7 +27,7 @@ void StagingPool::give_back(StagingBlock block) {
 }
 
 void StagingPool::trim() {
-  std::vector<StagingBlock> freed;  // outside the lock: unmapping takes its time
+  std::vector<StagingBlock> freed;  // destroyed outside the lock: unmapping takes time
   const std::scoped_lock lock(mutex_);
   freed.swap(kept_);
 }

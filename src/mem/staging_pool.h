@@ -1,5 +1,5 @@
-// Blocks for data on its way between tensors and files. They are kept for the next use when they come back:
-// the kernel takes longer to provide new memory than to copy into it.
+// Blocks for data on its way between tensors and files. Returned blocks are kept for reuse: the kernel takes
+// longer to provide new memory than to copy into it.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,22 @@ namespace trunkline {
 
 struct StagingBlock {
   Buffer memory;
-  std::shared_ptr<const void> pin = {};  // of Device::pin, once a device has worked with it
+  std::shared_ptr<const void> pin = {};  // of Device::pin, once a device has used it
 };
 
-// Thread-safe. What is kept counts in the budget, and goes when the budget runs short (PinnedBudget).
+// Thread-safe. Kept blocks count against the budget, and are freed when the budget runs short (PinnedBudget).
 class StagingPool {
  public:
   static constexpr std::uint64_t kBlockBytes = 4ULL << 20;
 
   explicit StagingPool(std::shared_ptr<PinnedBudget> budget) : budget_(std::move(budget)) {}
 
-  // A block of kBlockBytes, with whatever it held before; out_of_budget when none is kept or fits.
+  // A block of kBlockBytes with unspecified contents; out_of_budget when none is kept and a new one does not
+  // fit.
   Result<StagingBlock> take();
   void give_back(StagingBlock block);
 
-  // Frees what is kept.
+  // Frees all kept blocks.
   void trim();
 
  private:

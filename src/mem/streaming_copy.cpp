@@ -10,7 +10,7 @@
 namespace trunkline {
 namespace {
 
-// Shorter copies stay in the cache: a caller that copies few bytes is about to look at them.
+// Shorter copies stay in the cache: a caller that copies few bytes is about to read them.
 constexpr std::uint64_t kStreamingBytes = 256 * 1024;
 
 #if defined(__x86_64__)

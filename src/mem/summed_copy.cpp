@@ -12,7 +12,7 @@
 namespace trunkline {
 namespace {
 
-// Shorter ones are looked at again soon, and stay in the cache (as streaming_copy does).
+// Shorter ones are read again soon, and stay in the cache (as with streaming_copy).
 constexpr std::size_t kLongBytes = 256 * 1024;
 
 using Checksum = std::uint32_t (*)(std::span<const std::byte>, std::uint32_t);
@@ -24,7 +24,7 @@ std::uint32_t copy_piece(Checksum checksum, std::byte* target, std::span<const s
   return value;
 }
 
-// Piece by piece, each in the cache between summing and copying.
+// Piece by piece, so that each is still in the cache when it is copied after its checksum was computed.
 std::uint32_t copy_in_turns(Checksum checksum, std::byte* target, std::span<const std::byte> source,
                             std::uint32_t value) {
   while (!source.empty()) {
@@ -47,7 +47,8 @@ std::uint32_t copy_with(Checksum checksum, const FoldConstants& constants, std::
   const std::size_t done = fold_and_copy(source.subspan(head), ~before, constants, folded, target + head);
   if (done == 0) return copy_in_turns(checksum, target, source, value);
   std::memcpy(target, source.data(), head);
-  // The published checksums invert the register before and after: this is the register zero before `folded`.
+  // The published checksums invert the register before and after: this makes the register zero before
+  // `folded`.
   constexpr std::uint32_t kZeroRegister = 0xFFFFFFFF;
   return copy_piece(checksum, target + head + done, source.subspan(head + done),
                     checksum(folded, kZeroRegister));

@@ -13,8 +13,8 @@
 namespace trunkline {
 namespace {
 
-// Lengths around those at which the way changes, from and to every kind of place.
-TEST(SummedCopy, CopiesEveryByteAndNoOtherAndSumsThem) {
+// Uses lengths around those at which the implementation changes, and every alignment of source and target.
+TEST(SummedCopy, CopiesEveryByteAndNoOtherAndReturnsTheChecksum) {
   constexpr std::size_t kRoom = 700'000;
   std::vector<std::byte> source(kRoom);
   test::fill_random(source, 5);
