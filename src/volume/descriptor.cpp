@@ -75,7 +75,7 @@ Result<Descriptor> parse_descriptor(std::string_view text, const std::string& pa
   if (!json) return refuse(path, "it is not one flat JSON object");
   if (string_of(*json, "format") != kFormat)
     return refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
-  // Before the other fields, which another version may have changed.
+  // Checked before the other fields, which another version may have changed.
   const auto version = unsigned_of(*json, "version");
   if (!version || *version == 0) return refuse(path, "\"version\" is not a positive integer");
   if (*version > kVersion) {

@@ -1,4 +1,4 @@
-// The descriptor NAME.stripe that lies beside each member of a striped file (docs/formats/stripe.md).
+// The descriptor NAME.stripe that accompanies each member of a striped file (docs/formats/stripe.md).
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace trunkline::volume {
 
 inline constexpr unsigned kMaxMembers = 1024;
-inline constexpr std::uint64_t kMinStripeBytes = 4096;  // and a multiple of it
+inline constexpr std::uint64_t kMinStripeBytes = 4096;  // stripe units are multiples of it
 inline constexpr std::uint64_t kMaxStripeBytes = 1ULL << 30;
 inline constexpr std::size_t kMaxDescriptorBytes = 4096;
 
@@ -29,9 +29,8 @@ std::string random_id();
 
 std::string format_descriptor(const Descriptor& descriptor);
 
-// Accepts what format_descriptor() writes, with any layout of white space and order of keys, and nothing
-// else: `format` for everything that is not a descriptor of version 1. `path` is for the message; nothing is
-// read from it.
+// Accepts what format_descriptor() writes, with any white space and order of keys, and nothing else: `format`
+// for everything that is not a descriptor of version 1. `path` is for the message; nothing is read from it.
 Result<Descriptor> parse_descriptor(std::string_view text, const std::string& path);
 
 }  // namespace trunkline::volume

@@ -95,7 +95,7 @@ TEST(Descriptor, EverythingElseIsAFormatErrorThatNamesTheFileAndTheReason) {
   }
 }
 
-TEST(Descriptor, ANewerVersionSaysToUpgradeWhateverElseItHolds) {
+TEST(Descriptor, ANewerVersionSaysToUpgradeRegardlessOfItsOtherFields) {
   for (const std::string& text : {with("\"version\": 1", "\"version\": 2, \"parity\": 1"),
                                   std::string("{\"format\":\"trunkline-stripe\",\"version\":4711}")}) {
     const auto parsed = parse_descriptor(text, "x.stripe");
@@ -105,7 +105,7 @@ TEST(Descriptor, ANewerVersionSaysToUpgradeWhateverElseItHolds) {
   }
 }
 
-TEST(Descriptor, NoCutOfAValidOneIsAccepted) {
+TEST(Descriptor, NoPrefixOfAValidOneIsAccepted) {
   const std::string valid = format_descriptor({kId, 1, 4, 1 << 20});
   for (std::size_t bytes = 0; bytes + 2 < valid.size(); ++bytes)
     EXPECT_FALSE(parse_descriptor(valid.substr(0, bytes), "x")) << bytes;

@@ -43,7 +43,7 @@ Status unlink_if_present(const std::string& path) {
   return std::unexpected(system_error(errno, "removing " + path, path));
 }
 
-// Also through fsync: an emptied member must not have its contents back after a power failure.
+// Includes an fsync: an emptied member must not regain its contents after a power failure.
 Status empty_durably(const std::string& path) {
   const os::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return std::unexpected(system_error(errno, "emptying " + path, path));
@@ -151,8 +151,8 @@ Status StripeFiles::write_descriptors(std::uint64_t stripe_bytes, os::IfPresent 
     auto written = os::write_file_durably(descriptors_[i], format_descriptor(descriptor), if_present);
     if (written) continue;
     if (if_present == os::IfPresent::replace) return written;
-    // The first descriptor decides between two that create the same file at once; what was written since is
-    // ours. The last one may have got its name, when only the name could not be made durable.
+    // When two create the same file at once, the first descriptor decides; all descriptors written since then
+    // are our own. The last one may already have its final name, if making the name durable is what failed.
     for (std::size_t made = 0; made < i; ++made) ::unlink(descriptors_[made].c_str());
     const auto last = read_descriptor(descriptors_[i]);
     if (last && last->id == id) ::unlink(descriptors_[i].c_str());
@@ -163,7 +163,7 @@ Status StripeFiles::write_descriptors(std::uint64_t stripe_bytes, os::IfPresent 
 
 Status StripeFiles::remove_displaced(std::size_t index) const {
   const auto descriptor = read_descriptor(descriptors_[index]);
-  // One that cannot be read names no file that could be removed.
+  // An unreadable descriptor names no file that could be removed.
   if (!descriptor || descriptor->member == index) return {};
   return unlink_if_present(fmt::format("{}/{}.{}", directories_[index], base_, descriptor->member));
 }
@@ -181,15 +181,15 @@ Status StripeFiles::empty_members(const Presence& presence) const {
 }
 
 Status StripeFiles::remove() const {
-  // 1. Members, by their place and by what the descriptor beside them says. The first ones go last: by what
-  //    they say an interrupted removal is known for what it is.
+  // 1. Remove members: those at their expected place, and those that the descriptor beside them names. The
+  // first members go last: an interrupted removal is recognized by them.
   for (std::size_t i = members_.size(); i-- > 0;) {
     if (auto removed = remove_displaced(i); !removed) return removed;
     if (auto removed = unlink_if_present(members_[i]); !removed) return removed;
   }
-  // 2. Durably, so that no member can outlive all of the descriptors that say what it is.
+  // 2. Make that durable, so that no member can outlive all descriptors that identify it.
   if (auto synced = sync_directories(); !synced) return synced;
-  // 3. Descriptors.
+  // 3. Remove descriptors.
   for (std::size_t i = descriptors_.size(); i-- > 0;) {
     if (auto removed = unlink_if_present(descriptors_[i]); !removed) return removed;
   }

@@ -14,10 +14,10 @@ class StripeFiles {
  public:
   StripeFiles(const std::vector<std::string>& directories, const std::string& name);
 
-  // invalid_argument unless `name` can be the name of a striped file.
+  // Fails with invalid_argument unless `name` can be the name of a striped file.
   static Status check_name(const std::string& name);
 
-  // What errors call the striped file.
+  // The striped file's name in error messages.
   const std::string& name() const { return name_; }
   const std::vector<std::string>& members() const { return members_; }
   const std::vector<std::string>& descriptors() const { return descriptors_; }
@@ -31,19 +31,19 @@ class StripeFiles {
   };
   Result<Presence> survey() const;
 
-  // The stripe unit of the file that is there; `corrupt` or `format` unless it is whole, system (ENOENT) when
-  // there is nothing of it.
+  // The stripe unit of the existing file; `corrupt` or `format` unless the file is complete, system (ENOENT)
+  // when nothing of it exists.
   Result<std::uint64_t> check() const;
 
-  // Descriptors of a new file, with one new id.
+  // Writes the descriptors of a new file, all with one new id.
   Status write_descriptors(std::uint64_t stripe_bytes, os::IfPresent if_present) const;
 
-  // Makes the members that are there empty, durably, so that nothing of the old contents can be taken for
-  // contents of the new file; removes members whose descriptor in that directory gives them another place.
+  // Empties existing members durably, so that no old contents can be taken for contents of the new file. Also
+  // removes members whose descriptor in the same directory gives them a different index.
   Status empty_members(const Presence& presence) const;
 
-  // Removes all that is there: members before descriptors, so that what an interruption leaves is still
-  // found.
+  // Removes everything that exists: members before descriptors, so that what an interruption leaves behind is
+  // still found.
   Status remove() const;
 
   Status sync_directories() const;

@@ -26,7 +26,7 @@ std::unexpected<Error> bad_argument(std::string message, std::string_view path =
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message), path));
 }
 
-// Two spellings of one directory (a symbolic link, "a/../a") would put two members on one disk unnoticed.
+// Two spellings of one directory (a symbolic link, "a/../a") would silently put two members on one disk.
 Status check_directories(const std::vector<std::string>& directories) {
   if (directories.empty() || directories.size() > volume::kMaxMembers) {
     return bad_argument(
@@ -49,8 +49,7 @@ Status check_directories(const std::vector<std::string>& directories) {
   return {};
 }
 
-// The descriptors are files of the operating system's; an engine that keeps its files to itself has no such
-// place.
+// The descriptors are ordinary files; an engine whose files exist only in memory has nowhere to put them.
 Status check_engine(const std::optional<Engine>& engine) {
   auto engine_now = engine ? Result<Engine>(*engine) : Engine::default_engine();
   if (!engine_now) return std::unexpected(engine_now.error());
@@ -66,7 +65,7 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
     return std::unexpected(
         system_error(EEXIST, fmt::format("creating striped file {}", files.name()), files.name()));
   }
-  // No descriptor anywhere: these are somebody's plain files that happen to have the names of members.
+  // No descriptor anywhere: these are unrelated plain files that happen to have the names of members.
   for (std::size_t i = 0; !presence.any_descriptor() && i < files.members().size(); ++i) {
     if (!presence.members[i]) continue;
     const std::string& path = files.members()[i];
@@ -107,30 +106,30 @@ Result<File> create_members(const std::optional<Engine>& engine, const StripeFil
   return file;
 }
 
-// Creates, or empties, a striped file. A crash at any time leaves the old file emptied, the new one, or one
-// that is `corrupt` when opened, never old contents under a new layout.
+// Creates, or empties, a striped file. A crash at any time leaves the old file emptied, the new file, or a
+// file that is reported as `corrupt` when opened; never old contents under a new layout.
 Result<File> open_new(const std::optional<Engine>& engine, const StripeFiles& files,
                       std::uint64_t stripe_bytes, const OpenOptions& options) {
   const auto presence = files.survey();
   if (!presence) return std::unexpected(presence.error());
   if (auto available = check_free(files, *presence, options.mode); !available)
     return std::unexpected(available.error());
-  // 0. What would be refused below is refused while the old contents are there.
+  // 0. Reject what would fail below while the old contents still exist.
   if (options.direct == Direct::always) {
     if (auto possible = check_direct(files, *presence); !possible) return std::unexpected(possible.error());
   }
-  // 1. Old contents go, durably.
+  // 1. Remove old contents, durably.
   if (auto emptied = files.empty_members(*presence); !emptied) return std::unexpected(emptied.error());
-  // 2. Descriptors, durably: until all have the new id the file is corrupt. Of two that make a new file at
-  // once, one
-  //    fails here.
+  // 2. Write descriptors, durably: until all have the new id the file is corrupt. When two create a new file
+  // at once, one of them fails here.
   const auto if_present = presence->any() ? os::IfPresent::replace : os::IfPresent::fail;
   if (auto written = files.write_descriptors(stripe_bytes, if_present); !written)
     return std::unexpected(written.error());
-  // 3. Members, and their names durably, so that what a later sync() writes is found after a power failure.
+  // 3. Create the members, and make their names durable, so that what a later sync() writes is found after a
+  // power failure.
   auto file = create_members(engine, files, stripe_bytes, options);
-  // A new file that could not be made leaves no trace; a member that another put there meanwhile is not ours
-  // to remove.
+  // A new file that could not be created leaves no trace, but a member that someone else created meanwhile
+  // must not be removed.
   if (!file && !presence->any() && file.error().code != EEXIST) {
     if (auto removed = files.remove(); !removed)
       file.error().message +=
@@ -157,7 +156,7 @@ Result<Volume> Volume::create(std::vector<std::string> directories, const Volume
                                     options.stripe_bytes, volume::kMinStripeBytes, volume::kMaxStripeBytes));
   }
   if (auto valid = check_directories(directories); !valid) return std::unexpected(valid.error());
-  // Files are opened later: maybe after a change of the working directory.
+  // Files are opened later, perhaps after a change of the working directory.
   for (std::string& directory : directories) {
     std::error_code failed;
     auto absolute = std::filesystem::absolute(directory, failed);
@@ -182,7 +181,7 @@ Status Volume::remove(const std::string& name) const {
   const StripeFiles files(directories_, name);
   const auto presence = files.survey();
   if (!presence) return std::unexpected(presence.error());
-  // Without any descriptor, files that have the names of members are somebody's plain files.
+  // Without any descriptor, files with the names of members are unrelated plain files.
   if (!presence->any_descriptor())
     return std::unexpected(system_error(ENOENT, "removing striped file " + files.name(), files.name()));
   return files.remove();

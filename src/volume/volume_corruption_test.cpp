@@ -1,4 +1,4 @@
-// What opening says of striped files that are not whole.
+// What opening reports for striped files that are incomplete or inconsistent.
 #include <cerrno>
 #include <fstream>
 #include <iterator>
@@ -41,7 +41,7 @@ class CorruptVolumeTest : public test::VolumeTest {
   std::vector<std::byte> data_;
 };
 
-TEST_F(CorruptVolumeTest, NothingOfTheNameIsNotFound) {
+TEST_F(CorruptVolumeTest, AMissingFileIsNotFound) {
   for (const Mode mode : {Mode::read, Mode::read_write}) {
     const auto file = open(make(paths_), "g", mode);
     ASSERT_FALSE(file);
@@ -84,7 +84,7 @@ TEST_F(CorruptVolumeTest, AMemberOfAnotherSize) {
   }
 }
 
-TEST_F(CorruptVolumeTest, ADescriptorThatIsNone) {
+TEST_F(CorruptVolumeTest, AnInvalidDescriptor) {
   const std::string name = in(2, "f.stripe");
   std::ofstream(name) << "";
   expect_refused(make(paths_), ErrorKind::format, name, "flat JSON object");
@@ -120,8 +120,8 @@ TEST_F(CorruptVolumeTest, DescriptorsWithDifferentStripeUnits) {
   expect_refused(make(paths_), ErrorKind::corrupt, in(2, "f.stripe"), "stripe unit");
 }
 
-TEST_F(CorruptVolumeTest, AnInterruptedOverwriteIsNoticedAndCanBeWrittenAgain) {
-  // As after a crash between the first descriptor and the second.
+TEST_F(CorruptVolumeTest, AnInterruptedOverwriteIsDetectedAndCanBeRewritten) {
+  // The state after a crash between the first descriptor and the second.
   std::filesystem::copy_file(in(1, "f.stripe"), in(1, "old"));
   std::filesystem::copy_file(in(2, "f.stripe"), in(2, "old"));
   ASSERT_TRUE(open(make(paths_), "f", Mode::write));
@@ -132,7 +132,7 @@ TEST_F(CorruptVolumeTest, AnInterruptedOverwriteIsNoticedAndCanBeWrittenAgain) {
   EXPECT_EQ(fetch(make(paths_), "f"), data_);
 }
 
-TEST_F(CorruptVolumeTest, ABrokenFileCanBeWrittenAgain) {
+TEST_F(CorruptVolumeTest, ABrokenFileCanBeRewritten) {
   std::ofstream(in(0, "f.stripe")) << "garbage";
   std::filesystem::remove(in(1, "f.stripe"));
   std::filesystem::remove(in(2, "f.2"));

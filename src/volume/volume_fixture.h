@@ -70,7 +70,7 @@ class VolumeTest : public testing::Test {
     return std::filesystem::exists(in(directory, file));
   }
 
-  // All files of all directories, with "dK/" before each.
+  // All files of all directories, prefixed with "dK/".
   std::vector<std::string> all_files() const {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root_.path())) {

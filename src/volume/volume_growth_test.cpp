@@ -1,4 +1,4 @@
-// Striped files that grow and shrink: the members' sizes always fit each other, and nothing is cut off.
+// Striped files that grow and shrink: the members' sizes always match, and no data is cut off.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -14,8 +14,8 @@ using test::VolumeTest;
 
 constexpr std::uint64_t kPart = 10'000;
 
-// Each writer has a File of its own, as processes have.
-TEST_F(VolumeTest, WritersThatGrowTheSameFileCutNothingOff) {
+// Each writer has its own File, as separate processes would.
+TEST_F(VolumeTest, ConcurrentGrowthTruncatesNothing) {
   constexpr int kWriters = 3;
   constexpr int kParts = 400;
   const Volume volume = make(2);
@@ -55,7 +55,7 @@ TEST_F(VolumeTest, AFileCanBeOpenedWhileAnotherGrowsIt) {
   writer.join();
 }
 
-TEST_F(VolumeTest, TruncatingWaitsForTheWritesBefore) {
+TEST_F(VolumeTest, TruncatingWaitsForEarlierWrites) {
   const Volume volume = make(2);
   const auto slow = Engine::create({.lanes = 1, .queue_depth = 1, .block_bytes = 4096});
   ASSERT_TRUE(slow) << slow.error().message;

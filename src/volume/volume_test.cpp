@@ -46,7 +46,7 @@ TEST_F(VolumeTest, ADirectoryCannotBeGivenTwice) {
   }
 }
 
-TEST_F(VolumeTest, RefusesNamesThatAreNoPlainFileNames) {
+TEST_F(VolumeTest, RejectsNamesThatAreNotPlainFileNames) {
   const Volume volume = make(2);
   for (const std::string& name : {std::string(), std::string("."), std::string(".."), std::string("a/b"),
                                   std::string("../a"), std::string("a\0b", 3), std::string(201, 'n')}) {
@@ -148,7 +148,7 @@ TEST_F(VolumeTest, WriteReplacesALongerFileAndItsLayout) {
   EXPECT_EQ(fetch(volume, "f"), pattern(0));
 }
 
-TEST_F(VolumeTest, WriteOverAFileOfOtherDirectoriesLeavesNothingStaleInOurs) {
+TEST_F(VolumeTest, WriteOverAFileOfOtherDirectoriesLeavesNothingStale) {
   const auto paths = directories(3);
   ASSERT_TRUE(store(make(paths), "f", pattern(100'000)));
   // d2 held member 2 and d1 member 1; now they hold 0 and 1.
@@ -159,7 +159,7 @@ TEST_F(VolumeTest, WriteOverAFileOfOtherDirectoriesLeavesNothingStaleInOurs) {
                                                    "d2/f.stripe"}));
 }
 
-TEST_F(VolumeTest, CreateRefusesAnyTrace) {
+TEST_F(VolumeTest, CreateRejectsAnyTraceOfAnExistingFile) {
   const Volume volume = make(2);
   auto file = open(volume, "f", Mode::create);
   ASSERT_TRUE(file) << file.error().message;
@@ -191,13 +191,14 @@ TEST_F(VolumeTest, ACreationThatFailsAmongTheDescriptorsLeavesNoTrace) {
   }
 }
 
-TEST_F(VolumeTest, ACreationThatRunsOutOfDescriptorsLeavesNoTrace) {
+TEST_F(VolumeTest, ACreationThatRunsOutOfFileDescriptorsLeavesNoTrace) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizers look at memory through a pipe, which takes descriptors";
 #endif
   const Volume volume = make(5);
   for (const Mode mode : {Mode::create, Mode::write}) {
-    // None suffices for nothing, one for all but the members, and each member holds up to two.
+    // The limits range from no descriptor at all to one that suffices for all but the members, each of which
+    // holds up to two.
     std::size_t left = 0;
     for (bool done = false; !done; ++left) {
       auto file = [&] {
@@ -226,7 +227,7 @@ TEST_F(VolumeTest, WriteDoesNotTouchPlainFilesThatLookLikeMembers) {
   EXPECT_EQ(all_files(), std::vector<std::string>{"d0/log.0"});
 }
 
-TEST_F(VolumeTest, RemoveTakesAllOfIt) {
+TEST_F(VolumeTest, RemoveRemovesAllOfIt) {
   const Volume volume = make(3);
   ASSERT_TRUE(store(volume, "f", pattern(100'000)));
   ASSERT_TRUE(store(volume, "f.0", pattern(100)));
@@ -236,7 +237,7 @@ TEST_F(VolumeTest, RemoveTakesAllOfIt) {
   EXPECT_EQ(volume.remove("f").error().code, ENOENT);
 }
 
-TEST_F(VolumeTest, RemoveTakesWhatIsLeft) {
+TEST_F(VolumeTest, RemoveRemovesLeftovers) {
   const Volume volume = make(3);
   ASSERT_TRUE(store(volume, "f", pattern(100'000)));
   std::filesystem::remove(in(0, "f.0"));
@@ -245,11 +246,11 @@ TEST_F(VolumeTest, RemoveTakesWhatIsLeft) {
   EXPECT_TRUE(all_files().empty());
 }
 
-TEST_F(VolumeTest, RemovalLeavesTheFirstMemberUntilTheOthersAreGone) {
+TEST_F(VolumeTest, RemovalKeepsTheFirstMemberUntilTheOthersAreGone) {
   const Volume volume = make(3);
   ASSERT_TRUE(store(volume, "f", pattern(100'000)));
   std::filesystem::remove(in(1, "f.1"));
-  std::filesystem::create_directory(in(1, "f.1"));  // which stops it
+  std::filesystem::create_directory(in(1, "f.1"));  // makes the removal fail
   ASSERT_FALSE(volume.remove("f"));
   EXPECT_TRUE(std::filesystem::exists(in(0, "f.0")));
   EXPECT_FALSE(std::filesystem::exists(in(2, "f.2")));
@@ -281,7 +282,7 @@ TEST_F(VolumeTest, OpensOnTheDefaultEngine) {
   EXPECT_EQ(fetch(volume, "f"), data);
 }
 
-TEST_F(VolumeTest, RefusesAnEngineWhoseFilesAreInMemory) {
+TEST_F(VolumeTest, RejectsAnEngineWhoseFilesAreInMemory) {
   const Volume volume = make(2);
   const auto engine = Engine::create({.backend = BackendKind::memory});
   ASSERT_TRUE(engine) << engine.error().message;
@@ -289,7 +290,7 @@ TEST_F(VolumeTest, RefusesAnEngineWhoseFilesAreInMemory) {
   EXPECT_TRUE(all_files().empty());
 }
 
-TEST_F(VolumeTest, RefusedDirectIoLeavesTheOldContents) {
+TEST_F(VolumeTest, RejectedDirectIoKeepsTheOldContents) {
   const std::string root = "/dev/shm";  // files in memory have no direct I/O
   if (::access(root.c_str(), W_OK) != 0) GTEST_SKIP() << "no writable tmpfs at /dev/shm";
   const test::TempDirectory in_memory(root);
