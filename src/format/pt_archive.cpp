@@ -12,15 +12,15 @@ namespace {
 
 constexpr std::uint64_t kFull16 = std::numeric_limits<std::uint16_t>::max();
 constexpr std::uint64_t kFull32 = std::numeric_limits<std::uint32_t>::max();
-constexpr std::uint16_t kVersion = 20;  // 2.0, and 4.5 where sizes are in zip64 form
+constexpr std::uint16_t kVersion = 20;  // 2.0, and 4.5 for sizes in zip64 form
 constexpr std::uint16_t kVersion64 = 45;
 constexpr std::uint16_t kUtf8 = 1U << 11;
 constexpr std::uint16_t kHasDescriptor = 1U << 3;
 constexpr std::uint16_t kStored = 0;
 constexpr std::uint16_t kTime = 0;
-constexpr std::uint16_t kDate = 0x21;  // 1980-01-01: the same state gives the same file
+constexpr std::uint16_t kDate = 0x21;  // 1980-01-01: the same state always gives the same file
 constexpr std::uint16_t kZip64Extra = 1;
-constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", as torch.save pads
+constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", like the padding of torch.save
 constexpr std::uint64_t kExtraHead = 4;
 constexpr std::uint64_t kLocalHeader = 30;
 constexpr std::uint64_t kCrcInEntry = 16;
@@ -35,22 +35,21 @@ void put16(std::string& to, std::uint64_t value) { put(to, static_cast<std::uint
 void put32(std::string& to, std::uint64_t value) { put(to, static_cast<std::uint32_t>(value)); }
 void put64(std::string& to, std::uint64_t value) { put(to, value); }
 
-// In zip64 form, where the short field of it is full.
+// Needs the zip64 form, since the 32-bit field cannot hold it.
 bool is_wide(std::uint64_t value) { return value >= kFull32; }
 
 std::uint16_t flags_of(std::uint64_t bytes) { return bytes == 0 ? kUtf8 : kUtf8 | kHasDescriptor; }
 
 }  // namespace
 
-// The piece that ends at the end of the file so far.
+// The piece that ends where the file ends so far.
 std::string& ArchiveBuilder::here() {
   if (std::exchange(gap_, false)) layout_.pieces.push_back({.offset = layout_.bytes, .bytes = {}});
   return layout_.pieces.back().bytes;
 }
 
-// CRC and sizes follow in the descriptor. Sizes that need the zip64 form are in
-// the header as well: that form of the descriptor is known by the extra field
-// alone.
+// CRC and sizes follow in the descriptor. Sizes that need the zip64 form are also in the header: only the
+// extra field shows that the descriptor has that form.
 void ArchiveBuilder::add_header(std::string_view name, std::uint64_t bytes) {
   const std::uint64_t alignment = bytes >= kLargePayload ? kLargePayloadAlignment : kPayloadAlignment;
   const bool wide = is_wide(bytes);
@@ -171,7 +170,7 @@ void ArchiveBuilder::add_end(std::uint64_t directory) {
   std::string& to = here();
   const std::size_t before = to.size();
   to += "PK\6\6";
-  put64(to, 44);  // of this record, what follows
+  put64(to, 44);  // of the rest of this record
   put16(to, kVersion64);
   put16(to, kVersion64);
   put32(to, 0);

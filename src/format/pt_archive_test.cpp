@@ -8,7 +8,7 @@
 namespace trunkline::format {
 namespace {
 
-TEST(PtArchive, PiecesAndPayloadsAreTheWholeFile) {
+TEST(PtArchive, PiecesAndPayloadsCoverTheWholeFile) {
   ArchiveBuilder builder;
   builder.add_record("archive/data.pkl", "N.");
   const std::vector<std::uint64_t> sizes = {0, 1, 64, kLargePayload - 1, kLargePayload, 5'000'000'000, 0, 3};

@@ -66,10 +66,11 @@ std::unexpected<Error> refuse_tensor(const std::string& path, std::string_view n
   return refuse(path, fmt::format("tensor \"{}\": {}", name, why));
 }
 
-// A header needs three; fields that are ignored may nest as they like, within what the reference bears (128).
+// A header needs three levels; ignored fields may nest as deeply as they like, within the reference's limit
+// (128).
 constexpr int kMaxDepth = 100;
 
-// Unsigned integers of `json[key]`; nothing if it is anything else.
+// The unsigned integers of `json[key]`; nullopt if it is anything else.
 std::optional<std::vector<std::uint64_t>> integers_of(const Json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_array()) return std::nullopt;
@@ -82,7 +83,7 @@ std::optional<std::vector<std::uint64_t>> integers_of(const Json& json, const ch
   return values;
 }
 
-// Offsets are left as the file has them: relative to the data.
+// Offsets are kept as in the file: relative to the data.
 Result<StoredTensor> parse_tensor(const std::string& name, const Json& json, const std::string& path) {
   if (!json.is_object()) return refuse_tensor(path, name, "its description is not a JSON object");
   StoredTensor tensor{.name = name, .shape = {}};
@@ -117,8 +118,8 @@ Result<Metadata> parse_metadata(const Json& json, const std::string& path) {
   return metadata;
 }
 
-// Each tensor begins where the one before it ends and has the bytes of its shape; the last ends with the
-// file.
+// Checks that each tensor begins where the previous one ends and has the bytes of its shape, and that the
+// last one ends with the file.
 Status check_places(const std::vector<StoredTensor>& tensors, std::uint64_t data_bytes,
                     const std::string& path) {
   std::uint64_t covered = 0;
@@ -178,8 +179,8 @@ std::vector<std::size_t> order_of(std::span<const TensorToStore> tensors,
   return order;
 }
 
-// One field of the header, in the order and with the spacing of the reference. Throws Json::type_error where
-// the name is not UTF-8.
+// Appends one header field, with the order and spacing of the reference. Throws Json::type_error where the
+// name is not UTF-8.
 void append_field(std::string& text, const std::string& name, const std::string& value) {
   text += text.empty() ? '{' : ',';
   text += Json(name).dump();
@@ -235,7 +236,7 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, std::uint64_t
                                             const std::string& path) {
   if (file_bytes < kLengthBytes || json.size() > file_bytes - kLengthBytes)
     return refuse(path, "its header is longer than the file");
-  // The specification wants the brace first; a parser would skip spaces and a byte order mark.
+  // The specification requires the brace first; a parser would skip spaces and a byte order mark.
   if (!json.starts_with('{')) return refuse(path, "its header does not begin with \"{\"");
   const auto object = parse_json_object(json, kMaxDepth);
   if (!object) return refuse(path, fmt::format("its header: {}", object.error()));

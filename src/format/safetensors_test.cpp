@@ -15,7 +15,7 @@ std::string entry(std::string_view name, std::string_view dtype, std::string_vie
          "\",\"shape\":" + std::string(shape) + ",\"data_offsets\":" + std::string(offsets) + "}";
 }
 
-// Of a file that ends `data_bytes` after the header.
+// Parses the header of a file that ends `data_bytes` after it.
 Result<SafetensorsHeader> parse(const std::string& json, std::uint64_t data_bytes) {
   return parse_safetensors(json, kLengthBytes + json.size() + data_bytes, "model.safetensors");
 }
@@ -34,7 +34,7 @@ TEST(Safetensors, ReadsTensorsInTheOrderOfTheirBytes) {
   EXPECT_EQ(header->tensors[2], (StoredTensor{"none", Dtype::i64, {0, 7}, data + 16, data + 16}));
 }
 
-TEST(Safetensors, FieldsThatItDoesNotKnowAreIgnored) {
+TEST(Safetensors, UnknownFieldsAreIgnored) {
   EXPECT_TRUE(parse(R"({"a":{"dtype":"U8","shape":[],"more":[{}],"data_offsets":[0,1]}})", 1));
 }
 
@@ -52,7 +52,7 @@ struct Bad {
 
 class BadSafetensors : public testing::TestWithParam<Bad> {};
 
-TEST_P(BadSafetensors, IsRefusedWithThePlaceAndTheCause) {
+TEST_P(BadSafetensors, IsRejectedWithThePlaceAndTheCause) {
   const auto header = parse(GetParam().json, GetParam().data_bytes);
   ASSERT_FALSE(header);
   const bool cut_off = std::string_view(GetParam().what) == "CutOff";
@@ -128,7 +128,7 @@ std::vector<TensorToStore> random_tensors(std::mt19937_64& random) {
   return tensors;
 }
 
-TEST(Safetensors, WhatIsLaidOutIsReadBackAndAligned) {
+TEST(Safetensors, ALayoutIsReadBackAndAligned) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 300; ++round) {
     const auto tensors = random_tensors(random);
