@@ -1,4 +1,4 @@
-// What an engine says of itself, as JSON: the same members as in Python.
+// An engine's description of itself as JSON, with the same members as in Python.
 #pragma once
 
 #include <nlohmann/json.hpp>

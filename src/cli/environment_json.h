@@ -1,4 +1,4 @@
-// The machine that results were found on, as JSON.
+// The machine on which results were measured, as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@ namespace trunkline::cli {
 // Limits that do not exist are null.
 nlohmann::ordered_json environment_json(const os::Environment& environment);
 
-// Version of the program, time of day (UTC, ISO 8601) and the machine: what every JSON document starts with.
+// Program version, time of day (UTC, ISO 8601) and the machine: every JSON document starts with these.
 nlohmann::ordered_json provenance_json(const os::Environment& environment);
 
 }  // namespace trunkline::cli

@@ -22,7 +22,7 @@ void catch_interrupts() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction inherited{};
     sigaction(signal, nullptr, &inherited);
-    if (inherited.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // nohup stays in force
+    if (inherited.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // nohup stays in effect
   }
   std::signal(SIGPIPE, SIG_IGN);
 }

@@ -1,5 +1,5 @@
-// Ctrl-C and its relatives: work stops at the next safe point, so that files are removed and memory is not
-// given back while the kernel writes to it.
+// Ctrl-C and similar signals: work stops at the next safe point, so that files are removed, and memory is not
+// freed while the kernel still writes to it.
 #pragma once
 
 namespace trunkline::cli {
@@ -11,7 +11,7 @@ void catch_interrupts();
 bool interrupted();
 
 // Ends the process by the signal that was caught, so that the parent sees what happened. Call after cleaning
-// up; returns only when no signal was caught.
+// up; returns only if no signal was caught.
 void end_by_caught_signal();
 
 }  // namespace trunkline::cli

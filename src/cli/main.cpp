@@ -1,4 +1,4 @@
-// The command line: finds the command and turns what it returns into an exit status.
+// The command line: selects the command and turns its result into an exit status.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 
 namespace {
 
-// CLI11 says that a subcommand is required, also where one was given that there is not.
+// CLI11 reports that a subcommand is required even where an unknown one was given.
 void name_unknown_subcommand(const CLI::App& app) {
   const CLI::App* group = &app;
   while (!group->get_subcommands().empty()) group = group->get_subcommands().front();
@@ -32,8 +32,8 @@ void name_unknown_subcommand(const CLI::App& app) {
             << '\n';
 }
 
-// Files that are opened later would get the numbers of standard streams that are closed (cron, `>&-`), and
-// what is printed.
+// Opens standard streams that are closed (cron, `>&-`): otherwise files that are opened later would get their
+// numbers, and receive what is printed.
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) < 0) std::ignore = ::open("/dev/null", O_RDWR);  // gets the lowest number: fd
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     add_doctor(app, chosen);
     add_bench(app, chosen);
     add_checkpoint(app, chosen);
-    // After the subcommands, which would take it over.
+    // After the subcommands, which would inherit it.
     app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
     try {
       app.parse(argc, argv);

@@ -1,4 +1,4 @@
-// What a command is doing, told on stderr while it does it.
+// Reports on stderr what a command is currently doing.
 #pragma once
 
 #include <chrono>
@@ -10,22 +10,22 @@
 namespace trunkline::cli {
 
 // On a terminal: one line that is redrawn about five times a second. Elsewhere: a plain line every few
-// seconds, from the third second of a measurement on. Use from one thread.
+// seconds, starting with the third second of a measurement. For use by one thread.
 class Progress {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  enum class Style { numbers, bar };  // bar: one of characters, before the numbers
+  enum class Style { numbers, bar };  // bar: drawn with characters, before the numbers
 
   Progress(std::ostream& out, bool terminal, Style style = Style::numbers)
       : out_(out), terminal_(terminal), style_(style) {}
 
-  // `duration_s` > 0: the share done is that of the time, not of the bytes.
+  // `duration_s` > 0: the fraction done is that of the time, not of the bytes.
   void begin(std::string label, std::uint64_t total_bytes, double duration_s, Time now);
   void update(std::uint64_t bytes_done, Time now);
   void end();
 
-  // A line of its own, before whatever is redrawn next.
+  // Prints a separate line before the redrawn one.
   void note(std::string_view line);
 
  private:

@@ -19,7 +19,7 @@ class ProgressTest : public testing::Test {
 TEST_F(ProgressTest, RedrawsOneLineOnATerminal) {
   Progress progress(out, true);
   progress.begin("read 1/3", 2'000'000'000, 0, at(0));
-  progress.update(100'000'000, at(100));  // too early to be worth a line
+  progress.update(100'000'000, at(100));  // too early for a new line
   EXPECT_EQ(out.str(), "");
   progress.update(500'000'000, at(500));
   EXPECT_EQ(out.str(), "\r\033[Kread 1/3: 1.00 GB/s now, 1.00 GB/s average, 25%, 2 s left");
@@ -34,7 +34,7 @@ TEST_F(ProgressTest, RedrawsOneLineOnATerminal) {
   EXPECT_EQ(out.str(), "");
 }
 
-TEST_F(ProgressTest, ABarShowsTheShare) {
+TEST_F(ProgressTest, ABarShowsTheFractionDone) {
   Progress progress(out, true, Progress::Style::bar);
   progress.begin("step 7", 2'000'000'000, 0, at(0));
   progress.update(500'000'000, at(500));
@@ -59,14 +59,14 @@ TEST_F(ProgressTest, WritesFewPlainLinesElsewhere) {
   EXPECT_EQ(out.str().find('\r'), std::string::npos);
 }
 
-TEST_F(ProgressTest, DurationDecidesTheShare) {
+TEST_F(ProgressTest, TheDurationDeterminesTheFractionDone) {
   Progress progress(out, true);
   progress.begin("read", 1'000, 10, at(0));
   progress.update(5'000'000'000, at(2500));
   EXPECT_NE(out.str().find("25%, 8 s left"), std::string::npos) << out.str();
 }
 
-TEST_F(ProgressTest, NothingToTransferIsNoDivisionByZero) {
+TEST_F(ProgressTest, NothingToTransferDoesNotDivideByZero) {
   Progress progress(out, true);
   progress.begin("read", 0, 0, at(0));
   progress.update(0, at(300));

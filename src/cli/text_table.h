@@ -1,4 +1,4 @@
-// Columns of text, the first to the left and the others to the right.
+// Columns of text, the first aligned left and the others right.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class TextTable {
   explicit TextTable(std::vector<std::string> header) : rows_{std::move(header)} {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
 
-  // Columns without a value in any row are left out.
+  // Omits columns without a value in any row.
   std::string render() const;
 
  private:

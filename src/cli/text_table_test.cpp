@@ -5,7 +5,7 @@
 namespace trunkline::cli {
 namespace {
 
-TEST(TextTable, AlignsAndLeavesEmptyColumnsOut) {
+TEST(TextTable, AlignsColumnsAndOmitsEmptyOnes) {
   TextTable table({"", "GB/s", "unused", "ratio"});
   table.add({"read", "12.34", "", "1"});
   table.add({"overwrite", "5", "", ""});

@@ -19,7 +19,7 @@
 namespace trunkline::cli {
 namespace {
 
-// Options as written; those that are more than a number or a switch are still text.
+// Options as given; those that are more than a number or a switch are not parsed yet.
 struct Arguments {
   BenchOptions options;
   std::string size, block = "1MiB", engine = "auto", device = "cpu", memory = "aligned", direct = "auto";
@@ -63,7 +63,7 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
   return options;
 }
 
-// What neither side was asked for is settled by what the paths are.
+// Decides what the options leave open, by what the paths are.
 Result<BenchFiles> settle(BenchOptions& options) {
   const bool asked = options.read || options.write;
   auto files = BenchFiles::find(options);
@@ -146,10 +146,10 @@ void add_options(CLI::App& command, Arguments& arguments) {
       .add_option("PATH", options.paths,
                   "Directories to create files in, or existing files, which are only read")
       ->required();
-  // So that a script can add to a call that has options already.
+  // So that a script can append options to a command line that already sets them.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command.option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);  // for scripts that add to a call
+      CLI::MultiOptionPolicy::TakeLast);  // for scripts that append options
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; reading alone of existing files)");
   command.add_flag("--write", options.write, "Measure writing");

@@ -47,7 +47,7 @@ Result<BenchFile> existing_file(const BenchOptions& options, const std::string& 
 Result<BenchFiles> BenchFiles::find(const BenchOptions& options) {
   BenchFiles found;
   const std::string run = fmt::format("{}-{:08x}", ::getpid(), std::random_device{}());
-  // Whole blocks, so that the last one is as any other to us and to the peers.
+  // Whole blocks, so that the last one is like any other for us and the peers.
   const std::uint64_t wanted = options.size_bytes.value_or(kGB);
   const std::uint64_t own_bytes =
       (wanted + options.block_bytes - 1) / options.block_bytes * options.block_bytes;

@@ -17,13 +17,13 @@ struct BenchFile {
   std::string path;
   std::size_t target = 0;  // index in BenchOptions::paths
   std::uint64_t bytes = 0;
-  bool own = false;                  // made by this run
+  bool own = false;                  // created by this run
   bool complete = false;             // every block holds data
-  std::optional<Pattern> pattern{};  // of the content, where it is known
+  std::optional<Pattern> pattern{};  // of the content, if known
 };
 
-// What the paths of the options are. Fails with invalid_argument on a path that is neither directory nor
-// regular file, and on writing to an existing file.
+// Classifies the paths in the options. Fails with invalid_argument on a path that is neither a directory nor
+// a regular file, and on writing to an existing file.
 class BenchFiles {
  public:
   static Result<BenchFiles> find(const BenchOptions& options);
@@ -33,15 +33,16 @@ class BenchFiles {
 
   std::vector<BenchFile>& all() { return files_; }
   const std::vector<BenchFile>& all() const { return files_; }
-  bool existing() const { return existing_; }  // any of the files was there before
+  bool existing() const { return existing_; }  // any of the files existed before
   std::uint64_t total_bytes() const;
 
-  // Whether the filesystems have room for the run's own files; the message says how much is missing where.
+  // Checks that the filesystems have room for the run's own files; the message says how much is missing
+  // where.
   Status check_space() const;
 
-  static Status create_empty(BenchFile& file);  // exclusively: what has the name is not touched
-  static Status remove(BenchFile& file);        // fine when it is not there
-  static Status preallocate(BenchFile& file);   // reserves all blocks of a new file, durably
+  static Status create_empty(BenchFile& file);  // O_EXCL: an existing file is not touched
+  static Status remove(BenchFile& file);        // succeeds when it does not exist
+  static Status preallocate(BenchFile& file);   // allocates all blocks of a new file, durably
   static Status drop_page_cache(const BenchFile& file);
 
   void keep() { keep_ = true; }

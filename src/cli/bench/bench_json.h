@@ -8,7 +8,7 @@
 
 namespace trunkline::cli {
 
-// Rates are bytes / 10^9 per second and medians of the runs; latencies are microseconds over all runs.
+// Rates are medians over the runs, in 10^9 bytes per second; latencies are microseconds over all runs.
 nlohmann::ordered_json bench_json(const BenchOptions& options, const BenchResults& results);
 
 }  // namespace trunkline::cli

@@ -14,7 +14,7 @@ namespace trunkline::cli {
 namespace {
 
 constexpr std::uint64_t kMaxLapBytes =
-    4 * kGiB;  // of memory whose content is made and checked beside the clock
+    4 * kGiB;  // of memory whose content is generated and checked outside the timed part
 
 Status unless_interrupted() {
   if (interrupted()) return std::unexpected(make_error(ErrorKind::cancelled, "interrupted"));
@@ -23,7 +23,7 @@ Status unless_interrupted() {
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------- the whole
+// ---------------------------------------------------------------------------------------------- whole run
 
 Result<BenchResults> BenchRun::run() {
   seed_ = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
@@ -130,7 +130,7 @@ Result<FioMeasurement> BenchRun::run_fio(const Case& what) {
   return measurement;
 }
 
-// ---------------------------------------------------------------------------------------------- before a row
+// ---------------------------------------------------------------------------------------------- preparation
 
 Status BenchRun::prepare(const Case& what) {
   const bool whole = what.op == Op::read || what.write_mode == WriteMode::overwrite;
@@ -173,8 +173,7 @@ Status BenchRun::lay_out() {
   return unless_interrupted();
 }
 
-// Existing files can be verified when an earlier run left them: their first bytes say which content they
-// have.
+// Existing files can be verified when an earlier run left them: their first bytes identify the content.
 Status BenchRun::learn_patterns() {
   if (!files_.existing()) return {};
   auto files = open(Mode::read);
@@ -230,13 +229,13 @@ std::vector<Schedule> BenchRun::schedules(bool endless) {
   return result;
 }
 
-// Writing a new file again would overwrite it, so only these rows can go on for a given time.
+// Writing a new file again would overwrite it, so only these rows can run for a given time.
 bool BenchRun::by_duration(const Case& what) const {
   return options_.duration_s > 0 && (what.op == Op::read || what.write_mode == WriteMode::overwrite);
 }
 
-// Whether passes may follow on each other without a stop between: nothing is checked, and no page cache would
-// answer the second.
+// Whether passes may follow each other without a pause: nothing is checked, and no page cache would serve the
+// second pass.
 bool BenchRun::endless(const Case& what) const {
   return by_duration(what) && !options_.verify && (direct_ || what.op == Op::write);
 }
@@ -267,7 +266,7 @@ Result<Measurement> BenchRun::measure(const Case& what, const std::string& label
   return measurement;
 }
 
-// Once over the files, or for the duration where that can be had without a stop.
+// One pass over the files, or passes until the duration is over where they can run without a pause.
 Status BenchRun::pass(const Case& what, std::span<const File> files, const std::string& label, Meter& meter,
                       Measurement& measurement) {
   ++seed_;
@@ -295,7 +294,7 @@ Status BenchRun::pass(const Case& what, std::span<const File> files, const std::
   return {};
 }
 
-// Of all files, each path on a thread of its own: disks flush side by side.
+// Syncs all files, with one thread per path: disks flush in parallel.
 Status BenchRun::sync(std::span<const File> files, Measurement& measurement) const {
   const double cpu_before = process_cpu_seconds();
   const auto began = Clock::now();
@@ -319,7 +318,7 @@ Status BenchRun::sync(std::span<const File> files, Measurement& measurement) con
   return {};
 }
 
-// Reads back what was written, from the device.
+// Reads back from the device what was written.
 Status BenchRun::check_written(const std::string& label) {
   if (auto status = drop_page_cache(); !status) return status;
   auto files = open(Mode::read);
@@ -340,7 +339,7 @@ Content BenchRun::made_content() const {
           .check = {}};
 }
 
-// Memory is overwritten first, so that a read that moves nothing is not taken for what was there before it.
+// Memory is overwritten first, so that a read that moves nothing cannot pass because of earlier contents.
 Content BenchRun::checked_content() const {
   Content content;
   content.check = [this](std::size_t index, const Piece& piece, std::span<const std::byte> bytes) -> Status {

@@ -1,4 +1,4 @@
-// Runs a benchmark: every row, repeated, with what must be true before each.
+// Runs a benchmark: every row, repeatedly, each after its preparation.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace trunkline::cli {
 
 class BenchRun {
  public:
-  // All must outlive the run. `fio`: nullptr without a peer.
+  // All arguments must outlive the run. `fio`: nullptr without a peer.
   BenchRun(const BenchOptions& options, const Engine& engine, BenchFiles& files, Progress& progress,
            const FioPeer* fio)
       : options_(options), engine_(engine), files_(files), progress_(progress), fio_(fio) {}
 
-  // Repetitions go round the rows, and fio comes right after us in each, so that a drift of the machine falls
-  // on all alike. `corrupt` names file and offset of the first wrong byte.
+  // Each repetition covers all rows, and fio runs right after us in each row, so that a drift of the machine
+  // affects all alike. `corrupt` names file and offset of the first wrong byte.
   Result<BenchResults> run();
 
  private:
@@ -33,7 +33,7 @@ class BenchRun {
   FioJob fio_job(const Case& what) const;
   Result<FioMeasurement> run_fio(const Case& what);
 
-  // What must be true before a row is measured.
+  // Establishes what a row requires before it is measured.
   Status prepare(const Case& what);
   Status lay_out();
   Status learn_patterns();
@@ -60,8 +60,8 @@ class BenchRun {
   const FioPeer* fio_;
   std::unique_ptr<TransferRing> ring_;
   RingShape shape_;
-  bool direct_ = false;     // all paths take direct I/O
-  std::uint64_t seed_ = 0;  // of the latest content and order
+  bool direct_ = false;     // all paths support direct I/O
+  std::uint64_t seed_ = 0;  // of the most recent content and order
 };
 
 }  // namespace trunkline::cli

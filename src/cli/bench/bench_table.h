@@ -1,4 +1,4 @@
-// The results of a benchmark for people.
+// The results of a benchmark as a readable table.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,7 +6,7 @@
 
 namespace trunkline::cli {
 
-// Of what bench_json() made, so that both say the same.
+// Built from the output of bench_json(), so that both report the same.
 std::string bench_table(const nlohmann::ordered_json& document);
 
 }  // namespace trunkline::cli

@@ -17,7 +17,7 @@
 namespace trunkline::cli {
 namespace {
 
-constexpr int kTick_ms = 200;  // how soon an interrupt is noticed
+constexpr int kTick_ms = 200;  // how quickly an interrupt is noticed
 
 std::string content_of(const os::UniqueFd& file) {
   std::string content(static_cast<std::size_t>(::lseek(file.get(), 0, SEEK_END)), '\0');
@@ -26,7 +26,7 @@ std::string content_of(const os::UniqueFd& file) {
   return content;
 }
 
-// Output goes to memory files, so that no pipe can fill up and nothing must be read meanwhile.
+// Output goes to memory files, so that no pipe can fill up and nothing must be read while the child runs.
 int spawn(const std::vector<std::string>& command, int output, int errors, pid_t& child) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));

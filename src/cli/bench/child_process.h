@@ -1,4 +1,4 @@
-// Runs another program to its end.
+// Runs another program and waits for it.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 namespace trunkline::cli {
 
 struct Finished {
-  int status = 0;  // exit status; 128 + signal when a signal ended it
+  int status = 0;  // exit status; 128 + signal if a signal terminated it
   std::string output;
   std::string errors;
 };
 
-// `command[0]` is looked up in PATH; system (ENOENT) when it is not there. When the user interrupts, the
-// program is ended too and the result is `cancelled`.
+// `command[0]` is looked up in PATH; fails with system (ENOENT) when it is not found. When the user
+// interrupts, the program is terminated too and the result is `cancelled`.
 Result<Finished> run_to_end(const std::vector<std::string>& command);
 
 }  // namespace trunkline::cli

@@ -7,9 +7,9 @@
 namespace trunkline::cli {
 namespace {
 
-constexpr unsigned kThreadsPerLane = 16;  // of the threads backend at most (src/io/backends/threads.cpp)
+constexpr unsigned kThreadsPerLane = 16;  // at most, with the threads backend (src/io/backends/threads.cpp)
 
-// fio takes several files separated by colons, so one in a name must be escaped.
+// fio separates several file names by colons, so a colon in a name must be escaped.
 std::string file_list(const std::vector<std::string>& files) {
   std::string list;
   for (const std::string& file : files) {
@@ -56,9 +56,9 @@ std::vector<std::string> fio_command(const FioJob& job) {
   const bool reads = job.what.op == Op::read;
   const InFlight shared = in_flight(job);
   std::vector<std::string> command;
-  // fio's malloc'ed buffers are scattered 4 KiB pages unless glibc asks for huge ones; a transfer then needs
-  // hundreds of segments, which costs some devices more than half of their bandwidth. (--iomem=mmaphuge needs
-  // reserved pages.)
+  // The buffers that fio allocates with malloc are scattered 4 KiB pages unless glibc uses huge ones; a
+  // transfer then needs hundreds of segments, which costs some devices more than half of their bandwidth.
+  // (--iomem=mmaphuge needs reserved pages.)
   if (job.huge_pages) command = {"env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"};
   command.insert(command.end(),
                  {"fio", "--output-format=json", "--eta=never", "--name=global", "--thread=1"});
@@ -71,17 +71,18 @@ std::vector<std::string> fio_command(const FioJob& job) {
   set("bs", job.block_bytes);
   set("iodepth", shared.depth);
   set("direct", job.direct ? 1 : 0);
-  set("scramble_buffers", 0);  // our memory is not changed between transfers either
+  set("scramble_buffers", 0);  // our memory does not change between transfers either
   if (!reads) {
     set("end_fsync", 1);
     set("fallocate", "none");
-    if (job.what.write_mode != WriteMode::fresh) set("overwrite", 1);  // never truncates what was prepared
+    if (job.what.write_mode != WriteMode::fresh)
+      set("overwrite", 1);  // keeps the prepared file from being truncated
   }
   if (is_time_based(job)) {
     set("time_based", 1);
     set("runtime", fmt::format("{}ms", static_cast<std::uint64_t>(1000 * job.duration_s)));
   }
-  // Shares are whole blocks; the last job takes what the division leaves.
+  // Shares are whole blocks; the last job also gets the remainder.
   const std::uint64_t blocks = job.file_bytes / job.block_bytes;
   for (unsigned index = 0; index < shared.jobs; ++index) {
     const std::uint64_t begin = blocks * index / shared.jobs;

@@ -21,16 +21,16 @@ struct FioJob {
   unsigned lanes = 1;
   unsigned queue_depth = 1;
   bool direct = true;
-  bool huge_pages = true;  // memory on huge pages where the kernel gives them, as the engine's own memory is
+  bool huge_pages = true;  // memory on huge pages where available, like the engine's own memory
   double duration_s = 0;
 };
 
 // As many jobs as we have lanes, each with our queue depth, so that as many transfers are in flight; each has
-// an equal share of every file. With pread and pwrite (the threads backend) a job has one in flight: there
-// are more jobs.
+// an equal share of every file. With pread and pwrite (the threads backend) a job has one transfer in flight,
+// so there are more jobs.
 std::vector<std::string> fio_command(const FioJob& job);
 
-// What the command has in common with ours and what it has not, in a sentence for the reader of the results.
+// A sentence for the reader of the results: in what the command matches ours, and in what it differs.
 std::string fio_terms(const FioJob& job);
 
 }  // namespace trunkline::cli

@@ -21,7 +21,7 @@ FioJob job_of(Op op, WriteMode mode = WriteMode::overwrite) {
           .queue_depth = 32};
 }
 
-TEST(FioCommand, ReadsAsWeDo) {
+TEST(FioCommand, ReadsLikeTrunkline) {
   const auto command = fio_command(job_of(Op::read));
   EXPECT_EQ(command[0], "env");
   EXPECT_EQ(command[2], "fio");
@@ -51,11 +51,11 @@ TEST(FioCommand, WritesEndWithFsync) {
   EXPECT_TRUE(has(fio_command(job), "--overwrite=1"));
 }
 
-TEST(FioCommand, LanesShareEveryFileWithoutGapOrOverlap) {
+TEST(FioCommand, LanesShareEveryFileWithoutGapsOrOverlaps) {
   FioJob job = job_of(Op::read);
   job.lanes = 3;
   const auto command = fio_command(job);
-  // 10 blocks over 3 lanes: 3, 3, 4; of two files.
+  // 10 blocks over 3 lanes: 3, 3, 4; for each of two files.
   for (const char* argument :
        {"--offset=0", "--offset=3145728", "--offset=6291456", "--size=6291456", "--size=8388608"}) {
     EXPECT_TRUE(has(command, argument)) << argument;
@@ -73,7 +73,7 @@ TEST(FioCommand, ThreadsBecomeJobsOfPsync) {
   EXPECT_TRUE(has(command, "--iodepth=1"));
   EXPECT_EQ(std::ranges::count_if(command, [](const auto& each) { return each.starts_with("--name=lane"); }),
             4);
-  job.file_bytes = 2 * kMiB;  // no job without a block
+  job.file_bytes = 2 * kMiB;  // every job has a block
   const auto small = fio_command(job);
   EXPECT_EQ(std::ranges::count_if(small, [](const auto& each) { return each.starts_with("--name=lane"); }),
             2);

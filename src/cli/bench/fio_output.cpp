@@ -19,7 +19,9 @@ FioMeasurement total_of(const Json& jobs, const char* direction) {
   double weights = 0;
   for (const Json& job : jobs) {
     const Json& part = job.at(direction);
-    total.bytes += part.at("io_bytes").get_ref<const std::uint64_t&>();  // get() converts what does not fit
+    total.bytes +=
+        part.at("io_bytes")
+            .get_ref<const std::uint64_t&>();  // get() would silently convert a value that does not fit
     seconds = std::max(seconds, part.at("runtime").get<double>() / 1e3);
     // usr_cpu and sys_cpu are percentages of job_runtime (fio's HOWTO, "Interpreting the output").
     const double cpu_percent = job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>();
@@ -44,7 +46,7 @@ FioMeasurement total_of(const Json& jobs, const char* direction) {
 
 Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
   try {
-    // Warnings may stand before the document.
+    // Warnings may precede the document.
     const auto start = json.find('{');
     const Json document = Json::parse(start == std::string_view::npos ? json : json.substr(start));
     const Json& jobs = document.at("jobs");

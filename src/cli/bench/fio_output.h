@@ -1,4 +1,4 @@
-// Reads what `fio --output-format=json` prints.
+// Parses the output of `fio --output-format=json`.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace trunkline::cli {
 
-// Totals over the jobs: bytes are added, the time is that of the longest job, latencies are means weighted by
-// count (of percentiles too: fio keeps no histogram here). Fails with `format` when it is no such output,
-// `system` when a job reports an error.
+// Totals over the jobs: bytes are added, the time is that of the longest job, latencies are averages weighted
+// by count (percentiles too, since fio keeps no histogram here). Fails with `format` when the text is not
+// such output, and with `system` when a job reports an error.
 Result<FioMeasurement> parse_fio_output(std::string_view json, Op op);
 
 }  // namespace trunkline::cli

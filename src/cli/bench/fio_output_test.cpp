@@ -18,7 +18,7 @@ std::string job(int error, std::uint64_t bytes, unsigned runtime_ms, unsigned io
       error, runtime_ms, bytes, runtime_ms, ios);
 }
 
-TEST(FioOutput, AddsJobsAndTakesTheLongestTime) {
+TEST(FioOutput, SumsJobsAndUsesTheLongestTime) {
   const std::string text = "fio: a warning\n{\"fio version\": \"fio-3.33\", \"jobs\": [" +
                            job(0, 1'000'000'000, 1000, 10) + "," + job(0, 3'000'000'000, 2000, 30) + "]}";
   const auto result = parse_fio_output(text, Op::read);
@@ -31,7 +31,7 @@ TEST(FioOutput, AddsJobsAndTakesTheLongestTime) {
   EXPECT_DOUBLE_EQ(result->latency_us_p99, 9);
 }
 
-TEST(FioOutput, RefusesNumbersThatDoNotFit) {
+TEST(FioOutput, RejectsNumbersThatDoNotFit) {
   const std::string text = "{\"jobs\": [" + job(0, 1'000, 1000, 10) + "]}";
   for (const auto& [number, other] :
        {std::pair{"\"io_bytes\": 1000", "\"io_bytes\": 10411111111111111111186"},
@@ -45,7 +45,7 @@ TEST(FioOutput, RefusesNumbersThatDoNotFit) {
   }
 }
 
-TEST(FioOutput, OtherDirectionIsEmptyNotWrong) {
+TEST(FioOutput, TheOtherDirectionIsEmpty) {
   const auto result = parse_fio_output("{\"jobs\": [" + job(0, 1000, 1, 1) + "]}", Op::write);
   ASSERT_TRUE(result.has_value()) << result.error().message;
   EXPECT_EQ(result->bytes, 0U);
@@ -58,7 +58,7 @@ TEST(FioOutput, JobErrorsAreErrors) {
   EXPECT_EQ(result.error().code, ENOSPC);
 }
 
-TEST(FioOutput, OtherTextIsRefused) {
+TEST(FioOutput, OtherTextIsRejected) {
   for (const char* text : {"", "fio: pid=0, err=22", "{", "[]", "{\"jobs\": [{}]}", "{\"jobs\": 3}"}) {
     const auto result = parse_fio_output(text, Op::read);
     ASSERT_FALSE(result.has_value()) << text;

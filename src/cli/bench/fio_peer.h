@@ -1,4 +1,4 @@
-// fio beside us, on the same files.
+// Runs fio for comparison, on the same files.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace trunkline::cli {
 
 class FioPeer {
  public:
-  // Finds fio; unsupported, with how to install it, when it is not there.
+  // Finds fio; where it is not installed, fails with unsupported and says how to install it.
   static Result<FioPeer> find();
 
   const std::string& version() const { return version_; }

@@ -1,4 +1,4 @@
-// What a benchmark found.
+// The measurements of a benchmark.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace trunkline::cli {
 
-// One row of the results: reading, or one way of writing.
+// One row of the results: reading, or writing in one mode.
 struct Case {
   Op op = Op::read;
   WriteMode write_mode = WriteMode::overwrite;  // of writes
@@ -21,7 +21,7 @@ struct Case {
   std::string label() const;
 };
 
-// The rows that `options` ask for, reading first.
+// The rows that `options` select, reading first.
 std::vector<Case> cases_of(const BenchOptions& options);
 
 // One of the paths within a measurement.
@@ -35,7 +35,7 @@ struct Measurement {
   Usage transfers;          // until the last completion
   double sync_seconds = 0;  // fsync of all files together, after that
   double sync_cpu_seconds = 0;
-  std::vector<PathShare> paths;  // one each of BenchOptions::paths
+  std::vector<PathShare> paths;  // one for each of BenchOptions::paths
 
   double bytes_per_second() const;
   double bytes_per_second_with_sync() const;
@@ -73,8 +73,8 @@ struct BenchResults {
   EngineConfig config;
   bool direct = false;  // how the files were opened: direct I/O on all paths
   std::vector<CaseResult> cases;
-  std::string fio_version;  // empty: not compared
-  std::string fio_terms;    // what was the same as ours, and what was not
+  std::string fio_version;  // empty: fio was not run
+  std::string fio_terms;    // what matched our run, and what differed
 };
 
 }  // namespace trunkline::cli

@@ -1,4 +1,4 @@
-// What a stretch of transfers cost: time, CPU, and the engine's own counters.
+// The cost of a series of transfers: time, CPU, and the engine's own counters.
 #pragma once
 
 #include <chrono>
@@ -13,13 +13,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point begin, Clock::time_point end);
 
-// User and system time of this process so far, all threads (getrusage RUSAGE_SELF), in seconds.
+// User and system time of this process so far, over all threads (getrusage RUSAGE_SELF), in seconds.
 double process_cpu_seconds();
 
-// What was counted between `before` and `after`; pinned bytes are those of `after`.
+// The counts between `before` and `after`; pinned bytes are those of `after`.
 EngineStats difference(const EngineStats& after, const EngineStats& before);
 
-// Adds counters and histograms; the larger pinned bytes stay.
+// Adds counters and histograms; keeps the larger number of pinned bytes.
 void accumulate(EngineStats& total, const EngineStats& part);
 
 struct Usage {
@@ -28,7 +28,7 @@ struct Usage {
   EngineStats stats;
 };
 
-// A stopwatch that may be started and stopped several times; sums what happens in between.
+// A stopwatch that may be started and stopped several times; adds up the intervals.
 class Meter {
  public:
   explicit Meter(const Engine& engine) : engine_(engine) {}
@@ -36,7 +36,7 @@ class Meter {
   void start();
   void stop(Clock::time_point last_completion);  // the clock stops at that time
 
-  Clock::time_point started() const { return started_; }  // the latest time
+  Clock::time_point started() const { return started_; }  // the most recent start
   const Usage& usage() const { return usage_; }
 
  private:

@@ -1,4 +1,4 @@
-// What `trunkline bench` was asked for.
+// The options of `trunkline bench`.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ enum class WriteMode {
 };
 std::string_view to_string(WriteMode mode);
 Result<std::vector<WriteMode>> parse_write_modes(
-    std::string_view list);  // "fresh,overwrite"; each once, in order
+    std::string_view list);  // "fresh,overwrite"; no duplicates, order kept
 
 enum class MemoryKind {
   aligned,   // page-aligned memory of the engine
-  ordinary,  // 64 bytes past a page, where torch puts large CPU tensors: bounced where the device asks for
+  ordinary,  // 64 bytes past a page, where torch puts large CPU tensors: bounced where the device requires
              // 512
 };
 std::string_view to_string(MemoryKind kind);
@@ -36,9 +36,9 @@ std::string device_name(const std::optional<unsigned>& cuda);  // "cpu", "cuda:1
 
 struct BenchOptions {
   std::vector<std::string> paths;
-  bool read = false;  // neither given: both, or reading alone when a path is an existing file
+  bool read = false;  // neither given: both, or only reading when a path is an existing file
   bool write = false;
-  std::optional<std::uint64_t> size_bytes;  // of each file; new files: 1 GB; existing ones: as they are
+  std::optional<std::uint64_t> size_bytes;  // of each file; new files: 1 GB; existing ones: their size
   std::uint64_t block_bytes = kMiB;
   std::optional<unsigned> queue_depth;
   std::optional<unsigned> lanes;
@@ -49,23 +49,23 @@ struct BenchOptions {
   bool verify = false;
   unsigned repeat = 3;
   MemoryKind memory = MemoryKind::aligned;
-  std::optional<unsigned> cuda;  // which GPU the memory is of; the host's without
+  std::optional<unsigned> cuda;  // the GPU whose memory is used; nullopt: host memory
   Direct direct = Direct::automatic;
   std::vector<WriteMode> write_modes{WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
   bool compare_fio = false;
-  std::string output;  // a file that gets the JSON too; empty: none
+  std::string output;  // a file that the JSON is also written to; empty: none
   bool json = false;
   bool keep = false;
 
   Order order() const { return random ? Order::random : Order::sequential; }
 };
 
-// The words of the command line that have more to them than a number; messages name the option.
+// Parsers for options that are more than a number; messages name the option.
 Result<MemoryKind> parse_memory(std::string_view text);
 Result<Direct> parse_direct(std::string_view text);
 Result<std::optional<unsigned>> parse_device(std::string_view text);  // "cpu", "cuda", "cuda:1"
-Status check_peers(std::string_view list);                            // "fio" alone
-Result<std::uint64_t> parse_size_bytes(std::string_view text);        // more than nothing
+Status check_peers(std::string_view list);                            // only "fio" is supported
+Result<std::uint64_t> parse_size_bytes(std::string_view text);        // more than 0
 Result<std::uint64_t> parse_block_bytes(std::string_view text);       // a multiple of 4096, up to 1 GiB
 
 }  // namespace trunkline::cli

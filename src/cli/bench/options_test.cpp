@@ -13,7 +13,7 @@ TEST(BenchOptions, WriteModesKeepTheirOrder) {
   EXPECT_EQ(BenchOptions{}.write_modes, *parse_write_modes("fresh,preallocated,overwrite"));
 }
 
-TEST(BenchOptions, WrongWriteModesAreRefused) {
+TEST(BenchOptions, InvalidWriteModesAreRejected) {
   for (const char* text : {"", "fresh,", "Fresh", "fresh;overwrite", "fresh,fresh"}) {
     const auto modes = parse_write_modes(text);
     ASSERT_FALSE(modes.has_value()) << text;
@@ -22,7 +22,7 @@ TEST(BenchOptions, WrongWriteModesAreRefused) {
   }
 }
 
-TEST(BenchOptions, WordsOfMemoryAndDirect) {
+TEST(BenchOptions, MemoryKindsAndDirectPolicies) {
   EXPECT_EQ(parse_memory("ordinary"), MemoryKind::ordinary);
   EXPECT_EQ(parse_memory("aligned"), MemoryKind::aligned);
   EXPECT_FALSE(parse_memory("pinned").has_value());
@@ -32,7 +32,7 @@ TEST(BenchOptions, WordsOfMemoryAndDirect) {
   EXPECT_FALSE(parse_direct("yes").has_value());
 }
 
-TEST(BenchOptions, DevicesAndPeersThatAreNotThereAreExplained) {
+TEST(BenchOptions, MissingDevicesAndPeersAreExplained) {
   using Ordinal = std::optional<unsigned>;
   EXPECT_EQ(parse_device("cpu").value(), Ordinal());
   EXPECT_EQ(parse_device("cuda").value(), Ordinal(0));

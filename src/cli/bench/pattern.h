@@ -1,5 +1,5 @@
-// The content of benchmark files: every 8-byte word says which file, which place and which pass it belongs
-// to, so a byte that is wrong, misplaced or left over from an earlier pass is found.
+// The content of benchmark files: every 8-byte word encodes the file, position and pass that it belongs to,
+// so a byte that is wrong, misplaced or left over from an earlier pass is detected.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ struct Pattern {
   bool operator==(const Pattern&) const = default;
 };
 
-inline constexpr std::size_t kPatternHeaderBytes =
-    32;  // at the start of a file: from it the pattern is known again
+inline constexpr std::size_t kPatternHeaderBytes = 32;  // at the start of a file: identifies its pattern
 
-// Content of `bytes` at `offset` (a multiple of 8) of a file. Looks random: devices cannot compress it.
+// Generates the content of `bytes` at `offset` (a multiple of 8) of a file. Looks random, so that devices
+// cannot compress it.
 void fill_pattern(const Pattern& pattern, std::uint64_t offset, std::span<std::byte> bytes);
 
-// Offset in the file of the first byte that differs from the pattern, nullopt when none does.
+// The offset in the file of the first byte that differs from the pattern, nullopt when none does.
 std::optional<std::uint64_t> first_wrong_byte(const Pattern& pattern, std::uint64_t offset,
                                               std::span<const std::byte> bytes);
 

@@ -14,7 +14,7 @@ std::vector<std::byte> content(const Pattern& pattern, std::uint64_t offset, std
   return result;
 }
 
-TEST(Pattern, PiecesMakeTheSameFileAsOneFill) {
+TEST(Pattern, PiecesAreTheSameAsOneFill) {
   const Pattern pattern{.seed = 7, .file = 3};
   const auto whole = content(pattern, 0, 20'000);
   for (const std::size_t piece : {8U, 24U, 4096U, 9000U}) {
@@ -25,9 +25,9 @@ TEST(Pattern, PiecesMakeTheSameFileAsOneFill) {
   }
 }
 
-TEST(Pattern, EveryFlippedByteIsFoundWhereItIs) {
+TEST(Pattern, EveryFlippedByteIsLocated) {
   const Pattern pattern{.seed = 1, .file = 0};
-  auto bytes = content(pattern, 8192, 8211);  // more than two windows, and no multiple of 8
+  auto bytes = content(pattern, 8192, 8211);  // more than two windows, and not a multiple of 8
   EXPECT_EQ(first_wrong_byte(pattern, 8192, bytes), std::nullopt);
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     bytes[at] ^= std::byte{0x10};
@@ -36,7 +36,7 @@ TEST(Pattern, EveryFlippedByteIsFoundWhereItIs) {
   }
 }
 
-TEST(Pattern, MisplacedStaleAndForeignBlocksAreFound) {
+TEST(Pattern, MisplacedStaleAndForeignBlocksAreDetected) {
   const Pattern pattern{.seed = 1, .file = 0};
   EXPECT_EQ(first_wrong_byte(pattern, 4096, content(pattern, 8192, 4096)), 4096U);  // misplaced
   EXPECT_EQ(first_wrong_byte(pattern, 4096, content({.seed = 2, .file = 0}, 4096, 4096)), 4096U);  // stale
@@ -45,7 +45,7 @@ TEST(Pattern, MisplacedStaleAndForeignBlocksAreFound) {
   EXPECT_EQ(first_wrong_byte(pattern, 4096, std::vector<std::byte>(4096)), 4096U);  // never written
 }
 
-TEST(Pattern, HeaderNamesThePattern) {
+TEST(Pattern, TheHeaderIdentifiesThePattern) {
   const Pattern pattern{.seed = 0xfeed'beef'0123, .file = 17};
   auto bytes = content(pattern, 0, kPatternHeaderBytes);
   EXPECT_EQ(pattern_of_header(bytes), pattern);

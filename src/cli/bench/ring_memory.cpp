@@ -43,7 +43,7 @@ Result<RingMemory> RingMemory::allocate(const Engine& engine, MemoryKind kind, D
     memory.ordinary_ = {static_cast<std::byte*>(data), Unmap{bytes}};
     memory.base_ = memory.ordinary_.get() + start;
   }
-  // Content that no device can compress; the same in every slot is enough for that.
+  // Content that no device can compress; it may be the same in every slot.
   for (std::uint64_t index = 0; index < slots; ++index) {
     fill_pattern({}, 0, memory.begin_filling(index, slot_bytes));
     if (auto status = memory.filled(index, slot_bytes); !status) return std::unexpected(status.error());

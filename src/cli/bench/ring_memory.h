@@ -1,4 +1,4 @@
-// The memory that benchmark transfers come from and go to.
+// The memory that a benchmark transfers to and from.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ struct Unmap {
   void operator()(std::byte* data) const;
 };
 
-// Slots of one size, each touched already so that no page fault falls into a measurement. Movable. Used from
+// Slots of one size, all resident already so that no page fault disturbs a measurement. Movable. For use by
 // one thread.
 class RingMemory {
  public:
-  // In the memory of `device`; null: the host's.
+  // In the memory of `device`; nullptr: host memory.
   static Result<RingMemory> allocate(const Engine& engine, MemoryKind kind, Device* device,
                                      std::uint64_t slots, std::uint64_t slot_bytes);
 
-  // What transfers are given.
+  // The view that is passed to a transfer.
   MemoryView slot(std::uint64_t index, std::uint64_t bytes) const;
 
-  // The first `bytes` of a slot where the processor can make them, until filled() puts them into the slot ...
+  // The first `bytes` of a slot, in memory that the processor can write; filled() copies them to the slot ...
   std::span<std::byte> begin_filling(std::uint64_t index, std::uint64_t bytes);
   Status filled(std::uint64_t index, std::uint64_t bytes);
 
-  // ... and where it can look at them.
+  // ... and in memory that the processor can read.
   Result<std::span<const std::byte>> contents(std::uint64_t index, std::uint64_t bytes);
 
  private:
@@ -45,8 +45,8 @@ class RingMemory {
   std::unique_ptr<std::byte, Unmap> ordinary_;
   Device* device_ = nullptr;
   std::shared_ptr<void> device_memory_;
-  std::shared_ptr<const void> registered_;  // with cuFile, where that is there
-  std::optional<BlockingCopies> copies_;    // between the device and aligned_, which holds one slot then
+  std::shared_ptr<const void> registered_;  // with cuFile, where it is available
+  std::optional<BlockingCopies> copies_;    // between the device and aligned_, which then holds one slot
   std::byte* base_ = nullptr;
   std::uint64_t stride_bytes_ = 0;
   std::uint64_t slot_bytes_ = 0;

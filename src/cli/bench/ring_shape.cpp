@@ -14,9 +14,10 @@ std::uint64_t divide_up(std::uint64_t amount, std::uint64_t by) { return (amount
 }  // namespace
 
 RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits) {
-  constexpr std::uint64_t kBatches = 4;  // that share what is outstanding
-  const std::uint64_t outstanding = std::max(2 * limits.in_flight, kBatches);  // blocks, of all files
-  // A batch of a quarter of all, or less when there are more files than that; every file has at least two.
+  constexpr std::uint64_t kBatches = 4;  // that share the outstanding blocks
+  const std::uint64_t outstanding = std::max(2 * limits.in_flight, kBatches);  // blocks, over all files
+  // A quarter of the outstanding blocks a batch, or less when there are more than four files; every file has
+  // at least two.
   std::uint64_t batch_blocks = std::max<std::uint64_t>(1, outstanding / (kBatches * files));
   RingShape shape;
   if (order == Order::sequential) {

@@ -1,4 +1,4 @@
-// How much is kept outstanding, so that the engine's queue never runs dry.
+// How many transfers are kept outstanding, so that the engine's queue never runs empty.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace trunkline::cli {
 struct RingLimits {
   std::uint64_t block_bytes = 0;
   std::uint64_t in_flight = 0;     // transfers that the engine can have in flight: lanes * queue depth
-  std::uint64_t memory_bytes = 0;  // bound on the ring's memory
+  std::uint64_t memory_bytes = 0;  // limit on the ring's memory
 };
 
 // Every file has `batches_per_file` batches of `pieces` requests of `piece_bytes` in the engine; a batch is
-// replaced when all of it is done.
+// replaced when all of it has completed.
 struct RingShape {
   std::uint64_t piece_bytes = 0;
   std::uint64_t pieces = 0;
@@ -23,13 +23,14 @@ struct RingShape {
   std::uint64_t bytes(std::uint64_t files) const { return piece_bytes * pieces * batches_per_file * files; }
 };
 
-// Sequential: one large request a batch, which the engine cuts into blocks. Random: many requests of a block.
-// Either way twice what the engine has in flight, all files together, so that a batch's completion leaves the
-// queue filled while the next is submitted; no more, so that the memory in use stays small, as fio's does.
+// Sequential: one large request a batch, which the engine splits into blocks. Random: many requests of one
+// block. Either way twice what the engine has in flight, over all files, so that the queue is still filled
+// after a batch completes while the next is submitted; no more, so that the memory in use stays small, like
+// fio's.
 RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits);
 
-// For transfers whose content is made before the clock starts and checked after it stopped: as much as the
-// memory holds, but no more than `file_bytes` of each file.
+// For transfers whose content is generated before the clock starts and checked after it stopped: as much as
+// fits the memory, but no more than `file_bytes` of each file.
 RingShape lap_shape(Order order, std::uint64_t files, std::uint64_t file_bytes, const RingLimits& limits);
 
 }  // namespace trunkline::cli

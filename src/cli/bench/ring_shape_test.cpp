@@ -15,7 +15,7 @@ TEST(RingShape, KeepsTwiceTheDepthOutstanding) {
         const RingShape shape = ring_shape(order, files, limits);
         EXPECT_GE(shape.bytes(files), 2 * in_flight * kMiB) << files << " files, depth " << in_flight;
         EXPECT_GE(shape.batches_per_file, 2U);
-        // Once one batch is done, what remains still fills the queue.
+        // Once one batch is done, the remaining ones still fill the queue.
         EXPECT_GE(shape.bytes(files) - shape.piece_bytes * shape.pieces, in_flight * kMiB);
         EXPECT_EQ(shape.piece_bytes % kMiB, 0U);
         if (order == Order::random) {
@@ -29,14 +29,13 @@ TEST(RingShape, KeepsTwiceTheDepthOutstanding) {
 }
 
 TEST(RingShape, ManyFilesAreInFlightTogether) {
-  // The queue is first in, first out: requests must be small enough that each file has one among those in
-  // flight.
+  // The queue is first in, first out: requests must be small enough that each file has one in flight.
   const RingLimits limits{.block_bytes = kMiB, .in_flight = 32, .memory_bytes = kGiB};
   EXPECT_LE(ring_shape(Order::sequential, 4, limits).piece_bytes, 32 * kMiB / 4);
   EXPECT_LE(ring_shape(Order::sequential, 16, limits).piece_bytes, 32 * kMiB / 16);
 }
 
-TEST(RingShape, StaysInItsMemory) {
+TEST(RingShape, StaysWithinItsMemory) {
   const RingLimits limits{.block_bytes = 16 * kMiB, .in_flight = 128, .memory_bytes = 512 * kMiB};
   EXPECT_LE(ring_shape(Order::sequential, 1, limits).bytes(1), 512 * kMiB);
 }

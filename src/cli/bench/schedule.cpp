@@ -29,7 +29,7 @@ std::uint64_t Permutation::operator()(std::uint64_t index) const {
       right = mixed;
     }
     index = (left << half_bits_) | right;
-  } while (index >= count_);  // at most four times as many places as indices: few steps
+  } while (index >= count_);  // at most four times as many positions as indices, so this takes few steps
   return index;
 }
 

@@ -11,8 +11,9 @@ struct Piece {
   std::uint64_t bytes = 0;
 };
 
-// A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the next power of four, walked
-// until it falls inside the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+// A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the next power of four,
+// iterated until it falls inside the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+// CT-RSA 2002).
 class Permutation {
  public:
   Permutation(std::uint64_t count, std::uint64_t seed);  // count > 0
@@ -26,14 +27,15 @@ class Permutation {
 
 enum class Order { sequential, random };
 
-// Covers a file in pieces of one size (the last may be shorter), each exactly once a pass. Not synchronised.
+// Covers a file in pieces of one size (the last may be shorter), each exactly once per pass. Not
+// synchronised.
 class Schedule {
  public:
-  // `endless`: a pass follows on the last; random passes differ in their order.
+  // `endless`: passes follow each other; random passes differ in their order.
   Schedule(std::uint64_t file_bytes, std::uint64_t piece_bytes, Order order, std::uint64_t seed,
            bool endless);
 
-  std::optional<Piece> next();  // nullopt at the end of the only pass, and for an empty file
+  std::optional<Piece> next();  // nullopt at the end of a single pass, and for an empty file
 
  private:
   std::uint64_t file_bytes_;

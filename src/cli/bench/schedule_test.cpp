@@ -9,7 +9,7 @@
 namespace trunkline::cli {
 namespace {
 
-TEST(Permutation, IsOneForEveryCount) {
+TEST(Permutation, IsAPermutationForEveryCount) {
   for (const std::uint64_t count : {1U, 2U, 3U, 4U, 5U, 16U, 17U, 100U, 1000U, 4097U}) {
     const Permutation permutation(count, count * 31);
     std::set<std::uint64_t> seen;
@@ -27,7 +27,7 @@ TEST(Permutation, SeedsDiffer) {
   EXPECT_LT(same, 50U);
 }
 
-TEST(Permutation, LeavesFewNeighboursTogether) {
+TEST(Permutation, KeepsFewNeighboursTogether) {
   const Permutation permutation(1000, 5);
   unsigned neighbours = 0;
   for (std::uint64_t index = 1; index < 1000; ++index) {
@@ -46,7 +46,7 @@ std::vector<Piece> pass(Schedule& schedule, std::size_t limit) {
   return pieces;
 }
 
-TEST(Schedule, SequentialGoesFrontToBackAndEndsShort) {
+TEST(Schedule, SequentialRunsFrontToBackAndEndsShort) {
   Schedule schedule(10'000, 4096, Order::sequential, 0, false);
   const auto pieces = pass(schedule, 100);
   ASSERT_EQ(pieces.size(), 3U);
@@ -56,7 +56,7 @@ TEST(Schedule, SequentialGoesFrontToBackAndEndsShort) {
   EXPECT_FALSE(schedule.next().has_value());
 }
 
-TEST(Schedule, RandomCoversEveryByteOnceAPass) {
+TEST(Schedule, RandomCoversEveryByteOncePerPass) {
   Schedule schedule(1'000'001, 4096, Order::random, 9, true);
   std::vector<std::uint64_t> first_order;
   for (int round = 0; round < 3; ++round) {

@@ -14,12 +14,12 @@ TEST(Median, OfAnyCountAndOrder) {
   EXPECT_EQ(median({8, 2, 4, 100}), 6);
 }
 
-TEST(Ratio, OfNothingIsNothing) {
+TEST(Ratio, OfNothingIsZero) {
   EXPECT_EQ(ratio(3, 2), 1.5);
   EXPECT_EQ(ratio(3, 0), 0);
 }
 
-TEST(Difference, CountsWhatCameBetween) {
+TEST(Difference, CountsWhatHappenedInBetween) {
   EngineStats before;
   before.bytes_direct = 10;
   before.errors = 1;

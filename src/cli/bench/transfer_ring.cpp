@@ -11,7 +11,8 @@
 namespace trunkline::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{200};  // progress, and how soon an interrupt is noticed
+constexpr std::chrono::milliseconds kTick{
+    200};  // interval of progress reports, and how quickly an interrupt is noticed
 
 }  // namespace
 
@@ -25,7 +26,7 @@ struct TransferRing::Batch {
   Clock::time_point done_at;
 };
 
-// Batches whose last request is done, handed from the engine's threads to the one that submits.
+// Completed batches, passed from the engine's threads to the submitting one.
 class TransferRing::Arrivals {
  public:
   void push(Batch* batch) {
@@ -70,7 +71,7 @@ Result<std::unique_ptr<TransferRing>> TransferRing::create(const Engine& engine,
   return ring;
 }
 
-// Gives the batch its next pieces, content made; false when the file has none left.
+// Assigns the batch its next pieces and generates their content; false when the file has none left.
 Result<bool> TransferRing::load(const TransferWork& work, Batch& batch) {
   batch.pieces.clear();
   while (batch.pieces.size() < batch.slots) {
@@ -106,7 +107,7 @@ void TransferRing::submit(const TransferWork& work, Batch& batch) {
   }
 }
 
-// Results of a batch that is done: all of them are looked at, the first error is returned.
+// Collects the results of a completed batch: checks all of them, and returns the first error.
 Status TransferRing::collect(Batch& batch, Moved& moved) {
   Status status;
   for (const Future& future : batch.futures) {
@@ -146,7 +147,7 @@ void TransferRing::show_progress(const TransferWork& work, const Moved& moved) {
   work.on_progress(moved.bytes + under_way);
 }
 
-// Until nothing is outstanding, so that no callback of a future can come later. `arrived` may submit again.
+// Waits until nothing is outstanding, so that no future's callback can run later. `arrived` may submit again.
 // After the first error, or an interrupt, the rest is cancelled.
 Status TransferRing::await_arrivals(const TransferWork& work, Moved& moved,
                                     const std::function<Status(Batch&)>& arrived) {
@@ -208,7 +209,7 @@ Status TransferRing::circulate(const TransferWork& work, Moved& moved) {
   return filled ? status : filled;
 }
 
-// One filling of the ring; content is made before and checked after the transfers.
+// Fills the ring once; content is generated before and checked after the transfers.
 Status TransferRing::lap(const TransferWork& work, Moved& moved) {
   std::vector<Batch*> loaded;
   for (const auto& batch : batches_) {

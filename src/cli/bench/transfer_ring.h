@@ -14,22 +14,22 @@
 
 namespace trunkline::cli {
 
-// What is done with the memory of a request beside transferring it. Either function may be empty.
+// What to do with a request's memory besides transferring it. Either function may be empty.
 struct Content {
   std::function<void(std::size_t file, const Piece&, std::span<std::byte>)> make;  // before it is submitted
   std::function<Status(std::size_t file, const Piece&, std::span<const std::byte>)>
-      check;  // after it arrived
+      check;  // after it completed
 };
 
 struct TransferWork {
   Op op = Op::read;
   std::span<const File> files;
-  std::span<Schedule> schedules;  // one a file
+  std::span<Schedule> schedules;  // one per file
   Content content{};
-  // Content is made before the clock starts and checked after it stopped: the ring goes round in laps, and
-  // what is measured are transfers alone.
+  // Content is generated before the clock starts and checked after it stopped: the ring works in laps, so
+  // that only transfers are measured.
   bool content_apart = false;
-  double duration_s = 0;  // > 0: nothing is submitted once the transfers took as long
+  double duration_s = 0;  // > 0: submission stops once the transfers took that long
   Meter* meter = nullptr;
   std::function<void(std::uint64_t bytes_done)> on_progress{};  // a few times a second, and at the end
 };
@@ -41,8 +41,8 @@ struct Moved {
   Clock::time_point last_completion;
 };
 
-// Every file has batches of its own, so that a slow disk holds up no other. One thread submits; it sleeps
-// until a whole batch is done, so that the measuring costs little. Use from one thread.
+// Every file has its own batches, so that a slow disk delays no other. One thread submits; it sleeps until a
+// whole batch is done, so that measuring costs little. For use by one thread.
 class TransferRing {
  public:
   static Result<std::unique_ptr<TransferRing>> create(const Engine& engine, const RingShape& shape,
@@ -51,9 +51,9 @@ class TransferRing {
   TransferRing& operator=(const TransferRing&) = delete;
   ~TransferRing();
 
-  // Moves what the schedules give until they end or the duration is over. On an error, and when the user
-  // interrupts, what was submitted is cancelled and awaited first: the memory is free of I/O whenever this
-  // returns.
+  // Transfers the pieces of the schedules until they end or the duration is over. On an error, and when the
+  // user interrupts, outstanding requests are cancelled and awaited first: whenever this returns, no I/O uses
+  // the memory.
   Result<Moved> run(const TransferWork& work);
 
  private:
@@ -75,7 +75,7 @@ class TransferRing {
 
   Engine engine_;
   RingMemory memory_;
-  std::vector<std::unique_ptr<Batch>> batches_;  // by turns of the files
+  std::vector<std::unique_ptr<Batch>> batches_;  // ordered so that files alternate
   std::unique_ptr<Arrivals> arrivals_;
   std::size_t outstanding_ = 0;  // batches
   Clock::time_point started_;

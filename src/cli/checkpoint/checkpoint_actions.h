@@ -1,4 +1,4 @@
-// What the commands of `trunkline checkpoint` do; each returns its exit status.
+// The actions behind the commands of `trunkline checkpoint`; each returns its exit status.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace trunkline::cli {
 
 struct CheckpointArguments {
   std::string directory;
-  std::optional<std::uint64_t> step;  // the latest if not given
+  std::optional<std::uint64_t> step;  // default: the latest
   bool all = false;
   bool dry_run = false;
   bool orphaned = false;

@@ -22,7 +22,7 @@ CLI::App* add_action(CLI::App& group, const Arguments& arguments, std::function<
   return command;
 }
 
-// Numbers of 64 bits would take "-1" for a large one.
+// Parsing as a 64-bit unsigned number would accept "-1" as a large one.
 std::string objection_to_step(const std::string& text) {
   std::uint64_t step = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);

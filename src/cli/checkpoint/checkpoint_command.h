@@ -1,4 +1,4 @@
-// `trunkline checkpoint`: what is in a directory of checkpoints, whether it is whole, and what may go.
+// `trunkline checkpoint`: lists a directory's checkpoints, verifies them, and removes debris.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,8 +6,8 @@
 
 namespace trunkline::cli {
 
-// Adds the command to `app`. `chosen` is set to what the command does, returning its exit status, when it is
-// named.
+// Adds the command to `app`. When the command is selected, `chosen` is set to a function that runs it and
+// returns its exit status.
 void add_checkpoint(CLI::App& app, std::function<int()>& chosen);
 
 }  // namespace trunkline::cli

@@ -33,7 +33,7 @@ Json document_of(std::string_view command, const CheckpointArguments& arguments)
       {"command", fmt::format("checkpoint {}", command)}, {"schema", 1}, {"directory", arguments.directory}};
 }
 
-// Names that are not UTF-8 (of files; those in manifests are) are replaced, not refused.
+// Invalid UTF-8 in file names (names in manifests are valid) is replaced rather than rejected.
 std::string dump(const Json& document) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -1,4 +1,4 @@
-// What the commands of `trunkline checkpoint` share: opening, and telling.
+// What the commands of `trunkline checkpoint` share: opening the directory, and output.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@
 
 namespace trunkline::cli {
 
-// An existing directory of checkpoints.
+// Opens an existing directory of checkpoints.
 Result<std::unique_ptr<checkpoint::Store>> open_store(const CheckpointArguments& arguments);
 
-// That the directory has no checkpoint yet.
+// The error for a directory that has no checkpoint yet.
 Error no_checkpoint(const checkpoint::Store& store);
 
-// The step that was asked for, or the latest; an error that names the directory when there is none.
+// The requested step, or the latest; when there is none, an error that names the directory.
 Result<std::uint64_t> chosen_step(const checkpoint::Store& store, const CheckpointArguments& arguments);
 
 // The first members of each command's JSON document.
@@ -30,10 +30,10 @@ int print(const CheckpointArguments& arguments, const nlohmann::ordered_json& do
 
 void print_problem(std::string_view message);
 
-// kExitUsage for what is not there to work on, kExitFailed for everything else.
+// kExitUsage when the checkpoint or directory does not exist, kExitFailed for everything else.
 int fail(const CheckpointArguments& arguments, std::string_view command, const Error& error);
 
-// Names in files are other people's: without control characters, which terminals obey.
+// Names in files come from elsewhere: removes control characters, which terminals would obey.
 std::string printable(std::string_view text);
 
 }  // namespace trunkline::cli

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// Those that are there with the size that the manifest says; their contents are not read.
+// Counts the shards that exist with the size given by the manifest; does not read their contents.
 std::size_t count_shards(const std::string& directory, const checkpoint::Manifest& manifest) {
   std::size_t found = 0;
   for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
@@ -37,14 +37,15 @@ struct Listed {
   bool is_whole() const { return manifest && shards_there == manifest->shards.size(); }
 };
 
-// What cannot be read may be whole: somebody else's file, or a disk with an error.
+// A checkpoint that cannot be read may still be complete: it may belong to another user, or the disk may have
+// an error.
 std::string_view state_of(const Error& error) {
   const bool is_damaged = error.kind == ErrorKind::corrupt || error.kind == ErrorKind::format;
   return is_damaged ? "damaged" : "could not be read";
 }
 
-// nullopt: it was removed meanwhile. A run that saves may remove or replace a checkpoint while it is looked
-// at: it is not damaged unless it is the same one afterwards.
+// nullopt: the checkpoint was removed meanwhile. A run that is saving may remove or replace a checkpoint
+// while it is examined: it only counts as damaged if it is still the same one afterwards.
 std::optional<Listed> look_at(const checkpoint::Store& store, std::uint64_t step) {
   constexpr int kMostLooks = 10;
   for (int looks = 1;; ++looks) {

@@ -91,7 +91,7 @@ int show_checkpoint(const CheckpointArguments& arguments) {
   const auto manifest = (*store)->read_manifest(*step);
   if (!manifest) return fail(arguments, "show", manifest.error());
   const std::string& directory = (*store)->directory();
-  // One of them alone: each is large where there are many tensors.
+  // Builds only the requested form: each is large where there are many tensors.
   if (arguments.json) return print(arguments, to_json(arguments, directory, *manifest), "", true);
   return print(arguments, {}, to_text(directory, *manifest), true);
 }

@@ -34,7 +34,7 @@ Json to_json(const Mismatch& mismatch) {
           {"tensors", mismatch.tensors},      {"message", mismatch.message}};
 }
 
-// What became of one step, as JSON and as text.
+// The outcome for one step, as JSON and as text.
 struct Verdict {
   bool ok = false;
   Json json;
@@ -48,7 +48,7 @@ Verdict verdict_of(std::uint64_t step, const Error& error) {
 
 Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double seconds) {
   const bool ok = report.mismatches.empty();
-  // What cannot be read may be whole.
+  // A checkpoint that cannot be read may still be complete.
   const bool is_damaged = std::ranges::any_of(
       report.mismatches, [](const Mismatch& each) { return each.kind != Mismatch::Kind::unread; });
   const std::string_view state = ok ? "whole" : is_damaged ? "damaged" : "could not be read";
@@ -73,16 +73,16 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
   return verdict;
 }
 
-// Of a step that was there a moment ago: a run that saves removes its old ones. `ok`: whether that is all
-// well.
+// For a step that existed a moment ago: a run that is saving removes its old ones. `ok`: whether that is
+// fine.
 Verdict removed_meanwhile(std::uint64_t step, bool ok) {
   return {.ok = ok,
           .json = {{"step", step}, {"ok", ok}, {"removed", true}},
           .text = fmt::format("step {}: removed meanwhile, by another process\n", step)};
 }
 
-// Whether the files of the manifest have been removed since it was read, with it or for a newer save of the
-// step.
+// Whether the files of the manifest have been removed since it was read, either along with the manifest or
+// for a newer save of the step.
 bool has_gone(const checkpoint::Store& store, const Manifest& manifest) {
   const auto now = store.read_manifest(manifest.step);
   return now ? now->shards != manifest.shards : now.error().code == ENOENT;
@@ -112,13 +112,13 @@ Result<std::vector<std::uint64_t>> steps_to_verify(const checkpoint::Store& stor
                                                    const CheckpointArguments& arguments) {
   if (arguments.all) {
     auto steps = store.steps();
-    // Nothing was verified, which is not the same as "all is well": a job may rely on the exit status.
+    // Verifying nothing is not success: a job may rely on the exit status.
     if (steps && steps->empty()) return std::unexpected(no_checkpoint(store));
     return steps;
   }
   const auto step = chosen_step(store, arguments);
   if (!step) return std::unexpected(step.error());
-  // One that is not there is the caller's mistake, not damage.
+  // A step that does not exist is the caller's mistake, not damage.
   const auto manifest = store.read_manifest(*step);
   if (!manifest && manifest.error().code == ENOENT) return std::unexpected(manifest.error());
   return std::vector{*step};

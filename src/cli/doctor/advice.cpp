@@ -85,7 +85,7 @@ void advise_on_gpus(const CudaFinding& cuda, std::vector<std::string>& advice) {
   }
 }
 
-// What lies between a path's disk and the GPUs.
+// Advises on what lies between a path's disk and the GPUs.
 void advise_on_way_to_gpus(const PathFinding& path, const CudaFinding& cuda,
                            std::vector<std::string>& advice) {
   if (cuda.gpus.empty() || !path.explanation || !path.explanation->direct) return;

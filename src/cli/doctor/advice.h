@@ -1,4 +1,4 @@
-// What to change on a machine, from what was found on it.
+// What to change on a machine, based on the findings.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace trunkline::cli {
 
-// Most useful first; empty when nothing is to be gained. Decides on the findings alone.
+// Most useful first; empty when nothing can be improved. Depends on the findings alone.
 std::vector<std::string> advise(const Findings& findings);
 
 }  // namespace trunkline::cli

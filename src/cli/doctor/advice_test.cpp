@@ -58,13 +58,13 @@ TEST(Advice, NothingToSayOnAHealthyMachine) {
   EXPECT_TRUE(healthy().usable());
 }
 
-TEST(Advice, NothingToSayOfAGpuThatReadsItself) {
+TEST(Advice, NothingToSayAboutAGpuWithGpuDirectStorage) {
   Findings findings = healthy();
   add_gpu(findings);
   EXPECT_TRUE(advise(findings).empty()) << advise(findings).front();
 }
 
-TEST(Advice, WhatLiesBetweenADiskAndAGpu) {
+TEST(Advice, ObstaclesBetweenADiskAndAGpu) {
   Findings findings = healthy();
   add_gpu(findings);
   findings.paths[0].numa_node = 1;
@@ -141,7 +141,7 @@ TEST(Advice, NoBackendIsNotUsable) {
   EXPECT_FALSE(findings.usable());
 }
 
-TEST(Advice, AGpuOnHalfOfItsLanesIsNamed) {
+TEST(Advice, AGpuWithHalfOfItsPcieLanesIsNamed) {
   Findings findings = healthy();
   GpuFinding& gpu = findings.cuda.gpus.emplace_back();
   gpu.info.ordinal = 1;

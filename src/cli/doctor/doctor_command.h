@@ -6,8 +6,8 @@
 
 namespace trunkline::cli {
 
-// Adds the command to `app`. `chosen` is set to what the command does, returning its exit status, when it is
-// named.
+// Adds the command to `app`. When the command is selected, `chosen` is set to a function that runs it and
+// returns its exit status.
 void add_doctor(CLI::App& app, std::function<int()>& chosen);
 
 }  // namespace trunkline::cli

@@ -58,7 +58,7 @@ CudaFinding look_for_cuda() {
   }
   finding.version = info->version;
   finding.library = info->library;
-  // Finding out of a path takes a GPU that is in use.
+  // Examining a path for GPUDirect Storage requires that a GPU is in use.
   if (finding.why_not_gds.empty() && !info->devices.empty()) std::ignore = cuda_device(0);
   for (const CudaDeviceInfo& device : info->devices)
     finding.gpus.push_back({.info = device, .link = os::read_pci_link(device.pci)});

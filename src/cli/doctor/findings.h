@@ -1,4 +1,4 @@
-// What `trunkline doctor` finds on a machine.
+// What `trunkline doctor` finds out about a machine.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace trunkline::cli {
 struct BackendFinding {
   BackendKind kind = BackendKind::threads;
   bool works = false;
-  std::string why;  // refused
+  std::string why;  // why it is not available
   std::vector<std::string> features;
 };
 
@@ -25,7 +25,7 @@ struct PathFinding {
   std::optional<Explanation> explanation;
   std::optional<os::StorageLocation> location;
   std::optional<Error> error;         // why the path cannot be used
-  std::optional<unsigned> numa_node;  // of its device
+  std::optional<unsigned> numa_node;  // of the path's device
 };
 
 struct GpuFinding {
@@ -34,25 +34,25 @@ struct GpuFinding {
 };
 
 struct CudaFinding {
-  std::string why;  // there is none
+  std::string why;  // why there is none
   int version = 0;  // of the driver, 12040: 12.4
   std::string library;
   std::vector<GpuFinding> gpus;
   bool nvidia_fs = false;   // the kernel module of GPUDirect Storage is loaded
-  std::string why_not_gds;  // no file can be reached by GPUDirect Storage; empty: it depends on the path
+  std::string why_not_gds;  // why no file can use GPUDirect Storage; empty: it depends on the path
 };
 
 struct Findings {
   os::Environment environment;
   CudaFinding cuda;
   std::vector<BackendFinding> backends;  // best first
-  std::optional<EngineConfig> config;    // of an engine with default options; nullopt: none works
+  std::optional<EngineConfig> config;    // of an engine with default options; nullopt: no backend works
   std::vector<PathFinding> paths;
 
   bool usable() const;  // some backend works, and every path can be used
 };
 
-// Tries each backend by running an operation on it, and each path by making or opening a file there.
+// Tries each backend by running an operation on it, and each path by creating or opening a file there.
 Findings examine(const std::vector<std::string>& paths);
 
 }  // namespace trunkline::cli
