@@ -1,8 +1,8 @@
-// Falling back from one backend to the next, forced: whatever a kernel or a container refuses selects the
-// next backend, and explain() reports it.
+// Forces the fallback from one backend to the next: whatever a kernel or a container denies selects the next
+// backend, and explain() reports it.
 //
-// A refusal holds for the rest of a process, so each case runs in a process of its own: this program again,
-// with the case in its environment.
+// A seccomp filter stays in force for the life of a process, so each case runs in its own process: this
+// program again, with the case in its environment.
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -55,7 +55,7 @@ void drop_capabilities() {
   ASSERT_EQ(::syscall(SYS_capset, &header, none.data()), 0);
 }
 
-// Moves bytes of every alignment, so that the engine must bounce.
+// Moves bytes at every alignment, so that the engine must bounce.
 void expect_works(const Engine& engine, const std::string& path) {
   auto file = File::open(engine, path, {.mode = Mode::write});
   ASSERT_TRUE(file) << file.error().message;
@@ -103,7 +103,7 @@ void run_case(const std::string& name) {
     deny({SYS_io_uring_setup}, ENOSYS);
     expect_fallback("libaio", "io_uring", "ENOSYS");
   } else if (name == "io_uring_set_up_but_not_entered") {
-    // A filter that forgot one call of the three: only an operation shows it.
+    // A filter that forgets one of the three calls: only an operation reveals it.
     deny({SYS_io_uring_enter}, EPERM);
     expect_fallback("libaio", "io_uring", "EPERM");
   } else if (name == "both_denied") {

@@ -18,8 +18,8 @@
 namespace trunkline {
 namespace {
 
-// The default engine of this process. Never destroyed: operations may outlive static destruction; what is
-// pending at exit is finished by an atexit handler.
+// The default engine of this process. Never destroyed: operations may outlive static destruction. An atexit
+// handler finishes what is pending at exit.
 struct DefaultEngine {
   std::mutex mutex;
   Engine engine;
@@ -30,7 +30,7 @@ DefaultEngine& default_slot() {
   return *slot;
 }
 
-// The lock must be free in a forked child, whatever other threads of the parent were doing.
+// The lock must be free in a forked child, whatever the parent's other threads were doing.
 void lock_before_fork() { default_slot().mutex.lock(); }
 void unlock_after_fork() { default_slot().mutex.unlock(); }
 
@@ -42,8 +42,8 @@ void finish_at_exit() {
     engine = default_slot().engine;
   }
   if (!engine.valid()) return;
-  // Where a device hangs the process must still end, but not with an exit code of success. A device that is
-  // slow gets as long as it takes.
+  // The process must end even where a device hangs, but then not with an exit code of success. A device that
+  // is merely slow gets as long as it takes.
   const std::chrono::milliseconds patience = os::exit_patience();
   os::StallTimer<std::uint64_t> timer(0, std::chrono::steady_clock::now());
   const auto goes_on = [&](std::uint64_t completed) {

@@ -1,4 +1,4 @@
-// The engine behind Engine handles: its queue, its lanes, and the way past them for small blocking
+// The engine behind Engine handles: its queue, its lanes, and the shortcut past them for small blocking
 // operations.
 #pragma once
 
@@ -39,26 +39,27 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
   std::vector<Future> submit(std::span<const Request> requests);
 
-  // What a Submission (io/submission.h) is made of: an operation that has begun in its file, or is done; and
-  // its way into the queue, as WorkQueue::push, which wakes the lanes.
+  // The steps of a Submission (io/submission.h). make_operation() returns an operation that has begun in its
+  // file, or is already done. enqueue() pushes operations to the queue, like WorkQueue::push, and wakes the
+  // lanes.
   Result<std::shared_ptr<Operation>> make_operation(const Request& request);
   std::size_t enqueue(std::span<const std::shared_ptr<Operation>> operations, Future::Timeout patience);
 
-  // Makes room in the file for a write, which submitting it does otherwise: system calls that a device or
-  // another process can hold up. Takes nothing of the request but its file and range.
+  // Makes room in the file for a write ahead of its submission, which otherwise does it: this makes system
+  // calls that a device or another process can delay. Uses nothing of the request but its file and range.
   Status make_room(const std::shared_ptr<FileCore>& file, std::uint64_t offset, std::uint64_t bytes);
 
-  // Whether a blocking operation with this memory would run on the caller's thread.
+  // Whether a blocking operation on this memory would run on the caller's thread.
   bool runs_inline(const MemoryView& memory) const {
     return memory.device == nullptr && memory.bytes <= config_.slot_bytes && queue_.empty();
   }
 
-  // Reads or writes on the caller's thread when that is what costs least (fits a block, nothing queued), else
-  // through the lanes; returns when all is moved.
+  // Reads or writes on the caller's thread when that is cheapest (fits a block, nothing queued), else through
+  // the lanes; returns when everything is transferred.
   Result<std::uint64_t> run(Op op, const std::shared_ptr<FileCore>& file, const MemoryView& memory,
                             std::uint64_t offset);
 
-  // fsync of all members at once. The caller has begun the operation in the file; this ends it.
+  // Syncs all members concurrently. The caller has begun the operation in the file; this ends it.
   Status run_sync(const std::shared_ptr<FileCore>& file);
 
   void count_operation(bool failed) { counters_.count_operation(failed, false); }
@@ -66,20 +67,20 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   EngineStats stats() const;
   std::vector<Refusal> refusals() const;
 
-  // Finishes what was submitted and joins the lanes. Idempotent; the second caller waits for the first.
+  // Finishes what was submitted and joins the lanes. Idempotent; a second caller waits for the first.
   void close();
 
-  // For the end of the process: the same for as long as `goes_on` returns true. It is called several times a
-  // second, with the number of transfers that have completed. False: something is still under way, and the
-  // engine must not be destroyed; another call waits on.
+  // For the end of the process: like close(), but only as long as `goes_on` returns true. It is called
+  // several times a second, with the number of transfers that have completed. Returns false when operations
+  // are still in flight: then the engine must not be destroyed, and another call resumes the wait.
   bool close_while(const std::function<bool(std::uint64_t completed)>& goes_on);
 
-  // `closed` when this engine takes no operations (any more, or in a forked child).
+  // Fails with `closed` when this engine accepts no operations (any more, or in a forked child).
   Status usable() const;
 
   bool is_lane_thread() const;
 
-  // In a forked child nothing of the parent's threads may be touched, not even to destroy it.
+  // In a forked child nothing may touch the parent's threads, not even to destroy them.
   bool belongs_to_parent() const;
 
  private:
@@ -107,7 +108,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
 namespace io {
 
-// Checks what can be checked before anything is allocated, and fills in the defaults.
+// Validates the options before anything is allocated, and fills in the defaults.
 Result<EngineConfig> resolve(const EngineOptions& options);
 
 }  // namespace io

@@ -1,4 +1,4 @@
-// The end of a process with operations under way: it waits while they make progress, and no longer.
+// Process exit with operations in flight: it waits as long as they make progress, and no longer.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/userfaultfd.h>
@@ -44,7 +44,7 @@ class ExitTest : public test::OnEveryBackend {
     before_ = stats.transfers;
   }
 
-  // A read of five blocks of which the last is held.
+  // Starts a read of five blocks, the last of which is held.
   void start_reading() {
     faults_->hold(Op::read, faults_->commands(Op::read) + kBlocks - 1, 1);
     future_ = file_.async_pread(memory_.view(), 0);
@@ -59,11 +59,11 @@ class ExitTest : public test::OnEveryBackend {
   std::shared_ptr<Faults> faults_ = Faults::create();
   Engine engine_;
   File file_;
-  std::uint64_t before_ = 0;  // transfers that completed
+  std::uint64_t before_ = 0;  // transfers that had completed
   Future future_;
 };
 
-TEST_P(ExitTest, TheWaitSeesEachTransferThatCompletes) {
+TEST_P(ExitTest, TheWaitNoticesEachCompletedTransfer) {
   start_reading();
   std::uint64_t seen = before_;
   EXPECT_FALSE(close_while([&](std::uint64_t completed) {
@@ -78,7 +78,7 @@ TEST_P(ExitTest, TheWaitSeesEachTransferThatCompletes) {
   EXPECT_TRUE(future_.result());
 }
 
-TEST_P(ExitTest, AWaitThatWasGivenUpCanBeTakenUpAgain) {
+TEST_P(ExitTest, AnAbandonedWaitCanBeResumed) {
   start_reading();
   EXPECT_FALSE(close_while([](std::uint64_t) { return false; }));
   EXPECT_FALSE(close_while([](std::uint64_t) { return false; }));
@@ -88,7 +88,7 @@ TEST_P(ExitTest, AWaitThatWasGivenUpCanBeTakenUpAgain) {
   EXPECT_TRUE(future_.result());
 }
 
-TEST_P(ExitTest, ADeviceThatOnlyAsksToTryAgainMakesNoProgress) {
+TEST_P(ExitTest, ADeviceThatOnlyReturnsEagainMakesNoProgress) {
   constexpr std::uint64_t kForGood = 1'000'000'000;
   const std::uint64_t first = faults_->commands(Op::read);
   faults_->fail(Op::read, first, EINTR, 3);
@@ -106,7 +106,8 @@ TEST_P(ExitTest, ADeviceThatOnlyAsksToTryAgainMakesNoProgress) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, ExitTest, testing::ValuesIn(test::all_backends()), test::backend_name);
 
-// Memory whose pages never come: who writes to it waits for ever, as for a device that does not answer.
+// Memory whose pages never become available: writing to it blocks forever, like a device that does not
+// respond.
 std::byte* absent_memory(std::uint64_t bytes) {
   const auto handler = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC));
   if (handler < 0) return nullptr;
@@ -122,7 +123,7 @@ std::byte* absent_memory(std::uint64_t bytes) {
 
 constexpr int kNoAbsentMemory = 77;
 
-// In a child process.
+// Runs in a child process.
 [[noreturn]] void exit_with_a_hung_read(const std::string& path, int error_output) {
   ::dup2(error_output, STDERR_FILENO);
   ::setenv("TRUNKLINE_EXIT_TIMEOUT", "0.2", 1);  // NOLINT(concurrency-mt-unsafe): the child has one thread
@@ -133,7 +134,7 @@ constexpr int kNoAbsentMemory = 77;
   std::exit(EXIT_SUCCESS);  // NOLINT(concurrency-mt-unsafe)
 }
 
-TEST(Exit, AProcessWhoseDeviceHangsEndsAndSaysSo) {
+TEST(Exit, AProcessWhoseDeviceHangsEndsAndReportsIt) {
   if (test::kUnderThreadSanitizer)
     GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const TempDirectory directory;

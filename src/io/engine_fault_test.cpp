@@ -1,5 +1,5 @@
-// Each fault at each completion, on every backend: a typed error for the operation concerned, and for no
-// other.
+// Each fault at each completion, on every backend: the affected operation fails with a typed error, and no
+// other fails.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -17,7 +17,7 @@ namespace {
 using test::TempDirectory;
 using test::TestMemory;
 
-constexpr std::uint64_t kBytes = 300'000;  // five blocks of 64 KiB, the last cut
+constexpr std::uint64_t kBytes = 300'000;  // five blocks of 64 KiB, the last one shorter
 
 class FaultTest : public test::OnEveryBackend {
  protected:
@@ -35,7 +35,7 @@ class FaultTest : public test::OnEveryBackend {
     return make_engine({.lanes = 1, .queue_depth = 4, .block_bytes = 64 * kKiB, .faults = faults_});
   }
 
-  // The memory backend's files live as long as their engine: it gets the content anew.
+  // With the memory backend, files live as long as their engine, so each new engine gets the content again.
   File open(const Engine& engine, Mode mode) {
     if (GetParam() == BackendKind::memory && mode != Mode::write) {
       File filled = File::open(engine, path_, {.mode = Mode::write}).value();
@@ -52,7 +52,7 @@ class FaultTest : public test::OnEveryBackend {
   std::shared_ptr<Faults> faults_;
 };
 
-TEST_P(FaultTest, AnErrorAtAnyCompletionOfAReadFailsThatReadAlone) {
+TEST_P(FaultTest, AnErrorAtAnyCompletionOfAReadFailsOnlyThatRead) {
   for (const int code : {EIO, ENOSPC, EBADF, ENOMEM}) {
     const Engine engine = faulty_engine();
     const File file = open(engine, Mode::read);
@@ -68,7 +68,7 @@ TEST_P(FaultTest, AnErrorAtAnyCompletionOfAReadFailsThatReadAlone) {
       ASSERT_FALSE(result) << "completion " << at;
       EXPECT_EQ(result.error().code, code);
       EXPECT_EQ(result.error().path, path_);
-      // What was dropped after the error leaves the fault armed for a later command: use it up.
+      // Commands dropped after the error leave the fault armed for a later command: use it up.
       while (!file.async_pread(memory.view(), 0).result()) {
       }
       EXPECT_EQ(std::memcmp(memory.data(), content_.data(), kBytes), 0);
@@ -131,7 +131,7 @@ TEST_P(FaultTest, InterruptionsAreRetried) {
   EXPECT_EQ(engine.stats().retries, 6U);
 }
 
-TEST_P(FaultTest, RefusedDirectIoFallsBackAndSaysSo) {
+TEST_P(FaultTest, RejectedDirectIoFallsBackAndIsReported) {
   const Engine engine = faulty_engine();
   const File file = open(engine, Mode::read_write);
   const auto before = engine.stats();
@@ -174,7 +174,7 @@ TEST_P(FaultTest, FaultsReachSmallBlockingOperations) {
   EXPECT_EQ(std::memcmp(memory.data(), content_.data(), 4096), 0);
 }
 
-TEST_P(FaultTest, CancelDropsWhatWasNotSentAndAwaitsTheRest) {
+TEST_P(FaultTest, CancelDropsUnsentTransfersAndAwaitsTheRest) {
   const Engine engine = faulty_engine();
   const File file = open(engine, Mode::read);
   faults_->hold(Op::read, faults_->commands(Op::read), 1000);
@@ -214,7 +214,7 @@ TEST_P(FaultTest, CancelOfAQueuedOperationEndsItAtOnce) {
   EXPECT_FALSE(running.cancel());
 }
 
-TEST_P(FaultTest, ClosingWaitsForWhatIsPending) {
+TEST_P(FaultTest, ClosingWaitsForPendingOperations) {
   const Engine engine = faulty_engine();
   File file = open(engine, Mode::read);
   faults_->hold(Op::read, faults_->commands(Op::read), 1000);
@@ -229,13 +229,13 @@ TEST_P(FaultTest, ClosingWaitsForWhatIsPending) {
   EXPECT_TRUE(file.close());
 }
 
-TEST_P(FaultTest, TheLastHandleMayGoWhileOperationsArePending) {
+TEST_P(FaultTest, TheLastHandleMayBeDroppedWhileOperationsArePending) {
   TestMemory memory(kBytes);
   Future future;
   {
     const Engine engine = faulty_engine();
     const File file = open(engine, Mode::read);
-    // Under hold, the operation itself is what holds file and engine last; a lane destroys them then.
+    // While commands are held, the operation is the last owner of file and engine; a lane then destroys them.
     faults_->hold(Op::read, faults_->commands(Op::read), 1000);
     future = file.async_pread(memory.view(), 0);
   }

@@ -1,4 +1,5 @@
-// Files against a simple model: a vector of bytes. On every backend, with and without disturbed completions.
+// Compares files with a simple model, a vector of bytes. On every backend, with and without disturbed
+// completions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -98,9 +99,9 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
   }
 }
 
-// Neighbours of any alignment written at the same time: every byte must be the one its own write put there,
-// though edges share pages with direct writes nearby.
-TEST_P(ModelTest, ConcurrentNeighboursDoNotDisturbEachOther) {
+// Adjacent ranges at any alignment, written concurrently: every byte must come from its own write, though the
+// edges share pages with direct writes nearby.
+TEST_P(ModelTest, ConcurrentAdjacentWritesDoNotDisturbEachOther) {
   for (int round = 0; round < 6; ++round) {
     open_.mode = Mode::write;
     auto file = File::open(engine_, directory_.file("neighbours"), open_);
@@ -127,7 +128,7 @@ TEST_P(ModelTest, ConcurrentNeighboursDoNotDisturbEachOther) {
     auto read = file->pread(back.view(), 0);
     ASSERT_TRUE(read) << read.error().message;
     ASSERT_EQ(std::memcmp(all.data(), back.data(), all.size()), 0);
-    // And through the other way, so that the page cache and the disk agree.
+    // Also through the other I/O path, to check that the page cache and the disk agree.
     auto cached =
         File::open(engine_, directory_.file("neighbours"), {.mode = Mode::read, .direct = Direct::never});
     ASSERT_TRUE(cached);

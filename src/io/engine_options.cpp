@@ -1,4 +1,4 @@
-// From what was asked for to what this machine runs.
+// Resolves the options to what this machine supports.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ constexpr std::array<GpuPathName, 3> kGpuPathNames = {{
     {GpuPath::bounce, "bounce"},
 }};
 
-// Bytes of memory this process may use: the machine's, or its control group's where that is less.
+// The memory that this process may use: the machine's, or its cgroup's limit where that is lower.
 std::uint64_t memory_bytes() {
   std::uint64_t bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
@@ -81,7 +81,7 @@ Result<GpuPath> parse_gpu_path(std::string_view name) {
 }
 
 Result<EngineConfig> io::resolve(const EngineOptions& options) {
-  // Two lanes let one copy or collect while the other waits; more only pay where many cores share the
+  // With two lanes, one can copy or reap while the other waits; more only pay where many cores share the
   // copying.
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   EngineConfig config{.backend = options.backend,

@@ -1,4 +1,4 @@
-// What an engine and its files promise at the edges: sizes, modes, bad requests, budgets, forks.
+// Edge cases of engines and their files: sizes, modes, invalid requests, budgets, forks.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -58,7 +58,7 @@ TEST_P(EngineTest, WriteModeLeavesNoStaleTail) {
   EXPECT_EQ(shorter.size().value(), 10U);
 }
 
-TEST_P(EngineTest, ModesAreHeeded) {
+TEST_P(EngineTest, ModesAreHonoured) {
   const Engine engine = make_engine();
   const std::string path = directory_.file("a");
   EXPECT_EQ(File::open(engine, path, {.mode = Mode::read}).error().code, ENOENT);
@@ -74,7 +74,7 @@ TEST_P(EngineTest, ModesAreHeeded) {
   EXPECT_FALSE(reader.truncate(0));
 }
 
-TEST_P(EngineTest, BadRequestsAreRefusedByName) {
+TEST_P(EngineTest, InvalidRequestsAreRejectedWithTheArgumentsName) {
   const Engine engine = make_engine();
   const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
   TestMemory memory(10);
@@ -105,7 +105,7 @@ TEST_P(EngineTest, TheBudgetIsNeverExceeded) {
   }
 }
 
-TEST_P(EngineTest, BuffersGiveTheirBytesBack) {
+TEST_P(EngineTest, BuffersReturnTheirBytes) {
   const Engine engine = make_engine({.lanes = 1, .pinned_budget_bytes = 8 * kMiB});
   {
     const Buffer buffer = engine.allocate(3 * kMiB + 1).value();
@@ -122,7 +122,7 @@ TEST_P(EngineTest, ManyOperationsAndCallbacks) {
   const Engine engine = make_engine({.lanes = 2, .queue_depth = 4, .block_bytes = 4096});
   const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
   constexpr std::size_t kReads =
-      10'000;  // more than the queue's bound: submitting must wait for room, and end
+      10'000;  // more than the queue's bound: submitting must wait for room, and return
   TestMemory memory(4096 * kReads);
   ASSERT_TRUE(file.pwrite({memory.data(), 4096}, 0));
   std::atomic<int> called{0};
@@ -140,7 +140,7 @@ TEST_P(EngineTest, ManyOperationsAndCallbacks) {
   EXPECT_EQ(late, 1);
 }
 
-TEST_P(EngineTest, StatsTellTheWay) {
+TEST_P(EngineTest, StatsCountBytesByIoPath) {
   const Engine engine = make_engine();
   const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
   TestMemory memory(2 * kMiB);
@@ -157,7 +157,7 @@ TEST_P(EngineTest, StatsTellTheWay) {
 
 INSTANTIATE_TEST_SUITE_P(Every, EngineTest, testing::ValuesIn(test::all_backends()), test::backend_name);
 
-TEST(EngineOptions, OutOfRangeIsRefusedByName) {
+TEST(EngineOptions, OutOfRangeIsRejectedWithTheOptionsName) {
   const auto expect = [](const EngineOptions& options, std::string_view name) {
     const auto engine = Engine::create(options);
     ASSERT_FALSE(engine);
@@ -173,7 +173,7 @@ TEST(EngineOptions, OutOfRangeIsRefusedByName) {
   for (const BackendKind kind : test::all_backends()) EXPECT_EQ(parse_backend(to_string(kind)).value(), kind);
 }
 
-TEST(WorkQueue, TakesNoMoreThanItsBound) {
+TEST(WorkQueue, AcceptsNoMoreThanItsBound) {
   io::WorkQueue queue(4096, 3);
   std::vector<std::shared_ptr<Operation>> operations(
       5, std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr));
@@ -200,7 +200,7 @@ TEST(LargeFiles, SparseReadsAndWritesBeyondFourGiB) {
   EXPECT_TRUE(std::ranges::all_of(back.span(), [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
-TEST(Files, OnlyFilesAndDisksAreOpened) {
+TEST(Files, OnlyRegularFilesAndBlockDevicesAreOpened) {
   const TempDirectory directory;
   const Engine engine = Engine::create().value();
   EXPECT_EQ(File::open(engine, directory.path()).error().code, EISDIR);
@@ -216,7 +216,7 @@ TEST(Files, AFullDiskIsReportedBeforeAnythingIsWritten) {
   const auto room = std::filesystem::space(directory.path(), ignored);
   const File file = File::open(engine, directory.file("full"), {.mode = Mode::write}).value();
   TestMemory memory(3 * kMiB);
-  // A file cannot reach its filesystem's largest offset: the same path as a full disk, without filling one.
+  // A write cannot reach its filesystem's largest offset: this fails like a full disk, without filling one.
   const auto result = file.async_pwrite(memory.view(), (std::uint64_t{1} << 62)).result();
   ASSERT_FALSE(result);
   EXPECT_TRUE(result.error().code == EFBIG || result.error().code == ENOSPC || result.error().code == EINVAL)
@@ -225,7 +225,7 @@ TEST(Files, AFullDiskIsReportedBeforeAnythingIsWritten) {
   EXPECT_GT(room.capacity, 0U);
 }
 
-TEST(Fork, AnOperationOfTheParentIsOverInTheChild) {
+TEST(Fork, AnOperationOfTheParentIsDoneInTheChild) {
   if (test::kUnderThreadSanitizer)
     GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const TempDirectory directory;

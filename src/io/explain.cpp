@@ -23,7 +23,7 @@
 namespace trunkline::io {
 namespace {
 
-// A file that is unlinked as soon as it is open: what a new file in `directory` would be like.
+// A file that is unlinked as soon as it is open: shows how a new file in `directory` would behave.
 Result<os::FilePair> open_probe(const std::string& directory) {
   std::string path = directory + "/.trunkline-probe-XXXXXX";
   os::UniqueFd fd(::mkostemp(path.data(), O_CLOEXEC));
@@ -48,7 +48,7 @@ void probe_memory_lock(const Buffer& memory, std::vector<Refusal>& refused) {
   refused.push_back({"memory lock", error.message});
 }
 
-// As a lane does it when a transfer must bounce for the first time.
+// Registers memory like a lane that must bounce a transfer for the first time.
 void probe_registration(const EngineConfig& config, const Buffer& memory, std::vector<Refusal>& refused) {
   if (config.backend != BackendKind::io_uring) return;
   for (const Refusal& known : refused) {
@@ -60,7 +60,7 @@ void probe_registration(const EngineConfig& config, const Buffer& memory, std::v
     refused.push_back({"registered buffers", status.error().message});
 }
 
-// With as much memory as a lane would bounce through, of what the budget has left.
+// Allocates as much memory as a lane would bounce through, within what is left of the budget.
 void probe_memory(const EngineCore& core, std::vector<Refusal>& refused) {
   constexpr std::uint64_t kMost = 64ULL << 20;
   const std::uint64_t bytes = core.config().slot_bytes * core.config().queue_depth;
@@ -85,7 +85,7 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
                                        const std::string& path, unsigned ordinal) {
   const auto device = cuda_device(ordinal);
   if (!device) return device.error().message;
-  // Of a directory `pair` is a file in it.
+  // For a directory, `pair` is a file in it.
   std::error_code ignored;
   const std::string directory = std::filesystem::is_directory(path, ignored)
                                     ? path
@@ -97,7 +97,7 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
   return std::nullopt;
 }
 
-// As much of it as can be told without a GPU.
+// The part of it that can be determined without a GPU.
 std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair) {
   if (auto why = why_never_gds(config.gpu, pair)) return why;
   return config.gpu == GpuPath::automatic ? cufile::why_not_here() : std::nullopt;
@@ -107,7 +107,7 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
                  Explanation& explanation) {
   auto why_not = why_not_gds(config, pair);
   if (!why_not) {
-    // A context takes memory of the GPU, and forbids forking: none is made to explain.
+    // A context takes GPU memory, and rules out forking: none is created just to explain.
     const auto ordinal = cuda_device_in_use();
     if (!ordinal) {
       explanation.gpu = "unknown";

@@ -1,4 +1,4 @@
-// Which I/O path a file uses, and why; what was refused, found by trying it.
+// Which I/O path a file uses, and why; what does not work is found out by trying.
 #pragma once
 
 #include <string>

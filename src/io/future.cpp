@@ -35,7 +35,7 @@ Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout 
   std::uint64_t total = 0;
   std::optional<Error> first;
   const auto start = Clock::now();
-  // From the end: the last submitted is likely the last to be done, so that one sleep covers them all.
+  // From the end: the last one submitted is likely the last to finish, so one sleep covers them all.
   for (const Future& future : std::views::reverse(futures)) {
     Future::Timeout left = timeout;
     if (timeout) left = std::max(std::chrono::nanoseconds(0), *timeout - (Clock::now() - start));
@@ -45,7 +45,7 @@ Result<std::uint64_t> wait_all(std::span<const Future> futures, Future::Timeout 
       continue;
     }
     if (result.error().kind == ErrorKind::timed_out && !future.done()) return result;
-    first = result.error();  // the last one kept is the first of the list
+    first = result.error();  // the error kept last is the first in the list
   }
   if (first) return std::unexpected(std::move(*first));
   return total;

@@ -47,7 +47,7 @@ bool Operation::wait(Future::Timeout timeout) const {
     changed_.wait(lock, is_done);
     return true;
   }
-  // A timeout that the clock cannot hold is not a timeout.
+  // A timeout too large for the clock means no timeout.
   const auto now = std::chrono::steady_clock::now();
   if (*timeout > std::chrono::steady_clock::time_point::max() - now) {
     changed_.wait(lock, is_done);
@@ -86,7 +86,7 @@ void Operation::on_done(std::function<void()> callback) {
 
 std::string Operation::description() const {
   if (belongs_to_parent()) return {};
-  std::shared_ptr<FileCore> file;  // goes outside the lock: it may be the last
+  std::shared_ptr<FileCore> file;  // released outside the lock: it may be the last reference
   {
     const std::scoped_lock lock(mutex_);
     file = file_;
@@ -119,11 +119,12 @@ void Operation::release_ref() {
 }
 
 void Operation::complete() {
-  // 1 nothing touches the memory any more: let it and the file go, before anybody can learn that we are done
+  // 1. Nothing touches the memory any more: release it and the file before anybody can learn that the
+  // operation is done.
   keepalive_.reset();
   fence_.reset();
   std::shared_ptr<FileCore> file;
-  std::shared_ptr<EngineCore> engine;  // may be the last reference: it goes when everything else is done
+  std::shared_ptr<EngineCore> engine;  // may be the last reference: released when everything else is done
   bool failed = false;
   {
     const std::scoped_lock lock(mutex_);
@@ -132,12 +133,12 @@ void Operation::complete() {
     failed = error_.has_value();
   }
   engine->count_operation(failed);
-  // 2 those who wait, 3 those who asked to be called
+  // 2. Wake waiting threads. 3. Run callbacks.
   std::vector<std::function<void()>> callbacks;
   {
     const std::scoped_lock lock(mutex_);
-    // Under the lock: who waited for the file to have nothing pending finds the operation done, and the other
-    // way round.
+    // Under the lock: whoever waited until the file had nothing pending finds the operation done, and vice
+    // versa.
     file->end(op(), write_epoch);
     file.reset();
     done_ = true;

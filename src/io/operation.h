@@ -1,4 +1,4 @@
-// One read, write or sync of a caller: what a Future is a handle to.
+// One read, write or sync: the object behind a Future.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@
 namespace trunkline {
 
 // Life: created -> shares of it are issued as transfers (under the work queue's lock) -> each transfer ends
-// -> when nothing is left to issue and no transfer is under way, the operation is done, once. The first error
-// wins; what was not issued by then is dropped, what was is awaited.
+// -> when nothing is left to issue and no transfer is in flight, the operation is done, once. The first error
+// wins; what was not issued by then is dropped, and what was is awaited.
 class Operation {
  public:
   Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
@@ -31,13 +31,13 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // An operation that is done already.
+  // An operation that is already done.
   static std::shared_ptr<Operation> failed(Error error);
   static std::shared_ptr<Operation> finished(std::uint64_t bytes);
 
   Op op() const { return cursor.op; }
   const MemoryView& memory() const { return cursor.memory; }
-  const Fence& fence() const { return fence_; }  // of memory of a device; its copies come after it
+  const Fence& fence() const { return fence_; }  // for device memory; the operation's copies come after it
 
   // --- the waiting side, any thread
   bool done() const;
@@ -47,8 +47,8 @@ class Operation {
   std::string description() const;  // empty once done
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
 
-  // Drops what the work queue still holds of this operation; it ends with `error` unless it has one already.
-  // False when nothing was left to drop.
+  // Drops the part of this operation that the work queue still holds; it ends with `error` unless it already
+  // has one. False when nothing was left to drop.
   bool drop_unissued(Error error);
 
   // --- the moving side
@@ -57,24 +57,25 @@ class Operation {
   void fail(Error error);
   void add_bytes(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  // Shares: one for what is still unissued, one for each transfer under way. The end of the last completes.
+  // Shares: one for the part that is not issued yet, one for each transfer in flight. Ending the last one
+  // completes the operation.
   void add_ref() { shares_.fetch_add(1, std::memory_order_relaxed); }
   void release_ref();
 
-  // What is issued and what is not. Guarded by the work queue's lock.
+  // Separates the issued part from the rest. Guarded by the work queue's lock.
   io::Cursor cursor;
 
-  // What ends with the operation in its file (FileCore::begin).
+  // To be passed to FileCore::end() (from FileCore::begin).
   unsigned write_epoch = 0;
 
  private:
   void complete();
   bool belongs_to_parent() const;
 
-  // Of forks: in a child nothing moves any more, and the lock may be held forever.
+  // Of forks: in a child nothing moves any more, and the lock may never be released.
   const unsigned generation_;
 
-  std::shared_ptr<EngineCore> engine_;  // these two and the memory are dropped at completion
+  std::shared_ptr<EngineCore> engine_;  // these two and the memory are released at completion
   std::shared_ptr<FileCore> file_;
   Keepalive keepalive_;
   Fence fence_;

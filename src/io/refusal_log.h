@@ -1,4 +1,4 @@
-// What the lanes of an engine tried and were refused: the first reason of each kind, for explain().
+// What the lanes of an engine tried in vain: the first reason of each kind, for explain().
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ enum class Refused : std::size_t { registered_buffers, pinned_buffers, gds };
 // Thread-safe.
 class RefusalLog {
  public:
-  // Only the first of a kind counts: later ones are its consequence, or the same for another lane.
+  // Only the first of a kind counts: later ones follow from it, or repeat it for another lane.
   void note(Refused kind, const Error& why) {
     const std::scoped_lock lock(mutex_);
     std::optional<std::string>& known = first_.at(static_cast<std::size_t>(kind));

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of a batch: the device works on the first while the rest is made.
+// Enqueued in groups, so that the device works on the first while the rest of a batch is prepared.
 constexpr std::size_t kEnqueuedAtOnce = 32;
 
 void end_with(Operation& operation, Error error) {

@@ -1,4 +1,4 @@
-// A batch of requests on its way into the queue of an engine.
+// A batch of requests that is being submitted to an engine's queue.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,9 @@
 
 namespace trunkline::io {
 
-// Submits a batch in steps. The queue has room when a device completes something, which one that hangs never
-// does: a caller that must be able to stop submits with a bound and decides after each step. For one thread.
+// Submits a batch in steps. The queue gets room when a device completes something, which a hung device never
+// does: a caller that must be able to stop submits with a timeout and decides after each step. For use by one
+// thread.
 class Submission {
  public:
   // `requests` must outlive this.
@@ -22,15 +23,15 @@ class Submission {
   Submission& operator=(const Submission&) = delete;
   ~Submission() { give_up(); }
 
-  // Submits, in order, what there is room for, and waits up to `patience` (nullopt: without end) for more.
-  // Returns whether all are submitted. Requests that are wrong, or whose engine is closed meanwhile, count:
-  // their Futures say so.
+  // Submits requests in order while there is room, and waits up to `patience` (nullopt: without limit) for
+  // more. Returns whether all are submitted. Invalid requests, and those whose engine is closed meanwhile,
+  // count as submitted: their Futures report the error.
   bool advance(Future::Timeout patience);
 
-  // What the queue has not taken is not started: it ends as cancelled, if it has a Future already.
+  // Cancels requests that the queue has not accepted; those that already have a Future end as cancelled.
   void give_up();
 
-  // Of the requests so far, in their order: of all after advance() returned true.
+  // Of the requests so far, in order: of all of them once advance() has returned true.
   std::vector<Future> take_futures() { return std::move(futures_); }
 
  private:
@@ -42,7 +43,7 @@ class Submission {
   std::size_t next_ = 0;
   std::vector<Future> futures_;
   std::vector<std::shared_ptr<Operation>> made_;  // begun in their files
-  std::size_t sent_ = 0;                          // of made_
+  std::size_t sent_ = 0;                          // how many of made_ were sent
 };
 
 // Ends an operation that found the queue closed.

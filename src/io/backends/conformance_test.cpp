@@ -1,4 +1,4 @@
-// What every backend must do, plain and under the fault decorator.
+// The contract of every backend, tested directly and under the fault decorator.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -34,7 +34,7 @@ class BackendTest : public testing::TestWithParam<Variant> {
     ASSERT_TRUE(fd_.valid());
   }
 
-  // Runs commands to the end; their results by tag.
+  // Runs commands until all are complete; returns their results by tag.
   std::map<std::uint32_t, std::int64_t> run(const std::vector<Command>& commands, unsigned wanted = 1) {
     for (const Command& command : commands) backend_->push(command);
     std::map<std::uint32_t, std::int64_t> results;
@@ -89,7 +89,7 @@ TEST_P(BackendTest, WritesSyncsAndReadsAFullQueue) {
   }
 }
 
-TEST_P(BackendTest, ReportsWhatTheKernelSays) {
+TEST_P(BackendTest, ReportsTheKernelsErrors) {
   test::TestMemory memory(4096);
   ASSERT_EQ(::ftruncate(fd_.get(), 100), 0);
   EXPECT_EQ(run({command(Op::read, memory.data(), 4096, 0, 0)}).at(0), 100);
@@ -104,7 +104,7 @@ TEST_P(BackendTest, ReportsWhatTheKernelSays) {
 TEST_P(BackendTest, AWakeEndsTheWait) {
   std::vector<Completion> completions;
   backend_->wake();
-  backend_->reap(completions, 1);  // woken before it began
+  backend_->reap(completions, 1);  // woken before it started
   EXPECT_TRUE(completions.empty());
   for (int round = 0; round < 20; ++round) {
     std::thread other([this] { backend_->wake(); });
@@ -114,7 +114,7 @@ TEST_P(BackendTest, AWakeEndsTheWait) {
   }
 }
 
-TEST_P(BackendTest, FewerThanWantedAreNotKeptWaiting) {
+TEST_P(BackendTest, FewerThanWantedAreDeliveredAnyway) {
   test::TestMemory memory(4096);
   const std::vector<Command> alone = {command(Op::write, memory.data(), 4096, 0, 5)};
   EXPECT_EQ(run(alone, kDepth).at(5), 4096);  // the others will never come
@@ -124,7 +124,7 @@ TEST_P(BackendTest, FewerThanWantedAreNotKeptWaiting) {
   EXPECT_TRUE(completions.empty());
 }
 
-TEST_P(BackendTest, RegisteredMemoryWorksOrIsRefusedWithAReason) {
+TEST_P(BackendTest, RegisteredMemoryWorksOrIsRejectedWithAReason) {
   test::TestMemory memory(8 * 4096);
   const Status status = backend_->register_memory(memory.span());
   if (!status) {

@@ -15,7 +15,7 @@ std::shared_ptr<Faults> Faults::create() { return std::make_shared<io::FaultPlan
 namespace trunkline::io {
 namespace {
 
-// Direct commands can be cut at multiples of this alone.
+// Direct commands can only be cut at multiples of this.
 constexpr std::uint64_t kDirectUnit = 4096;
 constexpr int kPoison = 0xDB;
 
@@ -41,7 +41,7 @@ class FaultyBackend final : public Backend {
   }
 
   void reap(std::vector<Completion>& completions, unsigned wanted) override {
-    // Nothing of the inner backend may be awaited while a completion of our own is ready.
+    // The inner backend must not be waited for while one of our own completions is ready.
     if (!deliver(completions)) {
       inner_->reap(arrived_, wanted);
       deliver(completions);
@@ -53,7 +53,7 @@ class FaultyBackend final : public Backend {
   Status register_memory(std::span<std::byte> memory) override { return inner_->register_memory(memory); }
 
  private:
-  // Passes on what has arrived and is not held, shuffled if the plan says so. Returns whether there was any.
+  // Passes on what has arrived and is not held, shuffled if the plan requires. Returns whether there was any.
   bool deliver(std::vector<Completion>& completions) {
     const std::size_t before = completions.size();
     std::vector<Completion> kept;
@@ -87,7 +87,7 @@ std::optional<Command> under_fault(Command command, const Fault& fault) {
     if (*fault.bytes == 0) return std::nullopt;
     std::uint64_t length = std::min(command.length, *fault.bytes);
     if (command.direct) length -= length % kDirectUnit;
-    // Too short for a direct write: all is written, and less is reported.
+    // Too short for a direct write: everything is written, but less is reported.
     if (length > 0) command.length = length;
   }
   return command;

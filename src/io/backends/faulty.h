@@ -32,14 +32,14 @@ class FaultPlan final : public Faults, public std::enable_shared_from_this<Fault
   std::uint64_t commands(Op op) const override;
   std::uint64_t injected() const override;
 
-  // Counts the command, and says what is to happen to it.
+  // Counts the command, and returns what should happen to it.
   Fault next(const Command& command);
 
-  // Whether a held command must wait still. wait_released() blocks until it must not.
+  // Whether held commands must still wait. wait_released() blocks until they need not.
   bool holding() const { return holding_.load(); }
   void wait_released();
 
-  // A number below `bound` when disturbing, to shuffle by.
+  // A random number below `bound` for shuffling; nullopt when not disturbing.
   std::optional<std::uint64_t> shuffle(std::uint64_t bound);
 
   std::unique_ptr<Backend> decorate(std::unique_ptr<Backend> inner);
@@ -69,12 +69,12 @@ class FaultPlan final : public Faults, public std::enable_shared_from_this<Fault
   std::vector<Backend*> sleepers_;  // woken by release()
 };
 
-// How `fault` changes a command before it is sent: the command to run, or nothing when it must not run at
-// all.
+// How `fault` changes a command before it is sent: returns the command to run, or nullopt when it must not
+// run at all.
 std::optional<Command> under_fault(Command command, const Fault& fault);
 
-// How it changes the result. What a shortened read moved but does not report is overwritten, so that code
-// which trusts it is found out.
+// How `fault` changes the result. What a shortened read moved but does not report is overwritten, so that
+// code that relies on it is exposed.
 std::int64_t result_under_fault(const Command& command, const Fault& fault, std::int64_t result);
 
 }  // namespace trunkline::io

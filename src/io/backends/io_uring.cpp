@@ -1,4 +1,4 @@
-// io_uring: one ring a lane, owned by the lane's thread (io_uring_setup(2): SINGLE_ISSUER, DEFER_TASKRUN).
+// io_uring: one ring per lane, owned by the lane's thread (io_uring_setup(2): SINGLE_ISSUER, DEFER_TASKRUN).
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sys/uio.h>
@@ -23,7 +23,7 @@ struct SetupFlags {
   unsigned flags;
   const char* name;
 };
-// Best first; older kernels refuse what they do not know with EINVAL.
+// Best first; older kernels reject unknown flags with EINVAL.
 constexpr std::array<SetupFlags, 3> kSetups = {{
     {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, "defer_taskrun"},
     {IORING_SETUP_COOP_TASKRUN, "coop_taskrun"},
@@ -95,11 +95,11 @@ class IoUringBackend final : public Backend {
       const int result = submit_and_wait(std::exchange(wanted, 1));
       woken = collect(completions);
       if (result >= 0 || result == -EINTR || result == -ETIME) continue;
-      if (!proven_) {  // a seccomp filter may let a ring be set up and not be entered
+      if (!proven_) {  // a seccomp filter may allow setting up a ring but not entering it
         wake_result_ = result;
         return;
       }
-      // EBUSY and EAGAIN: the kernel is short of memory for requests; what was collected gives it some back.
+      // EBUSY and EAGAIN: the kernel is short of memory for requests; reaping completions has freed some.
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -141,7 +141,7 @@ class IoUringBackend final : public Backend {
   }
 
   int submit_and_wait(unsigned wanted) {
-    // Without EXT_ARG (Linux before 5.11) a time limit would take an entry of its own.
+    // Without EXT_ARG (Linux before 5.11) a timeout would take up an entry.
     if (wanted == 1 || (ring_.features & IORING_FEAT_EXT_ARG) == 0) {
       return io_uring_submit_and_wait(&ring_, 1);
     }
@@ -178,7 +178,7 @@ class IoUringBackend final : public Backend {
     return woken;
   }
 
-  // The probe: a real read through the ring, that of the wake-up event.
+  // The probe: a real read through the ring, on the wake-up event.
   Status prove() {
     wake_.signal();
     std::vector<Completion> none;

@@ -1,4 +1,4 @@
-// Linux native asynchronous I/O (io_submit(2)): truly asynchronous for direct I/O only. The fallback where
+// Linux native asynchronous I/O (io_submit(2)): truly asynchronous only for direct I/O. The fallback where
 // io_uring is not available.
 #include <libaio.h>
 #include <poll.h>
@@ -32,7 +32,7 @@ class LibaioBackend final : public Backend {
     const int code = -io_setup(static_cast<int>(events_.size()), &context_);
     if (code != 0) return std::unexpected(system_error(code, "io_setup"));
     own_ = os::OwnQueue::context(reinterpret_cast<std::uintptr_t>(context_));
-    // The probe: a real poll through the context, that of the wake-up event.
+    // The probe: a real poll through the context, on the wake-up event.
     wake_.signal();
     std::vector<Completion> completions;
     reap(completions, 1);
@@ -82,7 +82,7 @@ class LibaioBackend final : public Backend {
     wake_armed_ = true;
   }
 
-  // Sends from the front; a command that the kernel refuses outright completes with that error.
+  // Sends from the front; a command that the kernel rejects outright completes with that error.
   void send(std::vector<Completion>& completions) {
     std::size_t sent = 0;
     while (sent < pending_.size()) {
@@ -92,7 +92,7 @@ class LibaioBackend final : public Backend {
         sent += static_cast<std::size_t>(result);
         in_flight_ += static_cast<unsigned>(result);
       } else if (result == -EAGAIN || result == 0) {
-        if (in_flight_ > 0) break;  // room comes with the next completion
+        if (in_flight_ > 0) break;  // the next completion makes room
         std::this_thread::yield();
       } else if (result != -EINTR) {
         refuse(pending_[sent++], result, completions);

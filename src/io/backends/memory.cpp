@@ -1,5 +1,5 @@
-// Commands on files that live in memory (see MemoryFiles), carried out at once: for tests that want no disk
-// in the way.
+// Commands on files that live in memory (see MemoryFiles), executed immediately: for tests that should not
+// depend on a disk.
 #include <condition_variable>
 #include <mutex>
 
@@ -32,7 +32,7 @@ class MemoryBackend final : public Backend {
   }
 
  private:
-  std::vector<Completion> done_;  // the lane's thread alone
+  std::vector<Completion> done_;  // used by the lane's thread only
   std::mutex mutex_;
   std::condition_variable waking_;
   bool woken_ = false;

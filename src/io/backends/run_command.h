@@ -1,4 +1,4 @@
-// One command by one system call, on the calling thread.
+// Runs one command as one system call, on the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace trunkline::io {
 
-// Bytes moved, or a negative errno value. Does not retry: who asked decides.
+// Bytes moved, or a negative errno value. Does not retry: that is up to the caller.
 std::int64_t run_command(const Command& command);
 
 }  // namespace trunkline::io

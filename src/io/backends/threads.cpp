@@ -1,4 +1,4 @@
-// A few threads that call pread and pwrite: works wherever files do.
+// A few threads that call pread and pwrite: works on any file.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -12,7 +12,7 @@
 namespace trunkline::io {
 namespace {
 
-constexpr unsigned kMaxThreads = 16;  // a lane; each keeps one command in flight
+constexpr unsigned kMaxThreads = 16;  // per lane; each keeps one command in flight
 
 class ThreadsBackend final : public Backend {
  public:
@@ -38,7 +38,7 @@ class ThreadsBackend final : public Backend {
       commands_.push_back(command);
       short_of_threads = commands_.size() > idle_ && threads_.size() < max_threads_;
     }
-    // Refused (RLIMIT_NPROC) is fine: those that run get to it.
+    // Failure (RLIMIT_NPROC) is harmless: the running threads will process the command.
     if (short_of_threads) [[maybe_unused]]
       const Status started = start_thread();
     work_.notify_one();
@@ -96,7 +96,7 @@ class ThreadsBackend final : public Backend {
   std::size_t idle_ = 0;
   bool stopping_ = false;
   bool woken_ = false;
-  std::vector<std::thread> threads_;  // touched by the lane's thread alone
+  std::vector<std::thread> threads_;  // used by the lane's thread only
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// An eventfd that ends another thread's wait in the kernel.
+// An eventfd that interrupts another thread's wait in the kernel.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ class WakeEvent {
   int fd() const { return fd_.get(); }
   void signal() const {
     const std::uint64_t one = 1;
-    // Fails only when the counter is full, and then the waiter is awake anyway.
+    // Fails only when the counter is full, in which case the waiter wakes up anyway.
     [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
   }
 

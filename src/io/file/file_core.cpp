@@ -19,7 +19,7 @@
 namespace trunkline {
 namespace {
 
-// A lock of the parent may be held forever, by a thread that the child does not have.
+// A lock of the parent may never be released: the thread that holds it does not exist in the child.
 void renew(std::mutex& mutex) { std::construct_at(&mutex); }
 
 void wait_for_zero(const std::atomic<std::uint64_t>& count) {
@@ -79,7 +79,7 @@ Status FileCore::check_open() const {
 
 void FileCore::forget_parent_operations() {
   ownership_.take_over([this] {
-    // What was pending in the parent is pending there, and will never end here.
+    // Operations pending in the parent are pending there, and will never end here.
     pending_ = 0;
     pending_writes_[0] = 0;
     pending_writes_[1] = 0;
@@ -109,8 +109,8 @@ Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigne
     return std::unexpected(*sync_error_);
   }
   pending_.fetch_add(1);
-  // Closing sets its flag before it waits for the count, so either it sees this operation or this sees the
-  // flag.
+  // close() sets its flag before it waits for the count to drop, so either it sees this operation or this
+  // sees the flag.
   if (auto open = check_open(); !open) {
     count_down(pending_);
     return open;
@@ -137,7 +137,7 @@ Status FileCore::extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t
     if (auto grown = grow_members(offset, bytes, preallocates); !grown) return grown;
   } else if (preallocates) {
     if (auto grown = grow_plain(offset, bytes); !grown) return grown;
-  }  // otherwise a plain file grows with the write itself
+  }  // otherwise the write itself extends a plain file
   known_bytes_ = end;
   return {};
 }
@@ -153,37 +153,37 @@ bool FileCore::extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
 // length that was read a moment before, could cut off what they wrote. The caller holds size_mutex_.
 Status FileCore::grow_plain(std::uint64_t offset, std::uint64_t bytes) {
   const io::Member& member = members.front();
-  // Memory is allocated, and zeroed, as it is written: doing so before would only do it twice.
+  // Memory is allocated and zeroed as it is written: preallocating would only zero it twice.
   if (member.pair.in_memory) return {};
   const int code = os::allocate_or_keep_length(member.pair.buffered.get(), offset, bytes);
   return allocation_status(code, member, offset, bytes);
 }
 
-// The members of a striped file always have the sizes that the length of the whole gives them. The caller
+// The members of a striped file always have the sizes that follow from the length of the whole. The caller
 // holds size_mutex_.
 Status FileCore::grow_members(std::uint64_t offset, std::uint64_t bytes, bool preallocates) {
-  // Others that have the file open may grow it too: between looking at a size and setting it, it must not
-  // change, or the end that another has written is cut off.
+  // Others that have the file open may grow it too: the size must not change between reading and setting it,
+  // or the end that another has written is cut off.
   const os::FileLock file_lock(members.front().pair.buffered.get(), os::FileLock::Kind::exclusive);
   const auto before = bytes_of_members();
   if (!before) return std::unexpected(before.error());
   Status grown = resize_members(offset + bytes, false);
   if (grown && preallocates) grown = preallocate_members(offset, bytes);
-  // All who write behind that grow the file first, and wait for the lock.
+  // Everyone who writes beyond that length grows the file first, and waits for the lock.
   if (!grown) shrink_back(*before);
   return grown;
 }
 
-// Gives a striped file the length `bytes` again, and its blocks behind that back to the filesystem. Only
-// under the file lock, which all who grow a striped file take. What fails is left: the error that led here is
-// the one to report.
+// Truncates a striped file to the length `bytes` again, which frees the blocks beyond it. Only under the file
+// lock, which everyone who grows a striped file holds. Failures are ignored: the error that led here is the
+// one to report.
 void FileCore::shrink_back(std::uint64_t bytes) {
   for (unsigned index = 0; index < layout.members; ++index) {
     const io::Member& member = members[index];
     const std::uint64_t wanted = layout.member_bytes(index, bytes);
     const auto present = os::file_bytes(member.pair.buffered.get(), member.path);
-    // A shorter one is about to be grown by writes that were accepted. One of this very length may have
-    // blocks behind it.
+    // A shorter member is about to be grown by writes that were accepted. One of exactly this length may have
+    // blocks beyond it.
     if (!present || *present < wanted) continue;
     while (::ftruncate(member.pair.buffered.get(), static_cast<off_t>(wanted)) != 0 && errno == EINTR) {
     }
@@ -219,7 +219,7 @@ Status FileCore::allocation_status(int code, const io::Member& member, std::uint
     return std::unexpected(system_error(
         code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
   }
-  if (code != 0) can_preallocate_ = false;  // not on this filesystem
+  if (code != 0) can_preallocate_ = false;  // not supported by this filesystem
   return {};
 }
 
@@ -241,7 +241,8 @@ Status FileCore::resize_members(std::uint64_t bytes, bool shrink) {
 }
 
 Result<std::uint64_t> FileCore::size() {
-  // Counted as pending: a close meanwhile must not give the descriptors to another file.
+  // Counted as pending: otherwise a concurrent close could let the descriptor numbers be reused for another
+  // file.
   unsigned unused = 0;
   if (auto started = begin(Op::read, 0, 0, unused); !started) return std::unexpected(started.error());
   Result<std::uint64_t> total = bytes_of_members();
@@ -252,7 +253,7 @@ Result<std::uint64_t> FileCore::size() {
 Status FileCore::truncate(std::uint64_t bytes) {
   forget_parent_operations();
   {
-    // A write that is still under way behind the new end would make one member of a striped file longer
+    // A write beyond the new end that is still in flight would make one member of a striped file longer
     // again.
     const std::scoped_lock lock(sync_mutex_);
     await_writes();
@@ -277,12 +278,13 @@ Status FileCore::truncate(std::uint64_t bytes) {
   return status;
 }
 
-// Returns when the writes submitted before are done. The caller holds sync_mutex_.
+// Returns when all writes submitted before are done. The caller holds sync_mutex_.
 void FileCore::await_writes() {
-  // 1 a write that read the epoch just before the last flip may be counted in what is the next epoch now
+  // 1. A write that read the epoch just before the last flip may be counted in what is about to become the
+  // current epoch.
   const unsigned next = 1 - epoch_.load();
   wait_for_zero(pending_writes_[next]);
-  // 2 later writes are counted in the next epoch, those before are waited for
+  // 2. Later writes are counted in the new epoch; earlier ones are waited for.
   epoch_.store(next);
   wait_for_zero(pending_writes_[1 - next]);
 }
@@ -295,7 +297,7 @@ Status FileCore::sync() {
   unsigned unused = 0;
   if (auto started = begin(Op::sync, 0, 0, unused); !started) return started;
   await_writes();
-  // Data and size to the device.
+  // Makes data and size durable.
   const auto synced = engine_now->core()->run_sync(shared_from_this());
   if (synced) return {};
   const std::scoped_lock failure(failure_mutex_);
@@ -308,7 +310,7 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
   const auto refused = [this](const std::string& why) {
     return std::unexpected(make_error(ErrorKind::unsupported, why, name));
   };
-  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was requested");  // whatever the members
+  if (path == GpuPath::bounce) return refused("gpu=\"bounce\" was requested");  // regardless of the members
   const std::scoped_lock lock(gpu_mutex_);
   const std::pair key(&device, path);
   const auto known = gpu_reaches_.find(key);
@@ -328,7 +330,7 @@ Status FileCore::gpu_reaches(Device& device, GpuPath path) {
     return {};
   };
   Status found = find_out();
-  // Others, as a GPU without memory for a probe, may end.
+  // Other errors may be temporary, such as a GPU without memory for a probe.
   if (found || found.error().kind == ErrorKind::unsupported) gpu_reaches_.emplace(key, found);
   return found;
 }

@@ -1,4 +1,4 @@
-// The open file behind File handles: its members, and what is pending on it.
+// The open file behind File handles: its members, and the operations pending on it.
 #pragma once
 
 #include <atomic>
@@ -23,26 +23,26 @@ namespace io {
 struct Member {
   std::string path;
   os::FilePair pair;
-  // Set when the kernel refuses a direct transfer that it should have taken: from then on the page cache is
-  // used.
+  // Set when the kernel rejects a direct transfer that it should have accepted: from then on the page cache
+  // is used.
   std::atomic<bool> direct_refused{false};
-  // The file as GPUs read and write it themselves, once one does (FileCore::gpu_reaches).
+  // The file as GPUs access it directly, once one does (FileCore::gpu_reaches).
   std::shared_ptr<const GdsFile> gds;
-  // Set when one that should have moved its bytes does not: from then on they are copied.
+  // Set when a GPUDirect Storage transfer that should have worked fails: from then on bytes are copied.
   std::atomic<bool> gds_refused{false};
 };
 
 }  // namespace io
 
-// Thread-safe but for the constructor. A forked child can go on using the file: at its first call it forgets
-// what the parent's threads were doing at the fork, counts and locks.
+// Thread-safe except for the constructor. A forked child can go on using the file: its first call discards
+// the parent's counts and locks, which describe what the parent's threads were doing at the fork.
 class FileCore : public std::enable_shared_from_this<FileCore> {
  public:
   FileCore(std::optional<Engine> engine, std::string name, const OpenOptions& options, io::Layout layout_in);
   FileCore(const FileCore&) = delete;
   FileCore& operator=(const FileCore&) = delete;
 
-  // Takes the size as the files have it; `corrupt` when the members' sizes do not fit each other.
+  // Determines the size from the members; `corrupt` when their sizes do not fit each other.
   Status adopt_sizes();
 
   const std::string name;
@@ -50,7 +50,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   const io::Layout layout;
   std::deque<io::Member> members;
 
-  // The engine given at opening, else the process's default one.
+  // The engine given at opening, else the process's default engine.
   Result<Engine> engine() const;
 
   // Whether `op` may run now on [offset, offset + bytes); counts it as pending if so. end() must follow, with
@@ -58,10 +58,10 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigned& write_epoch);
   void end(Op op, unsigned write_epoch);
 
-  // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write. When
-  // it fails, this has not changed the length of the file.
+  // Makes room for a write up to offset + bytes: sizes of striped members, and blocks for a long write. If it
+  // fails, it has not changed the length of the file.
   Status extend(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
-  // Whether that makes system calls, or waits for another thread that does.
+  // Whether extend() would make system calls, or wait for another thread that does.
   bool extends(std::uint64_t offset, std::uint64_t bytes, std::uint64_t block_bytes);
 
   Result<std::uint64_t> size();
@@ -70,8 +70,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   Status close();
   std::uint64_t pending() const { return pending_.load(); }
 
-  // Whether transfers with the memory of `device` go by GPUDirect Storage, or why not. Found out at the first
-  // question. Between begin() and end().
+  // Whether transfers with the memory of `device` use GPUDirect Storage, or why not. Determined at the first
+  // call. Call between begin() and end().
   Status gpu_reaches(Device& device, GpuPath path);
 
  private:
@@ -93,7 +93,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   std::mutex size_mutex_;
 
   std::atomic<std::uint64_t> pending_{0};
-  // Writes pending, by the epoch in which they were submitted. A sync flips the epoch and waits for the old
+  // Pending writes, by the epoch in which they were submitted. A sync flips the epoch and waits for the old
   // one to empty, so that it waits for earlier writes and not for later ones.
   std::atomic<std::uint64_t> pending_writes_[2] = {0, 0};
   std::atomic<unsigned> epoch_{0};
@@ -101,7 +101,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   std::mutex sync_mutex_;
 
   std::mutex gpu_mutex_;
-  std::map<std::pair<Device*, GpuPath>, Status> gpu_reaches_;  // what was found out
+  std::map<std::pair<Device*, GpuPath>, Status> gpu_reaches_;  // results of gpu_reaches()
 
   mutable std::mutex failure_mutex_;
   std::atomic<bool> sync_failed_{false};

@@ -1,4 +1,4 @@
-// What a file promises to forked children and to threads that close it, and on devices with large blocks.
+// Files in forked children, files that another thread closes, and devices with large blocks.
 #include "io/file/file_core.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 using test::TempDirectory;
 using test::TestMemory;
 
-constexpr unsigned kChildSeconds = 20;  // a child that hangs is ended by SIGALRM
+constexpr unsigned kChildSeconds = 20;  // SIGALRM ends a child that hangs
 
 class FileCoreTest : public test::OnEveryBackend {
  protected:
@@ -53,7 +53,7 @@ TEST_P(FileCoreTest, AChildForkedDuringASyncDoesNotWaitForItsLock) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     ::alarm(kChildSeconds);
-    const auto synced = file.sync();  // the engine is the parent's
+    const auto synced = file.sync();  // the engine belongs to the parent
     ::_exit(!synced && synced.error().kind == ErrorKind::closed ? 0 : 1);
   }
   EXPECT_EQ(exit_status_of(child), 0);
@@ -86,7 +86,7 @@ TEST_P(FileCoreTest, AChildCannotTouchTheOperationsOfItsParent) {
   for (const Future& future : futures) EXPECT_TRUE(future.result());
 }
 
-TEST_P(FileCoreTest, EveryCloseWaitsForWhatIsPending) {
+TEST_P(FileCoreTest, EveryCloseWaitsForPendingOperations) {
   const File file = open_held(Op::write);
   TestMemory memory(4096);
   const Future future = file.async_pwrite(memory.view(), 0);
@@ -101,8 +101,8 @@ TEST_P(FileCoreTest, EveryCloseWaitsForWhatIsPending) {
   second.join();
 }
 
-// Filesystems with blocks larger than a page ask for more than the smallest block of an engine holds.
-TEST_P(FileCoreTest, AnAlignmentThatTheBlockIsNoMultipleOf) {
+// Filesystems with blocks larger than a page require more than the smallest block of an engine holds.
+TEST_P(FileCoreTest, AnAlignmentThatDoesNotDivideTheBlock) {
   for (const std::uint64_t block_bytes : {4096U, 12288U}) {
     const Engine engine = make_engine({.lanes = 1, .block_bytes = block_bytes});
     const File file = File::open(engine, directory_.file("b"), {.mode = Mode::write}).value();

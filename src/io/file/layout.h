@@ -1,4 +1,5 @@
-// How the bytes of one logical file lie in its member files: round robin in stripe units. Pure arithmetic.
+// How the bytes of one logical file are distributed over its member files: round robin in stripe units. Pure
+// arithmetic.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 namespace trunkline::io {
 
-// A run of logical bytes that lies contiguously in one member.
+// A run of logical bytes that is contiguous in one member.
 struct Run {
   unsigned member = 0;
   std::uint64_t offset = 0;  // in the member

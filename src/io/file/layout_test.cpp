@@ -14,7 +14,7 @@ struct Place {
   std::uint64_t offset;
 };
 
-// Deals bytes out one by one: a stripe unit to each member in turn.
+// Deals out bytes one by one: a stripe unit to each member in turn.
 std::vector<Place> deal(const Layout& layout, std::uint64_t bytes) {
   std::vector<std::uint64_t> filled(layout.members, 0);
   std::vector<Place> places;

@@ -18,7 +18,8 @@ namespace trunkline::io {
 // Thread-safe.
 class MemoryFiles {
  public:
-  // As open(2) with these flags (O_CREAT, O_EXCL, O_TRUNC are heeded): a descriptor of the path's file.
+  // Like open(2) with these flags (O_CREAT, O_EXCL, O_TRUNC are honoured): returns a descriptor of the path's
+  // file.
   Result<os::UniqueFd> open(const std::string& path, int flags) {
     const std::scoped_lock lock(mutex_);
     auto found = files_.find(path);

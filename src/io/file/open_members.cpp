@@ -34,7 +34,7 @@ os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
     case Direct::never:
       return os::DirectPolicy::never;
     case Direct::unless_cached:
-      // GPUs that must read files themselves reach no page cache.
+      // GPUs that must read files directly cannot go through the page cache.
       return io::is_gds_required(engine.config().gpu) ? os::DirectPolicy::automatic
                                                       : os::DirectPolicy::unless_cached;
   }

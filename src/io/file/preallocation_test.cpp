@@ -25,7 +25,7 @@ int kernel_fallocate(int fd, int mode, off_t offset, off_t bytes) {
   return static_cast<int>(::syscall(SYS_fallocate, fd, mode, offset, bytes));
 }
 
-// What the next fallocate(2) of this process does; the one after it goes to the kernel again.
+// Replaces the next fallocate(2) of this process; the one after it goes to the kernel again.
 std::function<int(int, int, off_t, off_t)>& next_fallocate() {
   static std::function<int(int, int, off_t, off_t)> call;
   return call;
@@ -33,7 +33,7 @@ std::function<int(int, int, off_t, off_t)>& next_fallocate() {
 
 }  // namespace
 
-// Stands in for the one of the C library in this executable.
+// Overrides the C library's function in this executable.
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t len) {
   if (!next_fallocate()) return kernel_fallocate(fd, mode, offset, len);
   const auto call = std::exchange(next_fallocate(), nullptr);
@@ -46,7 +46,7 @@ namespace {
 using test::TempDirectory;
 using test::TestMemory;
 
-// Two handles of one file. One writes the first half, the other the second.
+// Two handles to one file. One writes the first half, the other the second.
 class PreallocationTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kHalf = 8 * kMiB;
@@ -64,7 +64,7 @@ class PreallocationTest : public ::testing::Test {
   }
 
   TempDirectory directory_;
-  // Each has its own engine: one writes while the other's is busy with a preallocation.
+  // Each has its own engine: one can write while the other's is busy with a preallocation.
   File first_ = File::open(Engine::create().value(), directory_.file("a"), {.mode = Mode::write}).value();
   File second_ =
       File::open(Engine::create().value(), directory_.file("a"), {.mode = Mode::read_write}).value();
@@ -76,7 +76,7 @@ TEST_F(PreallocationTest, FailureKeepsWhatAnotherHandleWroteMeanwhile) {
   bool failed = false;
   next_fallocate() = [&](int fd, int mode, off_t offset, off_t bytes) {
     EXPECT_EQ(first_.pwrite(first_data_.view(), 0).value(), kHalf);
-    EXPECT_EQ(kernel_fallocate(fd, mode, offset, bytes / 2), 0);  // blocks run out half-way
+    EXPECT_EQ(kernel_fallocate(fd, mode, offset, bytes / 2), 0);  // blocks run out half way
     failed = true;
     errno = ENOSPC;
     return -1;
@@ -126,7 +126,7 @@ TEST_F(PreallocationTest, WithoutSupportTheWriteGrowsTheFile) {
   EXPECT_EQ(first_.size().value(), 2 * kHalf);
 }
 
-TEST_F(PreallocationTest, ALimitOfTheFileSizeAllocatesNothing) {
+TEST_F(PreallocationTest, AFileSizeLimitAllocatesNothing) {
   struct rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

@@ -1,5 +1,5 @@
-// The transfers of one lane to and from the memory of devices: copies between its slots and the device, and
-// GPUDirect Storage between the file and the device.
+// One lane's transfers to and from device memory: copies between its slots and the device, and GPUDirect
+// Storage between the file and the device.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@
 
 namespace trunkline::io {
 
-// Used by the lane's thread alone.
+// For use by the lane's thread only.
 class DeviceTransfers {
  public:
-  // `wake`: called by any thread when a transfer has ended, for take() to be called.
+  // `wake`: called from any thread when a transfer has ended, so that the lane calls take().
   DeviceTransfers(std::function<void()> wake, RefusalLog& refusals)
       : wake_(std::move(wake)), refusals_(refusals) {}
 
-  // Opens what the transfer needs on its device, the first time one does. `slots`: all of the lane's, which
-  // copies go through.
+  // Opens what the transfer needs on its device, the first time it is needed. `slots`: all of the lane's
+  // slots, which copies go through.
   Status prepare_copy(Device& device, std::span<std::byte> slots);
   Status prepare_gds(Device& device);
 
-  // Between the slot of the transfer and its memory; after prepare_copy().
+  // Copies between the transfer's slot and its memory; after prepare_copy().
   void start_copy(const Transfer& transfer, std::uint32_t tag);
-  // Between the file and its memory; after prepare_gds().
+  // Transfers between the file and the transfer's memory; after prepare_gds().
   void start_gds(const Transfer& transfer, std::uint32_t tag);
-  // Passes to the devices what was started since the last call.
+  // Submits to the devices what was started since the last call.
   void send();
 
   unsigned under_way() const { return under_way_; }

@@ -1,5 +1,5 @@
-// Transfers between files and the memory of a GPU by GPUDirect Storage: when it is chosen, what is moved
-// which way, with every call of the library failing and every kind of result.
+// GPUDirect Storage transfers between files and GPU memory: when they are chosen, which bytes use which I/O
+// path, with every call of the library failing and every kind of result.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ class GdsTest : public GpuTest {
     ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
   }
 
-  // Payload bytes by each way since the last call.
+  // Payload bytes by I/O path since the last call.
   struct Moved {
     std::uint64_t gds = 0;
     std::uint64_t bounced = 0;
@@ -63,7 +63,7 @@ class GdsTest : public GpuTest {
   Moved before_;
 };
 
-TEST_F(GdsTest, TheDeviceMovesWhatIsAligned) {
+TEST_F(GdsTest, TheDeviceMovesAlignedBytes) {
   const Engine made = gds_engine();
   const auto bytes = random_bytes(5 * kMiB + 4096, 1);
   const File target = file(made, bytes);
@@ -89,13 +89,13 @@ TEST_F(GdsTest, EdgesGoThroughPinnedMemory) {
   const auto bytes = random_bytes(3 * kMiB + 77, 3);
   const File target = file(made, bytes);
   const GpuMemory memory(bytes.size() + 8192);
-  // The memory's place fits the file's: the middle is direct.
+  // The memory is aligned like the file: the middle is direct.
   ASSERT_TRUE(target.pread(memory.view(100, 3 * kMiB - 100), 100));
   EXPECT_EQ(memory.contents(100, 3 * kMiB - 100),
             std::vector<std::byte>(bytes.begin() + 100, bytes.begin() + 3 * kMiB));
   const std::uint64_t moved = made.stats().bytes_gds;
   EXPECT_EQ(moved, 3 * kMiB - 4096);
-  // And where it does not, nothing is.
+  // Where it is not, nothing is direct.
   ASSERT_TRUE(target.pread(memory.view(512, bytes.size()), 0));
   EXPECT_EQ(memory.contents(512, bytes.size()), bytes);
   EXPECT_EQ(made.stats().bytes_gds, moved);
@@ -103,17 +103,17 @@ TEST_F(GdsTest, EdgesGoThroughPinnedMemory) {
   EXPECT_EQ(contents(target), bytes);
 }
 
-// Reads in cuFile's compatibility mode that are in no count of read(2).
-TEST_F(GdsTest, ReadsByOtherQueuesAreNoticed) {
+// Reads in cuFile's compatibility mode that read(2) does not count.
+TEST_F(GdsTest, ReadsByOtherQueuesAreDetected) {
   for (const auto& [mode, backend] :
        {std::pair(by_io_uring, BackendKind::io_uring), std::pair(by_aio, BackendKind::libaio)}) {
     const auto host = Engine::create({.backend = backend, .lanes = 1});
-    if (!host) continue;  // then cuFile has no such queue here either
+    if (!host) continue;  // then cuFile does not have such a queue here either
     SCOPED_TRACE(to_string(backend));
     const Engine made = gds_engine(GpuPath::automatic);
     const auto bytes = random_bytes(2 * kMiB, 5);
     const File target = file(made, bytes);
-    // Our own queues, which are at work all the time, are not taken for cuFile's.
+    // Our own queues, which are always busy, are not mistaken for cuFile's.
     const auto own = File::open(*host, target.path(), {.mode = Mode::read});
     ASSERT_TRUE(own) << own.error().message;
     std::atomic<bool> over{false};
@@ -177,12 +177,12 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
   }
 }
 
-TEST_F(GdsTest, AskedForWhereItDoesNotWork) {
+TEST_F(GdsTest, RequiredWhereItDoesNotWork) {
   fakeCufileMode(wrong);
   const Engine made = engine({.lanes = 1, .gpu = GpuPath::gds});
   const auto told = made.explain(directory_.path());
   ASSERT_TRUE(told);
-  const GpuMemory memory(kMiB, 1);  // no file of which was opened before
+  const GpuMemory memory(kMiB, 1);  // no file was opened before
   const File target = file(made, random_bytes(kMiB, 5));
   const auto read = target.pread(memory.view(), 0);
   ASSERT_FALSE(read);
@@ -210,7 +210,7 @@ TEST_F(GdsTest, OnlyWhereDirectIoIsUsed) {
   EXPECT_NE(read.error().message.find("direct I/O is not used"), std::string::npos) << read.error().message;
 }
 
-TEST_F(GdsTest, ComesAfterTheCallersStream) {
+TEST_F(GdsTest, RunsAfterTheCallersStream) {
   const Engine made = gds_engine();
   const auto bytes = random_bytes(3 * kMiB, 7);
   const File target = file(made, bytes);
@@ -239,7 +239,7 @@ TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
     auto again = device.register_for_gds({memory.view().data + 4096, kMiB});  // lies within
     ASSERT_TRUE(again);
     expect_left("direct memory", 1);
-    ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));  // the probe has memory of its own
+    ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));  // the probe has its own memory
     const std::uint64_t before = fakeCufileUnregistered();
     Future read = target.async_pread(memory.view(kMiB, 2 * kMiB), kMiB);
     pinned->reset();
@@ -253,8 +253,8 @@ TEST_F(GdsTest, PinnedMemoryIsRegisteredOnce) {
   EXPECT_EQ(memory.contents(), bytes);
 }
 
-// torch's memory begins anywhere, and who reads does not ask what was pinned.
-TEST_F(GdsTest, PinnedMemoryOfAnyPlace) {
+// torch's memory begins at any address, and readers do not know what was pinned.
+TEST_F(GdsTest, PinnedMemoryAtAnyAddress) {
   const auto bytes = random_bytes(4 * kMiB, 19);
   const Engine made = gds_engine();
   const File target = file(made, bytes);
@@ -282,7 +282,7 @@ TEST_F(GdsTest, PinnedMemoryOfAnyPlace) {
     EXPECT_EQ(contents(target), bytes);
   }
   expect_left("direct memory", 0);
-  // What cannot be registered is used as it is.
+  // Memory that cannot be registered is used unregistered.
   fakeCudaFail("cuFileBufRegister", kInternalError, 0, 1);
   EXPECT_EQ(pin(0, bytes.size()), nullptr);
   ASSERT_TRUE(target.pread(memory.view(), 0));
@@ -304,7 +304,7 @@ TEST_F(GdsTest, EnginesThatShareAFileDecideForThemselves) {
   EXPECT_EQ(automatic.stats().bytes_gds, 0U);
 }
 
-TEST_F(GdsTest, AShortTransferGoesOnThroughPinnedMemory) {
+TEST_F(GdsTest, AShortTransferContinuesThroughPinnedMemory) {
   const auto bytes = random_bytes(3 * kMiB, 9);
   const GpuMemory memory(bytes.size());
   for (const long result : {0L, 100L, 4096L, 500'000L}) {
@@ -363,7 +363,7 @@ TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
     memory.set(bytes);
     ASSERT_TRUE(target.pwrite(memory.view(), 0));
     EXPECT_EQ(contents(target), bytes);
-    // A failure that the kernel names may end; others are not tried again.
+    // A failure with a kernel error may be temporary; after others, it is not tried again.
     const bool named = result == -5L;
     EXPECT_EQ(made.stats().bytes_gds > before, named);
     const auto told = made.explain(target.path());
@@ -387,7 +387,7 @@ TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
   fakeCufileResult(0, 0, 0);
 }
 
-// Each of these calls fails once, at every position: the bytes arrive or the operation says what failed.
+// Each of these calls fails once, at every position: the bytes arrive or the operation reports what failed.
 TEST_F(GdsTest, EveryCallFailing) {
   const auto bytes = random_bytes(2 * kMiB, 15);
   const GpuMemory memory(bytes.size());
@@ -456,7 +456,7 @@ TEST_F(GdsTest, TwoDevicesShareAFile) {
   EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
 }
 
-TEST_F(GdsTest, ALinkFromAnotherFilesystemSpoilsNothing) {
+TEST_F(GdsTest, ALinkFromAnotherFilesystemIsHarmless) {
   if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no writable tmpfs at /dev/shm";
   const auto bytes = random_bytes(2 * kMiB, 30);
   const Engine made = gds_engine(GpuPath::automatic);
@@ -476,14 +476,14 @@ TEST_F(GdsTest, ALinkFromAnotherFilesystemSpoilsNothing) {
   EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
 }
 
-TEST_F(GdsTest, WhatOneProbeLeftIsNotTakenForWhatTheNextOneRead) {
+TEST_F(GdsTest, LeftoversOfOneProbeDoNotPassTheNext) {
   const auto bytes = random_bytes(2 * kMiB, 31);
   const Engine made = gds_engine(GpuPath::automatic);
   const File before = file(made, bytes);
   const GpuMemory memory(bytes.size());
   ASSERT_TRUE(before.pread(memory.view(), 0));
   EXPECT_EQ(made.stats().bytes_gds, bytes.size());
-  fakeCufileMode(nothing);  // is read, and said to have been
+  fakeCufileMode(nothing);  // reads nothing, but reports success
   cufile::forget_verdicts();
   const auto after = File::open(made, before.path());
   ASSERT_TRUE(after);
@@ -493,7 +493,7 @@ TEST_F(GdsTest, WhatOneProbeLeftIsNotTakenForWhatTheNextOneRead) {
   EXPECT_EQ(made.stats().bytes_gds, bytes.size());
 }
 
-TEST_F(GdsTest, WhoInsistsIsNotSentAnotherWayByOthers) {
+TEST_F(GdsTest, RequiringGdsIsNotOverriddenByOthersFallback) {
   const auto bytes = random_bytes(2 * kMiB, 33);
   const GpuMemory memory(bytes.size());
   const Engine asked = gds_engine();
@@ -510,7 +510,7 @@ TEST_F(GdsTest, WhoInsistsIsNotSentAnotherWayByOthers) {
   EXPECT_EQ(asked.stats().bytes_gds, bytes.size());
 }
 
-TEST_F(GdsTest, AFailureOfTheMomentIsNotRemembered) {
+TEST_F(GdsTest, ATemporaryFailureIsNotRemembered) {
   const auto bytes = random_bytes(2 * kMiB, 35);
   const GpuMemory memory(bytes.size());
   const Engine made = gds_engine(GpuPath::automatic);

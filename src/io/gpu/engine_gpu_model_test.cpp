@@ -1,4 +1,4 @@
-// Files and the memory of GPUs against a simple model: vectors of bytes. On every backend, with and without
+// Compares files and GPU memory with a simple model, vectors of bytes. On every backend, with and without
 // disturbed completions.
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ class GpuModelTest : public GpuTest,
     engine_ = *made;
     open_.direct = direct;
     if (!with_cufile) return;
-    // What is found out at the first transfer between a filesystem and a device.
+    // Probes run at the first transfer between a filesystem and a device.
     for (const unsigned ordinal : {0, 1}) {
       const GpuMemory memory(8192, ordinal);
       ASSERT_TRUE(file(engine_, random_bytes(8192, 1), open_).pread(memory.view(), 0));
@@ -49,7 +49,7 @@ class GpuModelTest : public GpuTest,
   }
   void TearDown() override {
     ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
-    // Not in vain: the ways differ.
+    // Checks that the parameters took effect: the I/O paths differ.
     const auto [kind, disturbed, direct, with_cufile] = GetParam();
     const auto told = engine_.valid() ? engine_.explain(directory_.path()) : Result<Explanation>();
     const bool expected = with_cufile && told && told->direct;
@@ -93,7 +93,7 @@ TEST_P(GpuModelTest, RandomReadsAndWritesMatch) {
       } else {
         ASSERT_FALSE(read);
         ASSERT_EQ(read.error().kind, ErrorKind::end_of_file);
-        on_device = memory.contents();  // of the range anything may have come
+        on_device = memory.contents();  // this range may hold anything now
       }
     }
     if (round % 10 == 0) {
@@ -105,10 +105,10 @@ TEST_P(GpuModelTest, RandomReadsAndWritesMatch) {
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
 
-// Many operations under way at once, on two devices and behind two streams, some of them cancelled. Each
-// round gives every region of the file and of the memory to one operation at most, so that the model knows
-// what comes of it in whatever order they run.
-TEST_P(GpuModelTest, OperationsUnderWayTogetherMatch) {
+// Many concurrent operations, on two devices and behind two streams, some of them cancelled. Each round gives
+// every region of the file and of the memory to at most one operation, so that the model knows the outcome
+// regardless of the order in which they run.
+TEST_P(GpuModelTest, ConcurrentOperationsMatch) {
   constexpr std::size_t kRegions = 8;
   constexpr std::size_t kRegion = 90'000;
   struct Sent {
@@ -150,7 +150,7 @@ TEST_P(GpuModelTest, OperationsUnderWayTogetherMatch) {
       const std::size_t device = sent.memory_region % 2;
       const std::size_t at = sent.memory_region * kRegion + sent.in_memory;
       void* stream = nullptr;
-      if (random() % 2 == 0) {  // what the operation must come after
+      if (random() % 2 == 0) {  // work that the operation must come after
         stream = streams[device].handle();
         const auto value = static_cast<unsigned char>(random());
         ASSERT_EQ(fakeCudaFill(memories[device].address() + at, sent.length, value, stream), 0);
@@ -181,12 +181,12 @@ TEST_P(GpuModelTest, OperationsUnderWayTogetherMatch) {
       } else {
         std::memcpy(of_file, of_memory, sent.length);
       }
-      // At once, before the others are waited for.
+      // Immediately, before the others are waited for.
       std::vector<std::byte> stored(sent.length);
       ASSERT_TRUE(under_test.pread({stored.data(), stored.size()}, offset));
       if (!result && sent.op == Op::write) std::ranges::copy(stored, of_file);  // any part of it
       if (!result && sent.op == Op::read) {
-        // What comes before it on the stream may not have happened yet, if nothing of it was sent.
+        // Earlier work on the stream may not have run yet, if nothing of the operation was sent.
         ASSERT_EQ(streams[device].synchronize(), 0);
         std::ranges::copy(memories[device].contents(at, sent.length), of_memory);
       } else if (result) {

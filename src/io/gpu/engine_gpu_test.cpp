@@ -1,5 +1,5 @@
-// Transfers between files and the memory of a GPU, through the bounce buffers: with every call of the driver
-// failing, in the order of the caller's streams, cancelled, forked, short of memory.
+// Transfers between files and GPU memory, through the bounce buffers: with every call of the driver failing,
+// in the order of the caller's streams, cancelled, forked, short of memory.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using test::random_bytes;
 
 constexpr int kOutOfMemory = 2;
 
-TEST_F(GpuTest, AWriteComesAfterTheCallersStream) {
+TEST_F(GpuTest, AWriteRunsAfterTheCallersStream) {
   const Engine made = engine();
   const File target = file(made, {});
   const GpuMemory memory(3 * kMiB);
@@ -42,7 +42,7 @@ TEST_F(GpuTest, AWriteComesAfterTheCallersStream) {
   }
 }
 
-TEST_F(GpuTest, AReadComesAfterTheCallersStream) {
+TEST_F(GpuTest, AReadRunsAfterTheCallersStream) {
   const Engine made = engine();
   const auto bytes = random_bytes(3 * kMiB, 5);
   const File source = file(made, bytes);
@@ -57,7 +57,7 @@ TEST_F(GpuTest, AReadComesAfterTheCallersStream) {
   EXPECT_EQ(memory.contents(), bytes);
 }
 
-TEST_F(GpuTest, NobodyWaitsForTheWorkOfOtherStreams) {
+TEST_F(GpuTest, WorkOnOtherStreamsIsNotWaitedFor) {
   const Engine made = engine();
   const auto bytes = random_bytes(kMiB, 6);
   const File source = file(made, bytes);
@@ -97,7 +97,7 @@ TEST_F(GpuTest, TheDefaultStreamsComeFirstToo) {
   }
 }
 
-TEST_F(GpuTest, AStreamOfAnotherDeviceIsRefused) {
+TEST_F(GpuTest, AStreamOfAnotherDeviceIsRejected) {
   const Engine made = engine();
   const File target = file(made, random_bytes(kMiB, 20));
   const GpuMemory memory(kMiB, 1);
@@ -110,7 +110,7 @@ TEST_F(GpuTest, AStreamOfAnotherDeviceIsRefused) {
   EXPECT_TRUE(target.pread(memory.view(), 0));
 }
 
-TEST_F(GpuTest, ACaptureIsRefusedByNameAndNotSpoilt) {
+TEST_F(GpuTest, ACaptureIsRejectedAndNotInvalidated) {
   const GpuMemory memory(kMiB);
   const GpuStream captured;
   const GpuStream other;
@@ -128,8 +128,8 @@ TEST_F(GpuTest, ACaptureIsRefusedByNameAndNotSpoilt) {
   EXPECT_STREQ(fakeCudaComplaints(), "");
 }
 
-// The disk works on while copies are under way.
-TEST_F(GpuTest, ReadsGoOnDuringCopies) {
+// The disk keeps working while copies are in flight.
+TEST_F(GpuTest, ReadsContinueDuringCopies) {
   const auto faults = Faults::create();
   const Engine made = engine({.lanes = 1, .queue_depth = 8, .faults = faults});
   const auto bytes = random_bytes(8 * kMiB, 7);
@@ -149,9 +149,9 @@ TEST_F(GpuTest, ReadsGoOnDuringCopies) {
   EXPECT_EQ(fakeCudaCopies(), 8U);
 }
 
-// Each call fails in turn, until there are no more of it. Copies take their time, so that a slot that is used
-// again too early, or a future that is done too early, shows.
-TEST_F(GpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAnEngineThatWorks) {
+// Each call fails in turn, until there are no more of it. Copies are slow, so that a slot that is reused too
+// early, or a future that is done too early, shows.
+TEST_F(GpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAWorkingEngine) {
   const auto bytes = random_bytes(600'100, 8);
   const auto others = random_bytes(bytes.size(), 18);
   const char* functions[] = {"cuCtxPushCurrent_v2",  "cuStreamCreate",       "cuStreamIsCapturing",
@@ -201,7 +201,7 @@ TEST_F(GpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAnEngineThatWorks) {
   expect_left("events", events);
 }
 
-TEST_F(GpuTest, MemoryThatCannotBePinnedIsSlowerAndSaysSo) {
+TEST_F(GpuTest, MemoryThatCannotBePinnedIsSlowerAndReported) {
   const Engine made = engine({.lanes = 1});
   const auto bytes = random_bytes(2 * kMiB, 9);
   const File target = file(made, bytes);
@@ -217,7 +217,7 @@ TEST_F(GpuTest, MemoryThatCannotBePinnedIsSlowerAndSaysSo) {
   EXPECT_TRUE(told);
 }
 
-TEST_F(GpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
+TEST_F(GpuTest, ADeviceThatBreaksFailsOperationsInFlight) {
   for (unsigned after = 0; after < 6; ++after) {
     SCOPED_TRACE(after);
     const auto bytes = random_bytes(6 * kMiB, 10);
@@ -233,13 +233,13 @@ TEST_F(GpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
       const auto again = target.pwrite(memory.view(), 0);
       ASSERT_FALSE(again);
       EXPECT_EQ(again.error().kind, ErrorKind::device);
-      EXPECT_EQ(contents(target).size(), bytes.size());  // host memory goes on as before
+      EXPECT_EQ(contents(target).size(), bytes.size());  // host memory continues to work
       fakeCudaReset();
     }
   }
 }
 
-TEST_F(GpuTest, ABudgetWithoutRoomForABounceBufferIsNamed) {
+TEST_F(GpuTest, ABudgetWithoutRoomForABounceBufferIsReported) {
   const Engine made = engine({.lanes = 1, .pinned_budget_bytes = 0});
   const File target = file(made, random_bytes(kMiB, 11));
   const GpuMemory memory(kMiB);
@@ -249,7 +249,7 @@ TEST_F(GpuTest, ABudgetWithoutRoomForABounceBufferIsNamed) {
   EXPECT_NE(read.error().message.find("pinned_budget_bytes"), std::string::npos) << read.error().message;
 }
 
-TEST_F(GpuTest, RoomThatTheBudgetHasLaterIsUsed) {
+TEST_F(GpuTest, BudgetThatIsFreedLaterIsUsed) {
   const Engine made = engine({.lanes = 1, .queue_depth = 4, .pinned_budget_bytes = 16 * kMiB});
   const auto bytes = random_bytes(kMiB, 16);
   const File target = file(made, bytes);
@@ -266,7 +266,7 @@ TEST_F(GpuTest, RoomThatTheBudgetHasLaterIsUsed) {
   EXPECT_EQ(memory.contents(), bytes);
 }
 
-// Two slots for everything: transfers of two devices and of the host take turns.
+// Two slots for everything: transfers of two devices and of the host alternate.
 TEST_F(GpuTest, FewSlotsAreEnough) {
   const Engine made = engine({.lanes = 1, .queue_depth = 16, .pinned_budget_bytes = 8 * kMiB});
   const auto bytes = random_bytes(6 * kMiB + 5, 17);
@@ -280,11 +280,11 @@ TEST_F(GpuTest, FewSlotsAreEnough) {
   ASSERT_TRUE(wait_all(futures));
   for (const GpuMemory& memory : memories) EXPECT_EQ(memory.contents(), bytes);
   EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), on_host.begin() + 1));
-  EXPECT_EQ(fakeCudaPageableCopies(), 0U);  // one registration is good for both devices
+  EXPECT_EQ(fakeCudaPageableCopies(), 0U);  // one registration serves both devices
   EXPECT_LE(made.stats().peak_pinned_bytes, 8 * kMiB);
 }
 
-TEST_F(GpuTest, BounceBuffersAreCountedAndGivenBack) {
+TEST_F(GpuTest, BounceBuffersAreCountedAndReleased) {
   const std::uint64_t streams = fakeCudaLive("streams");
   const std::uint64_t registrations = fakeCudaLive("registrations");
   const std::uint64_t events = fakeCudaLive("events");
@@ -319,7 +319,7 @@ TEST_F(GpuTest, CancelledAndAbandonedOperationsEnd) {
     if (cancelled) {
       read.cancel();
       written.cancel();
-      // What is under way touches the memory: neither is done before it ends.
+      // Transfers in flight touch the memory: neither operation is done before they end.
       EXPECT_FALSE(read.done() && written.done());
       fakeCudaRelease();
       for (const auto& future : {read, written}) {
@@ -330,7 +330,7 @@ TEST_F(GpuTest, CancelledAndAbandonedOperationsEnd) {
       }
     }
     fakeCudaRelease();
-    made.close();  // waits for both: memory is free to go
+    made.close();  // waits for both: the memory may be freed
     EXPECT_TRUE(read.done());
     EXPECT_TRUE(written.done());
     fakeCudaReset();
@@ -378,8 +378,8 @@ TEST_F(GpuTest, StripedFiles) {
   EXPECT_EQ(target.contents(), bytes);
 }
 
-// The child touches neither the driver nor what its parent made with it.
-TEST_F(GpuTest, AForkedChildIsToldAndLeavesAllAsItIs) {
+// The child touches neither the driver nor its parent's driver objects.
+TEST_F(GpuTest, AForkedChildGetsAnErrorAndChangesNothing) {
   if (test::kUnderThreadSanitizer)
     GTEST_SKIP() << "the thread sanitizer supports no threads in a forked child";
   const GpuMemory memory(kMiB);
@@ -396,7 +396,7 @@ TEST_F(GpuTest, AForkedChildIsToldAndLeavesAllAsItIs) {
   Future pending = source->async_pread(view, 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    fakeCudaFail("cuCtxPushCurrent_v2", 1, 0, 1);  // used up by a call
+    fakeCudaFail("cuCtxPushCurrent_v2", 1, 0, 1);  // the call consumes it
     pending = Future();
     registered->reset();
     pinned->reset();
@@ -421,7 +421,7 @@ TEST_F(GpuTest, AForkedChildIsToldAndLeavesAllAsItIs) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(GpuTest, ANullPointerAndAnUnknownDeviceAreRefused) {
+TEST_F(GpuTest, ANullPointerAndAnUnknownDeviceAreRejected) {
   const Engine made = engine();
   const File target = file(made, random_bytes(100, 15));
   const auto read = target.pread({nullptr, 10, &test::gpu()}, 0);

@@ -1,4 +1,5 @@
-// Whether GPUDirect Storage is used: the rules, apart from finding out what a device can do. Pure.
+// The rules that decide whether GPUDirect Storage is used; finding out what a device can do is separate. Pure
+// functions.
 #pragma once
 
 #include <optional>
@@ -13,13 +14,13 @@ namespace trunkline::io {
 // gpu="gds": operations fail where it does not work, instead of being copied through slots.
 inline bool is_gds_required(GpuPath path) { return path == GpuPath::gds; }
 
-// What a probe has to show. Who requires it gets what works, be it in compatibility mode; on its own an
-// engine uses only what is really direct.
+// What a probe has to show. If gds is required, anything that works will do, even compatibility mode; by
+// default an engine uses only what is really direct.
 inline GdsProbe gds_probe_for(GpuPath path) {
   return is_gds_required(path) ? GdsProbe::works : GdsProbe::real;
 }
 
-// Why a file is out of the question, whatever the device; nothing where it is not.
+// Why a file cannot use GPUDirect Storage on any device; nullopt where it may.
 std::optional<std::string> why_never_gds(GpuPath path, const os::FilePair& file);
 
 }  // namespace trunkline::io

@@ -1,4 +1,4 @@
-// The rules of GPUDirect Storage, on tables; and the log of what was refused.
+// Table tests of the rules for GPUDirect Storage, and tests of the refusal log.
 #include "io/gpu/gds_policy.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace trunkline::io {
 namespace {
 
-TEST(GdsPolicy, WhatRulesAFileOut) {
+TEST(GdsPolicy, RulesThatExcludeAFile) {
   struct Case {
     GpuPath path;
     bool is_direct;
@@ -30,7 +30,7 @@ TEST(GdsPolicy, WhatRulesAFileOut) {
   }
 }
 
-TEST(GdsPolicy, OnlyWhoRequiresItTakesCompatibilityMode) {
+TEST(GdsPolicy, CompatibilityModeIsUsedOnlyWhenRequired) {
   EXPECT_EQ(gds_probe_for(GpuPath::gds), GdsProbe::works);
   EXPECT_EQ(gds_probe_for(GpuPath::automatic), GdsProbe::real);
   EXPECT_TRUE(is_gds_required(GpuPath::gds));

@@ -1,4 +1,4 @@
-// Engines and files for tests of transfers between files and the memory of GPUs.
+// Engines and files for tests of transfers between files and GPU memory.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Counters of one lane, or of all callers that work inline.
+// Counters of one lane, or of all inline callers.
 #pragma once
 
 #include <mutex>

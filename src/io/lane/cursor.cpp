@@ -18,8 +18,8 @@ bool Cursor::next(std::uint64_t block_bytes, Transfer& transfer) {
   const Run run = file->layout.locate(offset + issued, memory.bytes - issued);
   Member& member = file->members[run.member];
   const os::DirectLimits& limits = member.pair.limits;
-  // Unless a slot is a multiple of the alignment, what is rounded out to it may not fit; nor may a block's
-  // end be one.
+  // Unless a slot is a multiple of the alignment, a piece rounded out to it may not fit, and a block's end
+  // may not be aligned.
   const bool fits =
       slot_bytes(block_bytes) % limits.offset_alignment == 0 && block_bytes % limits.offset_alignment == 0;
   const PlanLimits plan{

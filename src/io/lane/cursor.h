@@ -1,4 +1,4 @@
-// Where a request stands: which of its bytes were cut into transfers already.
+// The progress of a request: which of its bytes were already cut into transfers.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct Cursor {
   FileCore* file = nullptr;
   MemoryView memory = {};     // none for a sync
   std::uint64_t offset = 0;   // of the request, in the logical file
-  std::uint64_t issued = 0;   // bytes, or members of a sync, that next() has passed
-  bool gpu_direct = false;    // the memory's device reads and writes the file itself
-  bool gds_required = false;  // ... whatever it refused before
+  std::uint64_t issued = 0;   // bytes, or members of a sync, that next() has returned
+  bool gpu_direct = false;    // the memory's device reads and writes the file directly
+  bool gds_required = false;  // ... regardless of earlier failures
 
   bool exhausted() const;
 
-  // Makes `transfer` the next one and passes it; false when there is none left.
+  // Fills in `transfer` with the next piece and advances; false when there is none left.
   bool next(std::uint64_t block_bytes, Transfer& transfer);
 };
 

@@ -1,5 +1,5 @@
-// Transfers on the caller's own thread, one command after the other: what small blocking operations use in
-// place of a lane.
+// Transfers on the caller's own thread, one command after the other: what small blocking operations use
+// instead of a lane.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class InlineRunner {
   InlineRunner(InlineOptions options, Counters& counters)
       : options_(std::move(options)), counters_(counters) {}
 
-  // Moves all that the cursor leads to; the first failure ends it.
+  // Moves all remaining bytes of the cursor; stops at the first failure.
   Status move_all(Cursor cursor);
 
  private:

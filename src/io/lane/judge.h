@@ -1,5 +1,4 @@
-// What the result of a command means for its transfer, counted: the same for lanes and for the caller's
-// thread.
+// Interprets the result of a command for its transfer and counts it: shared by lanes and the caller's thread.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@ namespace trunkline::io {
 // Monotonic nanoseconds.
 std::uint64_t now_ns();
 
-// advance(), counted with the time since Transfer::sent_ns. A direct transfer that was refused is the last
-// one of its file.
+// advance(), counted with the time since Transfer::sent_ns. After a rejected direct transfer, the file's
+// later ones are not direct.
 Verdict judge(Transfer& transfer, std::int64_t result, Counters& counters);
 
 }  // namespace trunkline::io

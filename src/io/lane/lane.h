@@ -37,9 +37,9 @@ struct LaneOptions {
 };
 
 // Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish
-// (judge each result; resume, retry, copy out, release). Bytes of a device's memory are copied beside all
-// that: before a write is sent, and after a read. Only the lane's thread touches its transfers, so
-// none of it is locked.
+// (judge each result; resume, retry, copy out, release). Device memory is copied concurrently with all that:
+// before a write is sent, and after a read. Only the lane's thread touches its transfers, so they need no
+// lock.
 class Lane {
  public:
   Lane(const LaneOptions& options, WorkQueue& queue) : options_(options), queue_(queue) {}
@@ -50,13 +50,13 @@ class Lane {
   // Starts the thread and sets up the backend on it.
   Status start();
 
-  // Returns whether the lane was asleep with room to spare, and is awake now.
+  // Returns whether the lane was asleep with room to spare, and has now been woken.
   bool wake_if_hungry();
 
-  // Ends the lane when the queue is empty and all that it sent is complete.
+  // Ends the lane when the queue is empty and everything that it sent has completed.
   void join();
-  // The same, unless it takes longer: then the lane goes on, and must not be destroyed; call it again to wait
-  // on. One caller at a time.
+  // Like join(), but gives up at the deadline: then the lane continues to run, and must not be destroyed;
+  // call it again to continue waiting. One caller at a time.
   bool join_until(std::chrono::steady_clock::time_point deadline);
 
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
@@ -96,10 +96,10 @@ class Lane {
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
-  std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a slot
-  std::deque<Transfer> retry_queue_;          // what a device did not move itself
+  std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a free slot
+  std::deque<Transfer> retry_queue_;          // the rest of what devices did not move directly
   std::promise<void> ended_;
-  // Taken once: a promise gives out only one future, and join_until() may be called again.
+  // Obtained once: a promise provides only one future, and join_until() may be called again.
   const std::future<void> has_ended_ = ended_.get_future();
   std::thread thread_;
 };

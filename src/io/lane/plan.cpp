@@ -13,7 +13,7 @@ Piece exact(IoPath path, std::uint64_t offset, std::uint64_t end) {
   return {path, offset, end - offset, offset, end - offset, path == IoPath::bounced};
 }
 
-// Pieces end at multiples of their unit in the file, so that all but the first start at one.
+// Pieces end at multiples of their unit in the file, so that all but the first also start at one.
 std::uint64_t unit_end(std::uint64_t unit, std::uint64_t offset, std::uint64_t end) {
   return std::min(end, round_down(offset, unit) + unit);
 }
@@ -59,10 +59,10 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   return exact(IoPath::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 
-// A device that reads and writes files wants addresses aligned too.
+// A device that reads and writes files requires aligned addresses too.
 constexpr std::uint64_t kGdsAlignment = 4096;
 
-// The part of a request that the device moves itself, or what comes before that part; nothing where there is
+// The part of a request that the device moves directly, or the piece before that part; nullopt where there is
 // no such part.
 std::optional<Piece> next_gds(Op op, const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset,
                               std::uint64_t end) {

@@ -38,7 +38,7 @@ bool same(const Piece& a, const Piece& b) {
          a.span_length == b.span_length;
 }
 
-TEST(Plan, CutsAsTheTableSays) {
+TEST(Plan, CutsAccordingToTheTable) {
   const PlanLimits limits{
       .direct = true, .memory_alignment = 512, .offset_alignment = 512, .block_bytes = kMiB};
   const std::vector<Case> cases = {
@@ -101,7 +101,7 @@ TEST(Plan, CutsAsTheTableSays) {
   }
 }
 
-TEST(Plan, BufferedFilesAreCutIntoBlocksAlone) {
+TEST(Plan, BufferedFilesAreOnlyCutIntoBlocks) {
   const PlanLimits limits{.direct = false, .block_bytes = 4096};
   const auto pieces = cut(Op::write, limits, 3, 4000, 5000);
   ASSERT_EQ(pieces.size(), 3U);
@@ -129,9 +129,8 @@ TEST(Plan, OnlyDirectPiecesAreLargerThanASlot) {
   for (const Piece& piece : cut(Op::write, buffered, 4096, 3 * kMiB, 6 * kMiB)) EXPECT_EQ(piece.length, kMiB);
 }
 
-// Whatever is asked: the pieces tile the request in order, and what goes past the cache is aligned and fits a
-// block.
-TEST(Plan, EveryCutIsSound) {
+// For any request: the pieces tile it in order, and what bypasses the cache is aligned and fits a block.
+TEST(Plan, EveryCutIsValid) {
   std::mt19937_64 random(7);
   const std::uint64_t alignments[] = {1, 4, 512, 4096};
   for (int round = 0; round < 20000; ++round) {

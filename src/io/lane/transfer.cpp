@@ -11,8 +11,7 @@
 namespace trunkline::io {
 namespace {
 
-// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, and still an
-// end.
+// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, but finite.
 constexpr unsigned kMaxAttempts = 1000;
 
 std::string describe(const Transfer& transfer) {
@@ -29,7 +28,7 @@ Verdict after_error(Transfer& transfer, int code) {
   if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
     return {.step = Verdict::Step::again, .error = {}, .retried = true};
   if (code == EINVAL && direct) {
-    // open(2): filesystems may refuse O_DIRECT when it is used, not only when the file is opened.
+    // open(2): filesystems may reject O_DIRECT when it is used, not only when the file is opened.
     transfer.through_cache = true;
     return {.step = Verdict::Step::again, .error = {}, .refused_direct = true};
   }
@@ -42,7 +41,7 @@ Verdict after_nothing(const Transfer& transfer) {
         system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
                      transfer.member->path));
   }
-  // The read may have begun behind the end.
+  // The read may have begun past the end.
   const std::uint64_t reached = transfer.piece.span_offset + transfer.moved;
   const auto bytes = os::file_bytes(transfer.member->pair.buffered.get(), transfer.member->path);
   return failed(
@@ -52,7 +51,7 @@ Verdict after_nothing(const Transfer& transfer) {
                  transfer.member->path));
 }
 
-// Whether the rest of the span may go on past the page cache.
+// Whether the rest of the span may continue to bypass the page cache.
 bool rest_is_aligned(const Transfer& transfer) {
   const auto& limits = transfer.member->pair.limits;
   const Command rest = transfer.next_command();

@@ -1,5 +1,5 @@
-// One piece of an operation on its way: which command comes next, and what a result means. No I/O of its own,
-// so that every rule of completion is tested on tables.
+// One piece of an operation in flight: which command comes next, and what a result means. No I/O of its own,
+// so that every rule of completion can be tested with tables.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,20 @@ struct Transfer {
   Member* member = nullptr;
   Op op = Op::read;
   Piece piece;
-  std::byte* memory = nullptr;  // of the payload, the caller's
+  std::byte* memory = nullptr;  // of the payload, in the caller's memory
   SlotPool::Lease slot;         // held by pieces that go through one
   bool slot_registered = false;
 
   std::uint64_t moved = 0;     // bytes of the span
-  bool through_cache = false;  // what is left of the span goes through the page cache
+  bool through_cache = false;  // the rest of the span goes through the page cache
   unsigned attempts = 0;       // without progress
   std::uint64_t sent_ns = 0;
 
-  // The command that moves what is left of the span.
+  // The command that moves the rest of the span.
   Command next_command() const;
 
-  // Bytes of the span that must move: a bounced read needs those up to the payload's end, not the rounding
-  // behind it.
+  // Bytes of the span that must be moved: a bounced read needs those up to the payload's end, not the padding
+  // after it.
   std::uint64_t needed() const;
 };
 
@@ -44,11 +44,11 @@ struct Verdict {
   Step step = Step::finished;
   Error error;                  // when failed
   bool retried = false;         // interrupted, and sent again
-  bool resumed = false;         // went on after a short result
-  bool refused_direct = false;  // direct I/O was refused, and the page cache takes over
+  bool resumed = false;         // continued after a short result
+  bool refused_direct = false;  // direct I/O was rejected, and the page cache is used instead
 };
 
-// Takes the result of the last next_command() into account.
+// Applies the result of the last next_command().
 Verdict advance(Transfer& transfer, std::int64_t result);
 
 }  // namespace trunkline::io

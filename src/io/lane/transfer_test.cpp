@@ -34,7 +34,7 @@ TEST_F(TransferTest, AFullResultFinishes) {
   EXPECT_EQ(advance(transfer, 4096).step, Verdict::Step::finished);
 }
 
-TEST_F(TransferTest, AnAlignedShortResultGoesOnDirectly) {
+TEST_F(TransferTest, AnAlignedShortResultContinuesDirectly) {
   Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
   const Verdict verdict = advance(transfer, 512);
   EXPECT_EQ(verdict.step, Verdict::Step::again);
@@ -46,7 +46,7 @@ TEST_F(TransferTest, AnAlignedShortResultGoesOnDirectly) {
   EXPECT_EQ(rest.data, transfer.memory + 512);
 }
 
-TEST_F(TransferTest, AnUnalignedShortResultGoesOnThroughTheCache) {
+TEST_F(TransferTest, AnUnalignedShortResultContinuesThroughTheCache) {
   Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
   EXPECT_EQ(advance(transfer, 100).step, Verdict::Step::again);
   const Command rest = transfer.next_command();
@@ -97,7 +97,7 @@ TEST_F(TransferTest, InterruptionsAreRetriedButNotForever) {
   }
 }
 
-TEST_F(TransferTest, RefusedDirectIoFallsBackOnce) {
+TEST_F(TransferTest, RejectedDirectIoFallsBackOnce) {
   Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
   const Verdict verdict = advance(transfer, -EINVAL);
   EXPECT_EQ(verdict.step, Verdict::Step::again);
@@ -106,12 +106,12 @@ TEST_F(TransferTest, RefusedDirectIoFallsBackOnce) {
   EXPECT_EQ(advance(transfer, -EINVAL).step, Verdict::Step::failed);
 }
 
-TEST_F(TransferTest, MoreThanWasAskedForIsNotBelieved) {
+TEST_F(TransferTest, AResultBeyondTheRequestIsRejected) {
   Transfer transfer = make(Op::read, IoPath::buffered, 0, 10);
   EXPECT_EQ(advance(transfer, 11).step, Verdict::Step::failed);
 }
 
-TEST_F(TransferTest, ASystemErrorNamesOperationPlaceAndFile) {
+TEST_F(TransferTest, ASystemErrorNamesOperationRangeAndFile) {
   Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
   const Verdict verdict = advance(transfer, -ENOSPC);
   EXPECT_EQ(verdict.error.code, ENOSPC);

@@ -29,7 +29,7 @@ void WorkQueue::pop_front_locked() {
 
 Transfer WorkQueue::take() {
   Transfer transfer;
-  // Operations that end here do so outside the lock: completing runs callbacks.
+  // These operations end outside the lock, since completing runs callbacks.
   std::vector<std::shared_ptr<Operation>> ended;
   {
     const std::scoped_lock lock(mutex_);
@@ -54,8 +54,8 @@ bool WorkQueue::drop(Operation& operation, Error error) {
     const std::scoped_lock lock(mutex_);
     const auto found = std::ranges::find_if(
         operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
-    // An operation leaves the queue only when a lane finds nothing left of it, so it may stand there wholly
-    // issued.
+    // An operation leaves the queue only when a lane finds nothing left of it, so one that is queued may be
+    // fully issued.
     if (found == operations_.end() || operation.aborted() || operation.cursor.exhausted()) return false;
     dropped = std::move(*found);
     operations_.erase(found);

@@ -1,5 +1,5 @@
-// The operations that are not wholly issued yet, in order. Lanes take transfers from it when they have room,
-// so load balances itself, and a bound makes callers wait instead of memory grow.
+// The operations that are not fully issued yet, in order. Lanes take transfers from it when they have room,
+// which balances the load; a bound makes callers wait instead of letting memory grow.
 #pragma once
 
 #include <atomic>
@@ -18,23 +18,23 @@ namespace trunkline::io {
 
 class WorkQueue {
  public:
-  // `block_bytes`: the largest piece; `bound`: operations that may stand in the queue.
+  // `block_bytes`: the largest piece; `bound`: the most operations in the queue.
   WorkQueue(std::uint64_t block_bytes, std::size_t bound) : block_bytes_(block_bytes), bound_(bound) {}
 
-  // Appends as many as there is room for, and waits up to `patience` (nullopt: without end) for room for at
-  // least one. Returns how many; 0 once the queue is closed, or when the patience is over.
+  // Appends as many as there is room for, and waits up to `patience` (nullopt: without limit) for room for at
+  // least one. Returns how many were appended; 0 once the queue is closed, or when the time is up.
   std::size_t push(std::span<const std::shared_ptr<Operation>> operations,
                    Future::Timeout patience = std::nullopt);
 
-  // The next transfer, or nothing (operation == nullptr). It counts as a share of its operation.
+  // The next transfer, or none (operation == nullptr). It counts as a share of its operation.
   Transfer take();
 
-  // Takes `operation` out and ends it with `error`, unless all of it was issued.
+  // Removes `operation` and ends it with `error`, unless all of it was issued.
   bool drop(Operation& operation, Error error);
 
   bool empty() const { return size_.load(std::memory_order_seq_cst) == 0; }
 
-  // No more pushes; what stands in the queue is still taken.
+  // No more pushes; queued operations are still taken.
   void close();
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
 
