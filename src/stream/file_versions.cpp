@@ -19,7 +19,7 @@ Result<std::string> state_of(const File& file) {
     struct stat status{};
     if (::fstat(member.pair.buffered.get(), &status) != 0)
       return std::unexpected(system_error(errno, "looking at " + member.path, member.path));
-    // The time of the last change of the inode cannot be set back, as that of its contents can.
+    // Unlike the modification time, the inode's change time cannot be set back.
     fmt::format_to(std::back_inserter(state), "{} {}.{} {}.{};", status.st_size, status.st_mtim.tv_sec,
                    status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
   }

@@ -1,4 +1,4 @@
-// Whether files were modified since they were looked at last.
+// Detects whether files were modified since they were last checked.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@ class FileVersions {
  public:
   explicit FileVersions(std::vector<File> files);
 
-  // Remembers how all of the files are now; once, before any of them is looked at.
+  // Records the current state of all files; call once, before any of them is read.
   Status begin();
 
-  // Looks at the file. The number grows whenever any of the files was found to be modified.
+  // Checks the file. The number grows whenever any of the files is found to be modified.
   Result<std::uint64_t> version_of(std::size_t file);
 
  private:
   const std::vector<File> files_;
   std::mutex mutex_;
-  std::vector<std::string> known_;  // as they were looked at last
+  std::vector<std::string> known_;  // the states at the last check
   std::uint64_t modifications_ = 0;
 };
 

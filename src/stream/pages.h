@@ -1,4 +1,4 @@
-// Memory of units, in whole pages.
+// The memory of units, in whole pages.
 #pragma once
 
 #include <cstdint>

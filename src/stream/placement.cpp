@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kLeastSlots = 2;  // one in use, one being read
 
-// Lets a share of room / total of the bytes stay, as evenly as whole units allow.
+// Makes units resident until they hold a share of room / total of the bytes, as evenly as whole units allow.
 void spread(std::span<const std::uint64_t> bytes, std::uint64_t total, std::uint64_t& room,
             std::vector<bool>& resident) {
   const double share = static_cast<double>(room) / static_cast<double>(total);
@@ -27,7 +27,7 @@ void spread(std::span<const std::uint64_t> bytes, std::uint64_t total, std::uint
   }
 }
 
-// What room is left goes to the largest units that fit.
+// Gives the remaining room to the largest units that fit.
 void fill(std::span<const std::uint64_t> bytes, std::uint64_t& room, std::vector<bool>& resident) {
   std::vector<std::size_t> by_size(bytes.size());
   std::iota(by_size.begin(), by_size.end(), 0);

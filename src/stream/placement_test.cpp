@@ -24,7 +24,7 @@ TEST(Placement, AllStayWhereAllFit) {
   EXPECT_EQ(placed->memory_bytes, 30 * kMiB + 8192);
 }
 
-TEST(Placement, TheLeastIsTwoSlots) {
+TEST(Placement, TheMinimumIsTwoSlots) {
   const std::vector<std::uint64_t> units(8, 10 * kMiB);
   const auto refused = place_units(units, 20 * kMiB - 1);
   ASSERT_FALSE(refused);
@@ -46,9 +46,9 @@ TEST(Placement, HalfOfTheMemoryKeepsEverySecondUnit) {
     EXPECT_NE(placed->resident[unit], placed->resident[unit + 1]) << unit;
 }
 
-// Whatever the sizes: the bound holds, little of the room is left unused, and no stretch of the cycle streams
-// much more than its share.
-TEST(Placement, EveryPlacementIsSound) {
+// For any sizes: the limit holds, little of the room is left unused, and no stretch of the cycle streams much
+// more than its share.
+TEST(Placement, EveryPlacementIsValid) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 3000; ++round) {
     std::vector<std::uint64_t> units(1 + random() % 60);
@@ -77,7 +77,7 @@ TEST(Placement, EveryPlacementIsSound) {
     ASSERT_GE(placed->slots, 2U);
     ASSERT_LE(placed->slots, slots);
     ASSERT_GE(placed->slot_bytes, largest);
-    // What is left has no room for any unit more, beside slots as large as the largest of all.
+    // The rest has no room for another unit, in addition to slots as large as the largest of all units.
     const std::uint64_t slack = placed->slots * (std::ranges::max(units) + 4096 - placed->slot_bytes);
     ASSERT_LT(memory - placed->memory_bytes, smallest + 4096 + slack);
   }

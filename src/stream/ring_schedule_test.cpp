@@ -1,4 +1,4 @@
-// The decisions of a ring of slots, on tables.
+// Table tests of a slot ring's decisions.
 #include "stream/ring_schedule.h"
 
 #include <gtest/gtest.h>
@@ -14,14 +14,14 @@ using State = SlotUse::State;
 using Units = std::vector<std::size_t>;
 constexpr std::size_t kNone = RingSchedule::kNone;
 
-TEST(RingSchedule, FetchesInTheOrderAgainAndAgain) {
+TEST(RingSchedule, FetchesInCyclicOrder) {
   RingSchedule schedule(3);
   for (const std::size_t unit : {0, 1, 2, 0, 1}) EXPECT_EQ(schedule.take_next(), unit);
   EXPECT_EQ(schedule.next(), 2U);
   EXPECT_EQ(schedule.next(), 2U) << "it was not taken";
 }
 
-TEST(RingSchedule, PassesOverUnitsThatHaveALocation) {
+TEST(RingSchedule, SkipsUnitsThatHaveALocation) {
   RingSchedule schedule(4);
   for (const std::size_t unit : {0, 2}) schedule.set_location(unit, 7);
   EXPECT_EQ(schedule.take_next(), 1U);
@@ -36,14 +36,14 @@ TEST(RingSchedule, PassesOverUnitsThatHaveALocation) {
 
 TEST(RingSchedule, WithoutUnitsNothingIsFetched) { EXPECT_EQ(RingSchedule(0).next(), kNone); }
 
-TEST(RingSchedule, ANewOrderKeepsWhatIsFetchedNext) {
+TEST(RingSchedule, ANewOrderKeepsTheUnitThatIsFetchedNext) {
   RingSchedule schedule(4);
   EXPECT_EQ(schedule.take_next(), 0U);
   schedule.set_order({3, 1, 0, 2});
   for (const std::size_t unit : {1, 0, 2, 3}) EXPECT_EQ(schedule.take_next(), unit);
 }
 
-TEST(RingSchedule, MovesToAUnitAndSaysWhetherThatIsAChange) {
+TEST(RingSchedule, MovesToAUnitAndReportsWhetherThatIsAChange) {
   RingSchedule schedule(4);
   EXPECT_TRUE(schedule.move_to(2));
   EXPECT_FALSE(schedule.move_to(2));
@@ -51,7 +51,7 @@ TEST(RingSchedule, MovesToAUnitAndSaysWhetherThatIsAChange) {
   EXPECT_TRUE(schedule.move_to(2));
 }
 
-TEST(RingSchedule, DistancesCountTheUnitsThatTakeSlots) {
+TEST(RingSchedule, DistancesCountOnlyUnitsThatUseSlots) {
   struct Case {
     std::vector<bool> resident;
     std::size_t from, to, distance;
@@ -63,7 +63,7 @@ TEST(RingSchedule, DistancesCountTheUnitsThatTakeSlots) {
       {{}, 2, 1, 3},
       {{false, true, false, true}, 0, 2, 1},
       {{false, true, false, true}, 2, 0, 1},
-      {{false, true, false, true}, 1, 2, 0},  // what is needed next after a resident unit
+      {{false, true, false, true}, 1, 2, 0},  // the unit needed after a resident one
       {{false, false, true, false}, 0, 3, 2},
   };
   for (const Case& each : cases)
@@ -74,7 +74,7 @@ TEST(RingSchedule, DistancesCountTheUnitsThatTakeSlots) {
   EXPECT_EQ(reordered.distance(3, 0), 3U);
 }
 
-TEST(RingSchedule, SlotsWhoseUnitsAreUsedLaterThanThereAreSlotsAreBehind) {
+TEST(RingSchedule, SlotsBehindAreThoseUsedLaterThanThereAreSlots) {
   const RingSchedule schedule(6);
   const std::vector<SlotUse> slots = {
       {State::evictable, 2}, {State::evictable, 0}, {State::in_use, 0}, {State::evicting, 0}};
@@ -85,7 +85,7 @@ TEST(RingSchedule, SlotsWhoseUnitsAreUsedLaterThanThereAreSlotsAreBehind) {
   EXPECT_EQ(schedule.slots_behind(0, {}), Units{});
 }
 
-TEST(RingSchedule, TheUnitThatIsUsedLastGivesWay) {
+TEST(RingSchedule, TheUnitThatIsUsedLastIsEvicted) {
   const RingSchedule schedule(5);
   struct Case {
     std::vector<SlotUse> slots;
@@ -104,9 +104,8 @@ TEST(RingSchedule, TheUnitThatIsUsedLastGivesWay) {
     EXPECT_EQ(schedule.slot_to_evict(1, cases[i].slots), cases[i].expected) << "case " << i;
 }
 
-// A ring that does what the schedule says, beside one that knows all of the order: units that are used in the
-// order are fetched once a cycle, and a slot is never given to a unit that is used later than another that
-// waits.
+// Compares a ring that follows the schedule with one that knows the whole order: units used in order are
+// fetched once a cycle, and a slot is never given to a unit that is used later than another one that waits.
 TEST(RingSchedule, ARingServesRandomOrdersWithoutFetchingAUnitTwice) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

@@ -38,7 +38,7 @@ StreamCore::StreamCore(const Engine& engine, std::vector<File> files, std::vecto
       checked_(units_.size()) {}
 
 StreamCore::~StreamCore() {
-  // What the threads of a fork's parent were doing never ends here.
+  // In a forked child, what the parent's threads were doing never ends.
   if (engine_.core()->belongs_to_parent()) return;
   std::vector<Future> futures;
   Lock lock(mutex_);
@@ -53,7 +53,7 @@ StreamCore::~StreamCore() {
 }
 
 Status StreamCore::start() {
-  // Of all files, so that a change of one that is read later counts from now on.
+  // Of all files, so that a modification of a file that is read later is noticed from now on.
   if (verify_ == StreamVerify::once) {
     if (auto begun = versions_.begin(); !begun) return begun;
   }
@@ -115,7 +115,7 @@ StreamCore::Frame* StreamCore::frame_of(std::size_t unit) {
   return location == kNone ? nullptr : &frames_[location];
 }
 
-// Where the unit can be read to now, or null.
+// The frame that the unit can be read into now, or nullptr.
 StreamCore::Frame* StreamCore::room_for(std::size_t unit) {
   if (resident_frame_[unit] != kNone) return &frames_[resident_frame_[unit]];
   const auto slots = std::span(frames_).first(placement_.slots);
@@ -123,7 +123,7 @@ StreamCore::Frame* StreamCore::room_for(std::size_t unit) {
   return slot == slots.end() ? nullptr : &*slot;
 }
 
-// What the schedule has to know of the slots.
+// What the schedule needs to know about the slots.
 std::span<const SlotUse> StreamCore::slot_uses() {
   using Use = SlotUse::State;
   uses_.clear();
@@ -137,7 +137,7 @@ std::span<const SlotUse> StreamCore::slot_uses() {
   return uses_;
 }
 
-// Begins to read what comes next, as long as there is room.
+// Starts reading the next units, as long as there is room.
 void StreamCore::read_ahead(Lock& lock) {
   while (true) {
     const std::size_t unit = schedule_.next();
@@ -155,7 +155,7 @@ void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
   frame.unit = unit;
   frame.state = State::reading;
   frame.evicting = false;
-  frame.pending = parts.size() + 1;  // one for the submitting
+  frame.pending = parts.size() + 1;  // one for the submission
   frame.reading = reading;
   frame.error.reset();
   frame.futures.clear();
@@ -194,7 +194,7 @@ void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
   arrived(frame, 0);
 }
 
-// Of one part, or of the submitting.
+// Called for each part, and once for the submission.
 void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
   if (!result && !frame.error) frame.error = result.error();
   if (--frame.pending > 0) return;
@@ -222,7 +222,7 @@ void StreamCore::empty(Frame& frame) {
   frame.error.reset();
 }
 
-// False when the deadline has passed.
+// False once the deadline has passed.
 bool StreamCore::wait(Lock& lock, const Deadline& deadline) {
   if (!deadline) {
     changed_.wait(lock);
@@ -266,8 +266,8 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
   }
 }
 
-// Reads the unit next, which is not what was expected. What others wait for stays, and so does what is used
-// soon after it, if there is room.
+// Reads `unit` next, although another one was expected. Keeps what others wait for, and what is used soon
+// after `unit`, if there is room.
 Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
   if (resident_frame_[unit] != kNone) {
     read(lock, frames_[resident_frame_[unit]], unit);
@@ -289,14 +289,14 @@ Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
   return {};
 }
 
-// Evicts what is not used soon after `unit`, so that its slots serve what is.
+// Evicts units that are not used soon after `unit`, so that their slots serve those that are.
 void StreamCore::evict_behind(Lock& lock, std::size_t unit) {
   std::vector<Frame*> behind;
   for (const std::size_t slot : schedule_.slots_behind(unit, slot_uses())) behind.push_back(&frames_[slot]);
   evict(lock, behind);
 }
 
-// Evicts what is used last, unless a slot is empty or will be.
+// Evicts the unit that is used last, unless a slot is empty or will be.
 void StreamCore::make_room(Lock& lock, std::size_t unit) {
   if (const auto slot = schedule_.slot_to_evict(unit, slot_uses())) evict(lock, {&frames_[*slot]});
 }
@@ -326,7 +326,7 @@ void StreamCore::evict(Lock& lock, const std::vector<Frame*>& frames) {
   changed_.notify_all();
 }
 
-// After an error: what was read ahead came from the same storage, perhaps before its cause was gone.
+// After an error: what was read ahead came from the same storage, perhaps before the cause was removed.
 void StreamCore::evict_unchecked(Lock& lock) {
   std::vector<Frame*> suspect;
   for (Frame& frame : frames_) {
@@ -335,7 +335,7 @@ void StreamCore::evict_unchecked(Lock& lock) {
   evict(lock, suspect);
 }
 
-// Hands out what has arrived, once it is known to be good, and goes on reading ahead.
+// Hands out a unit that has arrived, once its checksums are verified, and continues reading ahead.
 Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
   const std::size_t unit = frame.unit;
   if (frame.error) {

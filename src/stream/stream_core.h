@@ -1,4 +1,4 @@
-// The ring of slots behind a WeightStream, and what is read into it.
+// The ring of slots behind a WeightStream, and the reads into it.
 #pragma once
 
 #include <array>
@@ -14,9 +14,9 @@
 
 namespace trunkline {
 
-// The life of a unit: its frame is chosen (its own when it is resident, else an empty slot) and its parts are
-// sent to be read -> the last one has arrived, and it is ready -> it is acquired, which checks it first ->
-// its last holder releases it, and its slot is empty again.
+// Life of a unit: its frame is chosen (its own when it is resident, else an empty slot) and reads of its
+// parts are submitted -> the last one has arrived, and the unit is ready -> it is acquired, which verifies it
+// first -> its last holder releases it, and its slot is empty again.
 //
 // One mutex guards all of it. Nothing that may run a completion (submitting, cancelling) happens under it.
 class StreamCore {
@@ -27,7 +27,7 @@ class StreamCore {
   StreamCore& operator=(const StreamCore&) = delete;
   ~StreamCore();
 
-  Status start();  // allocates, and begins to read
+  Status start();  // allocates memory and starts reading
 
   Result<MemoryView> acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout);
   Status release(std::size_t unit);
@@ -47,22 +47,22 @@ class StreamCore {
     empty,
     reading,
     ready,
-    failed,    // `error` says why, to threads that acquire the unit
-    checking,  // by the one who acquires it
+    failed,    // `error` has the reason, for threads that acquire the unit
+    checking,  // by the thread that acquires it
     held,
   };
-  // Memory for one unit: a slot, or for a resident unit its own.
+  // Memory for one unit: a slot, or a resident unit's own memory.
   struct Frame {
     std::byte* data = nullptr;
     std::size_t unit = kNone;
     State state = State::empty;
-    bool evicting = false;  // it is empty as soon as the reading has ended
+    bool evicting = false;  // becomes empty as soon as its read has ended
     std::size_t holders = 0;
     std::size_t waiters = 0;
-    std::size_t pending = 0;         // parts under way
-    std::uint64_t reading = 0;       // number of the reading; tells it from later ones in this frame
+    std::size_t pending = 0;         // parts in flight
+    std::uint64_t reading = 0;       // number of the read; distinguishes it from later ones in this frame
     std::uint64_t file_version = 0;  // of the files, before they were read: FileVersions
-    std::vector<Future> futures;     // of the reading
+    std::vector<Future> futures;     // of the read
     std::optional<Error> error;
   };
 
@@ -103,16 +103,16 @@ class StreamCore {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Frame> frames_;                            // the slots, then one for each resident unit
-  std::vector<std::size_t> resident_frame_;              // of a resident unit: index of its frame
-  RingSchedule schedule_;                                // locations are indices of frames
-  std::vector<SlotUse> uses_;                            // slot_uses()
-  std::size_t under_way_ = 0;                            // readings, and threads that submit or cancel some
-  std::size_t reading_ = 0;                              // readings
+  std::vector<Frame> frames_;                // the slots, then one for each resident unit
+  std::vector<std::size_t> resident_frame_;  // for each resident unit: index of its frame
+  RingSchedule schedule_;                    // locations are indices of frames
+  std::vector<SlotUse> uses_;                // slot_uses()
+  std::size_t under_way_ = 0;                // reads in flight, and threads that submit or cancel some
+  std::size_t reading_ = 0;                  // reads in flight
   std::chrono::steady_clock::time_point reading_since_;  // while there are any
   std::uint64_t readings_ = 0;
   std::vector<std::optional<std::uint64_t>>
-      checked_;  // of a unit: the file version of which its bytes were good
+      checked_;  // for each unit: the file version at which its bytes were verified
   StreamStats stats_;
 };
 

@@ -32,7 +32,7 @@ class StreamFaultTest : public test::StreamTest {
     return std::move(*stream);
   }
 
-  // The errors of one cycle; bytes that are handed out must be right.
+  // Returns the errors of one cycle; checks that bytes that are handed out are right.
   std::vector<Error> cycle(WeightStream& stream) {
     std::vector<Error> errors;
     for (std::size_t unit = 0; unit < stored_.units.size(); ++unit) {
@@ -47,7 +47,7 @@ class StreamFaultTest : public test::StreamTest {
     return errors;
   }
 
-  // Changes one byte of a unit in its file; with `mask` 0 it is right again.
+  // Flips bits of one byte of a unit in its file; with `mask` 0 it restores the byte.
   void flip(std::size_t unit, std::size_t at, unsigned char mask = 1) {
     std::fstream file(stored_.paths[0], std::ios::binary | std::ios::in | std::ios::out);
     const auto place = static_cast<std::streamoff>(stored_.units[unit].parts[0].offset + at);
@@ -70,7 +70,7 @@ TEST_F(StreamFaultTest, EveryFailedReadIsReportedOnceAndReadAgain) {
         EXPECT_GE(at, 25U);
         break;
       }
-      // A unit of the next cycle, read ahead, may be the one that failed.
+      // A unit of the next cycle that was read ahead may be the one that failed.
       ASSERT_LE(errors.size(), 1U);
       if (!errors.empty()) {
         EXPECT_EQ(errors[0].code, EIO);
@@ -92,7 +92,7 @@ TEST_F(StreamFaultTest, DisturbedCompletionsChangeNothing) {
   }
 }
 
-TEST_F(StreamFaultTest, OneUnitIsNotWaitedForByAnother) {
+TEST_F(StreamFaultTest, OneUnitIsNotDelayedByAnother) {
   const Engine engine = faulty_engine();
   faults_->hold(Op::read, 5, 5);  // all of the second unit
   WeightStream stream = open_stream(engine);
@@ -108,14 +108,14 @@ TEST_F(StreamFaultTest, OneUnitIsNotWaitedForByAnother) {
   EXPECT_EQ(stream.stats().failed, 0U);
 }
 
-TEST_F(StreamFaultTest, ALateReadThatWasGivenUpHarmsNobody) {
+TEST_F(StreamFaultTest, AnAbandonedLateReadIsHarmless) {
   for (const std::uint64_t held : {1U, 3U, 5U}) {
     const Engine engine = faulty_engine();
     faults_->hold(Op::read, 5, held);
     WeightStream stream = open_stream(engine);
     ASSERT_TRUE(stream.acquire(0));
     ASSERT_TRUE(stream.release(0));
-    // Elsewhere now: the slot of the second unit is free only when its reading has ended.
+    // Another unit now: the slot of the second unit is free only once its read has ended.
     auto other = std::async(std::launch::async, [&] { return stream.acquire(3); });
     std::this_thread::sleep_for(10ms);
     faults_->release();
@@ -127,7 +127,7 @@ TEST_F(StreamFaultTest, ALateReadThatWasGivenUpHarmsNobody) {
   }
 }
 
-TEST_F(StreamFaultTest, DestructionWaitsForWhatIsUnderWay) {
+TEST_F(StreamFaultTest, DestructionWaitsForReadsInFlight) {
   for (const std::uint64_t first : {0U, 3U, 7U}) {
     const Engine engine = faulty_engine();
     faults_->hold(Op::read, first, 3);
@@ -140,7 +140,7 @@ TEST_F(StreamFaultTest, DestructionWaitsForWhatIsUnderWay) {
   }
 }
 
-TEST_F(StreamFaultTest, WhatWasReadAheadOfAnErrorIsReadAgain) {
+TEST_F(StreamFaultTest, UnitsReadAheadOfAnErrorAreReadAgain) {
   for (const std::uint64_t memory : {2U * 303'104U, 5U * 303'104U}) {
     const Engine engine = make_engine();
     for (const std::size_t unit : {0U, 1U}) flip(unit, 1000, 1);
@@ -149,12 +149,12 @@ TEST_F(StreamFaultTest, WhatWasReadAheadOfAnErrorIsReadAgain) {
     const auto damaged = stream.acquire(0);
     ASSERT_FALSE(damaged);
     EXPECT_EQ(damaged.error().kind, ErrorKind::corrupt);
-    for (const std::size_t unit : {0U, 1U}) flip(unit, 1000, 0);  // mended
+    for (const std::size_t unit : {0U, 1U}) flip(unit, 1000, 0);  // repaired
     EXPECT_TRUE(cycle(stream).empty());
   }
 }
 
-TEST_F(StreamFaultTest, TheTimeOfReadingIsCounted) {
+TEST_F(StreamFaultTest, TheTimeSpentReadingIsCounted) {
   const Engine engine = faulty_engine();
   faults_->hold(Op::read, 5, 5);  // all of the second unit
   WeightStream stream = open_stream(engine);
@@ -162,7 +162,7 @@ TEST_F(StreamFaultTest, TheTimeOfReadingIsCounted) {
   EXPECT_GE(stream.stats().read_ns, 50'000'000U);
   faults_->release();
   while (stream.stats().units_read < 2) std::this_thread::sleep_for(1ms);
-  const std::uint64_t spent = stream.stats().read_ns;  // both slots are full: nothing is read any more
+  const std::uint64_t spent = stream.stats().read_ns;  // both slots are full: nothing is being read
   std::this_thread::sleep_for(20ms);
   EXPECT_EQ(stream.stats().read_ns, spent);
 }
@@ -189,7 +189,7 @@ TEST_F(StreamFaultTest, AModifiedFileIsCheckedAgain) {
     EXPECT_TRUE(cycle(stream).empty());
     flip(unit, 1234);
     std::vector<Error> errors;
-    // What was read ahead of the change may be good once more.
+    // Units that were read ahead of the change may still be good once.
     for (int round = 0; round < 2; ++round) errors = cycle(stream);
     ASSERT_EQ(errors.size(), 1U);
     EXPECT_EQ(errors[0].kind, ErrorKind::corrupt);
@@ -197,7 +197,7 @@ TEST_F(StreamFaultTest, AModifiedFileIsCheckedAgain) {
   }
 }
 
-TEST_F(StreamFaultTest, ATouchedFileIsNoError) {
+TEST_F(StreamFaultTest, ATouchedFileIsNotAnError) {
   const Engine engine = make_engine();
   WeightStream stream = open_stream(engine);
   EXPECT_TRUE(cycle(stream).empty());
@@ -207,7 +207,7 @@ TEST_F(StreamFaultTest, ATouchedFileIsNoError) {
   EXPECT_GT(stream.stats().verify_ns, before);
 }
 
-TEST_F(StreamFaultTest, WithoutChecksumsAModifiedFileIsRefused) {
+TEST_F(StreamFaultTest, WithoutChecksumsAModifiedFileIsRejected) {
   for (StreamUnit& unit : stored_.units) unit.parts[0].checksum.reset();
   const Engine engine = make_engine();
   WeightStream stream = open_stream(engine);
@@ -218,7 +218,7 @@ TEST_F(StreamFaultTest, WithoutChecksumsAModifiedFileIsRefused) {
 }
 
 TEST_F(StreamFaultTest, AFileThatIsReadLaterIsWatchedFromTheBeginning) {
-  const auto other = store_plain(make_engine(), {300'000});  // in a file of its own name
+  const auto other = store_plain(make_engine(), {300'000});  // in a separate file
   const std::string later = root_.file("later");
   ASSERT_EQ(::rename(other.paths[0].c_str(), later.c_str()), 0);
   stored_ = store_plain(make_engine(), std::vector<std::uint64_t>(5, 300'000));
@@ -229,14 +229,15 @@ TEST_F(StreamFaultTest, AFileThatIsReadLaterIsWatchedFromTheBeginning) {
   WeightStream stream = open_stream(engine);  // with room for two units
   std::fstream(later, std::ios::binary | std::ios::in | std::ios::out).put(char(~char(other.contents[0][0])));
   const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0}, {.tv_sec = 1, .tv_nsec = 0}};
-  ASSERT_EQ(::utimensat(AT_FDCWD, later.c_str(), times, 0), 0);  // whatever the clock of the kernel shows
+  ASSERT_EQ(::utimensat(AT_FDCWD, later.c_str(), times, 0),
+            0);  // independent of the kernel's clock granularity
   const auto memory = stream.acquire(4);
   ASSERT_FALSE(memory);
   EXPECT_EQ(memory.error().kind, ErrorKind::corrupt);
   EXPECT_EQ(memory.error().path, later);
 }
 
-TEST_F(StreamFaultTest, AFlippedBitIsFoundOnTheFirstCycle) {
+TEST_F(StreamFaultTest, AFlippedBitIsFoundInTheFirstCycle) {
   for (const StreamVerify verify : {StreamVerify::once, StreamVerify::always}) {
     for (const std::uint64_t memory : {2U * 303'104U, 10U * 303'104U}) {
       stored_ = store_plain(make_engine(), std::vector<std::uint64_t>(5, 300'000));

@@ -1,4 +1,4 @@
-// Units whose bytes are known, in files of an engine.
+// Units with known bytes, stored in files of an engine.
 #pragma once
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ class StreamTest : public testing::Test {
     ASSERT_TRUE(file->close());
   }
 
-  // One file, a page-aligned part for each unit.
+  // One file, with a page-aligned part for each unit.
   StoredUnits store_plain(const Engine& engine, const std::vector<std::uint64_t>& unit_bytes) {
     StoredUnits stored{.paths = {root_.file("pack")}, .units = {}, .contents = {}};
     std::vector<std::byte> file;
@@ -67,7 +67,7 @@ class StreamTest : public testing::Test {
     return stored;
   }
 
-  // Several files, several parts a unit, anywhere in both.
+  // Several files, with several parts per unit, at arbitrary offsets in both.
   StoredUnits store_scattered(const Engine& engine, std::size_t units) {
     StoredUnits stored;
     std::vector<std::vector<std::byte>> files(1 + random_() % 3);
@@ -111,7 +111,7 @@ class StreamTest : public testing::Test {
     return WeightStream::open(engine, std::move(files), stored.units, options);
   }
 
-  // Of the parts; what lies between them is anything.
+  // Compares the parts; bytes between them are unspecified.
   static bool holds(const StoredUnits& stored, std::size_t unit, const MemoryView& memory) {
     if (memory.bytes != stored.units[unit].bytes) return false;
     for (const StreamPart& part : stored.units[unit].parts) {

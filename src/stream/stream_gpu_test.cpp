@@ -1,4 +1,4 @@
-// Streams that hand out units in the memory of a GPU.
+// Streams that hand out units in GPU memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ class StreamGpuTest : public test::StreamTest {
   test::GpuWatch watch_;
 };
 
-TEST_F(StreamGpuTest, PassesInOrder) {
+TEST_F(StreamGpuTest, CyclesInOrder) {
   fakeCudaDelayUpTo(300);
   for (int round = 0; round < kRounds; ++round) {
     SCOPED_TRACE(round);
@@ -76,7 +76,7 @@ TEST_F(StreamGpuTest, PassesInOrder) {
         ASSERT_TRUE(acquired) << acquired.error().message;
         EXPECT_GE(acquired->data, memory.view().data);
         ASSERT_TRUE(holds(stored, unit, *acquired)) << unit;
-        // A kernel that works on it: what it finds must not be the next unit's.
+        // A kernel that uses the unit: it must not find the next unit's bytes.
         ASSERT_EQ(fakeCudaFill(reinterpret_cast<std::uint64_t>(acquired->data), acquired->bytes, 1,
                                compute.handle()),
                   0);
@@ -142,7 +142,7 @@ TEST_F(StreamGpuTest, ASlotIsNotOverwrittenBeforeTheStreamIsDoneWithIt) {
   ASSERT_TRUE(stream->release(0, compute.handle()));
   ASSERT_TRUE(stream->acquire(1));
   ASSERT_TRUE(stream->release(1));
-  std::this_thread::sleep_for(50ms);  // what is copied next has all the time it needs
+  std::this_thread::sleep_for(50ms);  // what is copied next has plenty of time
   EXPECT_TRUE(holds(stored, 0, *first));
   fakeCudaRelease();
   for (const std::size_t unit : {2U, 3U, 4U, 5U, 0U}) {
@@ -153,7 +153,7 @@ TEST_F(StreamGpuTest, ASlotIsNotOverwrittenBeforeTheStreamIsDoneWithIt) {
   }
 }
 
-TEST_F(StreamGpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAStreamThatWorks) {
+TEST_F(StreamGpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAWorkingStream) {
   const char* functions[] = {"cuCtxPushCurrent_v2", "cuStreamCreate",       "cuEventCreate",
                              "cuEventRecord",       "cuStreamWaitEvent",    "cuMemcpyHtoDAsync_v2",
                              "cuEventSynchronize",  "cuMemHostRegister_v2", "cuStreamIsCapturing"};
@@ -231,7 +231,7 @@ TEST_F(StreamGpuTest, AFailedReadIsReportedOnceAndReadAgain) {
   }
 }
 
-TEST_F(StreamGpuTest, EndsAtAnyMoment) {
+TEST_F(StreamGpuTest, MayBeDestroyedAtAnyMoment) {
   for (int round = 0; round < 3 * kRounds; ++round) {
     const Engine engine = make_engine({.lanes = 1});
     const StoredUnits stored = store_plain(engine, std::vector<std::uint64_t>(5, 200'000));
@@ -255,7 +255,7 @@ TEST_F(StreamGpuTest, EndsAtAnyMoment) {
   }
 }
 
-TEST_F(StreamGpuTest, WhatDoesNotFitIsRefusedWithTheLeastThatDoes) {
+TEST_F(StreamGpuTest, MemoryThatIsTooSmallIsRejectedWithTheMinimum) {
   const Engine engine = make_engine({.lanes = 1});
   const StoredUnits stored = store_plain(engine, {200'000, 300'000});
   const std::uint64_t least = 2 * device_slot_bytes(stored.units);
@@ -271,7 +271,7 @@ TEST_F(StreamGpuTest, WhatDoesNotFitIsRefusedWithTheLeastThatDoes) {
   EXPECT_EQ(stream->acquire(0, 1min)->device, &test::gpu());
 }
 
-TEST_F(StreamGpuTest, AfterACopyThatFailedTheNextOneWaitsForTheComputationToo) {
+TEST_F(StreamGpuTest, AfterAFailedCopyTheNextOneAlsoWaitsForTheComputation) {
   const Engine engine = make_engine({.lanes = 1});
   const StoredUnits stored = store_plain(engine, std::vector<std::uint64_t>(6, 300'000));
   const std::uint64_t bytes = 2 * device_slot_bytes(stored.units);

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t kDeviceAlignment = 512;  // as allocators of CUDA memory have it
+constexpr std::uint64_t kDeviceAlignment = 512;  // as for allocators of CUDA memory
 constexpr std::chrono::milliseconds kPatience{50};
 
 std::uint64_t since(Clock::time_point start) {
@@ -29,7 +29,7 @@ std::uint64_t device_bytes(const StreamUnit& unit) {
   return layout.empty() ? 0 : layout.back() + unit.parts.back().bytes;
 }
 
-// One is used by what is read next.
+// How many units of the host's stream may be held at once; the next read needs one of its slots.
 std::size_t most_held(const StreamPlacement& placement, std::size_t units) {
   return placement.slots == 0 ? units : placement.slots;
 }
@@ -76,7 +76,7 @@ UploadRing::~UploadRing() {
 
 Status UploadRing::start() {
   Device& device = *memory_.device;
-  // The memory may still be used by what the caller's stream holds.
+  // Work on the caller's stream may still use the memory.
   auto fence = device.fence(memory_.stream);
   if (!fence) return std::unexpected(fence.error());
   for (Slot& slot : slots_) slot.after = *fence;
@@ -120,7 +120,7 @@ void UploadRing::work() {
   }
 }
 
-// An empty slot for the unit that is copied next; null where there is no such slot or unit.
+// An empty slot for the unit that is copied next; nullptr where there is no such slot or unit.
 UploadRing::Slot* UploadRing::next_slot() {
   if (schedule_.next() == kNone) return nullptr;
   const auto slot = std::ranges::find(slots_, State::empty, &Slot::state);
@@ -133,7 +133,7 @@ void UploadRing::upload(Lock& lock, Slot& slot) {
   schedule_.set_location(unit, index);
   slot.unit = unit;
   slot.state = State::copying;
-  slot.copies = 1;  // until all have begun
+  slot.copies = 1;  // until all have been started
   ++held_;
   lock.unlock();
 
@@ -194,14 +194,14 @@ void UploadRing::copies_ended() {
       if (copy.error && !slot.error) slot.error = copy.error;
       if (--slot.copies > 0) continue;
     }
-    std::ignore = host_.release(slot.unit);  // which reads what comes next
+    std::ignore = host_.release(slot.unit);  // starts the next read
     const std::scoped_lock lock(mutex_);
     --held_;
     settle(slot);
   }
 }
 
-// Nothing of the slot is under way any more.
+// Called when nothing uses the slot any more.
 void UploadRing::settle(Slot& slot) {
   if (slot.evicting) {
     empty(slot);
@@ -209,7 +209,7 @@ void UploadRing::settle(Slot& slot) {
     slot.state = State::failed;
   } else {
     slot.state = State::ready;
-    slot.after.reset();  // not sooner: after a copy that failed the next one must wait as well
+    slot.after.reset();  // not earlier: after a failed copy the next one must wait for it as well
     for (const StreamPart& part : units_[slot.unit].parts) stats_.bytes_copied += part.bytes;
   }
   changed_.notify_all();
@@ -243,7 +243,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
       if (waited && slot.state != State::copying) stats_.wait_ns += since(began);
       if (slot.state == State::failed) {
         Error error = std::move(*slot.error);
-        // What failed after it came from the same storage, perhaps before the cause was gone.
+        // What failed after it came from the same storage, perhaps before the cause was removed.
         for (Slot& each : slots_) {
           if (each.state == State::failed) empty(each);
         }
@@ -268,7 +268,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
   }
 }
 
-// Copies the unit next, which is not what was expected. What is used soon after it stays, if there is room.
+// Copies `unit` next, although another one was expected. Keeps what is used soon after it, if there is room.
 Status UploadRing::reprioritize(std::size_t unit) {
   if (std::ranges::all_of(slots_, [](const Slot& slot) { return slot.state == State::held; })) {
     return std::unexpected(make_error(
@@ -286,7 +286,7 @@ Status UploadRing::reprioritize(std::size_t unit) {
     evict(slots_[*slot]);
     has_changed = true;
   }
-  if (has_changed) changed_.notify_all();  // else who waits here would wake the others that do
+  if (has_changed) changed_.notify_all();  // otherwise threads waiting here would wake each other endlessly
   return {};
 }
 
@@ -298,7 +298,7 @@ void UploadRing::evict(Slot& slot) {
   }
 }
 
-// What the schedule has to know of the slots.
+// What the schedule needs to know about the slots.
 std::vector<SlotUse> UploadRing::slot_uses() const {
   using Use = SlotUse::State;
   std::vector<SlotUse> uses;

@@ -1,4 +1,4 @@
-// The slots of a WeightStream in the memory of a device, and what is copied into them ahead of its use.
+// The device memory slots of a WeightStream, and the copies into them ahead of use.
 #pragma once
 
 #include <chrono>
@@ -16,16 +16,16 @@
 
 namespace trunkline {
 
-// The life of a unit: an empty slot is chosen for it -> it is acquired from the host's stream, which has read
-// and checked it -> its parts are copied, after what the caller's stream still did with the slot -> the last
-// copy has ended: it is ready, and the host's memory is free for the next one -> it is acquired -> its holder
-// releases it, with the stream that works on it.
+// Life of a unit: an empty slot is chosen for it -> it is acquired from the host's stream, which has read and
+// verified it -> its parts are copied, after any work that the caller's stream still does with the slot ->
+// the last copy has ended: it is ready, and the host memory is free for the next one -> it is acquired -> its
+// holder releases it, naming the stream that works on it.
 //
-// A thread does the first steps, in the order of the units; the queue's threads the end of the copies. One
-// mutex guards all; neither the host's stream nor the queue is called under it.
+// One thread does the first steps, in the order of the units; the copy queue's threads handle the end of the
+// copies. One mutex guards everything; neither the host's stream nor the queue is called under it.
 class UploadRing {
  public:
-  // `memory` has room for two slots at least.
+  // `memory` has room for at least two slots.
   UploadRing(StreamCore& host, const MemoryView& memory);
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
@@ -33,14 +33,14 @@ class UploadRing {
 
   Status start();
 
-  // As those of StreamCore; but one holder at a time.
+  // Like those of StreamCore, but with one holder at a time.
   Result<MemoryView> acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout);
   Status release(std::size_t unit, void* stream);
   void set_order(std::vector<std::size_t> order);
 
   const MemoryView& memory() const { return memory_; }
 
-  // What the host's stream counts, but for the waiting, which is that of acquire() here.
+  // The counts of the host's stream, except that waiting is measured in acquire() here.
   StreamStats stats() const;
 
  private:
@@ -52,9 +52,9 @@ class UploadRing {
     std::byte* data = nullptr;
     std::size_t unit = kNone;
     State state = State::empty;
-    bool evicting = false;   // it is empty as soon as the copying has ended
-    std::size_t copies = 0;  // under way
-    Fence after;             // what was done with the slot before
+    bool evicting = false;   // becomes empty as soon as its copies have ended
+    std::size_t copies = 0;  // in flight
+    Fence after;             // earlier work on the slot
     std::optional<Error> error;
   };
 
@@ -72,18 +72,18 @@ class UploadRing {
   StreamCore& host_;
   const MemoryView memory_;
   const std::vector<StreamUnit>& units_;
-  const std::size_t most_held_;  // units of the host's stream at once, so that others can be read meanwhile
+  const std::size_t most_held_;  // units of the host's stream held at once, leaving room to read others
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
   RingSchedule schedule_;  // locations are indices of slots
-  std::size_t held_ = 0;   // units of the host's stream
+  std::size_t held_ = 0;   // units of the host's stream that are held
   bool stopping_ = false;
   StreamStats stats_;
 
   std::vector<std::shared_ptr<const void>> pins_;  // of the host's memory
-  std::unique_ptr<CopyQueue> copies_;  // whose destruction waits for copies that still use all above, and it
+  std::unique_ptr<CopyQueue> copies_;  // destroyed first: waits for copies that still use everything above
   std::thread thread_;
 };
 

@@ -14,7 +14,7 @@ using test::StoredUnits;
 
 class WeightStreamTest : public test::StreamTest {};
 
-// Acquires, looks and releases; the first unit whose bytes are wrong, or none.
+// Acquires a unit, checks its bytes and releases it.
 testing::AssertionResult uses(WeightStream& stream, std::size_t unit, const auto& holds) {
   auto memory = stream.acquire(unit);
   if (!memory) return testing::AssertionFailure() << memory.error().message;
@@ -24,7 +24,7 @@ testing::AssertionResult uses(WeightStream& stream, std::size_t unit, const auto
   return testing::AssertionSuccess();
 }
 
-TEST_F(WeightStreamTest, EveryCycleGivesTheBytesThatWereStored) {
+TEST_F(WeightStreamTest, EveryCycleReturnsTheStoredBytes) {
   const Engine engine = make_engine();
   for (int round = 0; round < 30; ++round) {
     const StoredUnits stored = round % 2 == 0 ? store_scattered(engine, 1 + random_() % 20)
@@ -51,7 +51,7 @@ TEST_F(WeightStreamTest, EveryCycleGivesTheBytesThatWereStored) {
   }
 }
 
-TEST_F(WeightStreamTest, EveryOrderGivesTheBytesThatWereStored) {
+TEST_F(WeightStreamTest, EveryOrderReturnsTheStoredBytes) {
   const Engine engine = make_engine();
   const StoredUnits stored = store_scattered(engine, 16);
   for (const std::size_t slots : {2U, 3U, 5U}) {
@@ -82,7 +82,7 @@ TEST_F(WeightStreamTest, EveryOrderGivesTheBytesThatWereStored) {
   }
 }
 
-TEST_F(WeightStreamTest, ReadsAheadOverTheEndOfTheCycle) {
+TEST_F(WeightStreamTest, ReadsAheadAcrossTheEndOfTheCycle) {
   const Engine engine = make_engine();
   const StoredUnits stored = store_plain(engine, std::vector<std::uint64_t>(6, 64 * 1024));
   auto stream = open(engine, stored, {.memory_bytes = 2 * 64 * 1024});
@@ -93,7 +93,7 @@ TEST_F(WeightStreamTest, ReadsAheadOverTheEndOfTheCycle) {
       ASSERT_TRUE(stream->release(unit));
     }
   }
-  // The last unit is in use, and the first one of the next cycle comes all the same.
+  // The last unit is in use, but the first one of the next cycle is read all the same.
   for (int tries = 0; tries < 5000 && stream->stats().units_read < 7; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(stream->stats().units_read, 7U);
@@ -164,7 +164,7 @@ TEST_F(WeightStreamTest, MoreUnitsThanSlotsCannotBeHeld) {
   EXPECT_FALSE(stream->acquire(99));
 }
 
-TEST_F(WeightStreamTest, ThreadsShareIt) {
+TEST_F(WeightStreamTest, ThreadsShareAStream) {
   const Engine engine = make_engine();
   const StoredUnits stored = store_scattered(engine, 12);
   auto stream = open(engine, stored, {.memory_bytes = 3'500'000, .slots = 4});
@@ -186,7 +186,7 @@ TEST_F(WeightStreamTest, ThreadsShareIt) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
-TEST_F(WeightStreamTest, WhatMakesNoSenseIsRefused) {
+TEST_F(WeightStreamTest, InvalidArgumentsAreRejected) {
   const Engine engine = make_engine();
   const StoredUnits stored = store_plain(engine, {8192, 8192, 8192});
   const auto refused = [&](auto&& spoil) {
@@ -206,7 +206,7 @@ TEST_F(WeightStreamTest, WhatMakesNoSenseIsRefused) {
   EXPECT_EQ(small.error().kind, ErrorKind::out_of_budget);
 }
 
-TEST_F(WeightStreamTest, TheEnginesBudgetBoundsTheSlots) {
+TEST_F(WeightStreamTest, TheEnginesBudgetLimitsTheSlots) {
   const Engine engine = make_engine({.lanes = 1, .pinned_budget_bytes = 4 * kMiB});
   const StoredUnits stored = store_plain(engine, std::vector<std::uint64_t>(4, 3 * kMiB));
   const auto refused = open(engine, stored, {.memory_bytes = 6 * kMiB});
