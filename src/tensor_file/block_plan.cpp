@@ -19,7 +19,7 @@ class Cutter {
     for (const Extent& extent : layout_.extents) {
       if (!can_be_direct(extent)) continue;
       const std::uint64_t begin = round_up(extent.offset);
-      // The file's last bytes may be fewer than a page.
+      // The file's last bytes may be less than a page.
       const std::uint64_t end = round_down(extent.end());
       if (end < begin + kLeastDirectBytes || touches_checksum_field(begin, end)) continue;
       stage(done_, begin);
@@ -57,7 +57,7 @@ class Cutter {
     }
   }
 
-  // The first byte from `from` on that an extent or a checksum asks for.
+  // The first byte at or after `from` that an extent or a checksum needs.
   std::uint64_t next_wanted(std::uint64_t from) const {
     std::uint64_t next = layout_.bytes;
     const auto extent = std::partition_point(layout_.extents.begin(), layout_.extents.end(),
@@ -69,7 +69,7 @@ class Cutter {
     return next;
   }
 
-  // Behind the last byte of [begin, end) that an extent or a checksum asks for; some byte of it is.
+  // The end of the last byte in [begin, end) that an extent or a checksum needs; there is at least one.
   std::uint64_t last_wanted(std::uint64_t begin, std::uint64_t end) const {
     std::uint64_t last = begin;
     const auto extents = extents_in(layout_, begin, end);

@@ -1,5 +1,5 @@
-// How an layout is cut into blocks, each of which is moved as a whole: either between the file and the memory
-// of one extent, or through a staging block in which pieces of several extents meet. Pure functions.
+// How a layout is cut into blocks, each of which is transferred as a whole: either between the file and the
+// memory of one extent, or through a staging block that combines pieces of several extents. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,32 @@ namespace trunkline::tensor_file {
 struct Block {
   std::uint64_t offset = 0;  // in the file
   std::uint64_t bytes = 0;
-  const Extent* direct = nullptr;  // the one extent that holds all of it; nullptr: staged
+  const Extent* direct = nullptr;  // the one extent that contains all of it; nullptr: staged
 
   std::uint64_t end() const { return offset + bytes; }
 };
 
 struct BlockRules {
   std::uint64_t block_bytes = 4ULL << 20;
-  // Whether, and from which addresses (multiples of this many bytes), a block may move without a copy.
+  // Whether a block may be transferred without a copy, and from which addresses (multiples of this many
+  // bytes).
   bool allow_direct = false;
   std::uint64_t memory_alignment = 1;
-  // Staged blocks may leave out what no extent and no checksum asks for.
+  // Staged blocks may omit bytes that no extent and no checksum needs.
   bool skip_gaps = false;
 };
 
-// Direct blocks begin and end at multiples of this in the file, so that no page is shared by two ways.
+// Direct blocks begin and end at multiples of this in the file, so that direct and staged blocks never share
+// a page.
 inline constexpr std::uint64_t kDirectGranularity = 4096;
-// Direct blocks under way at once: enough for every lane to be busy, few enough for a cancel to be quick.
+// The most direct blocks in flight: enough to keep every lane busy, few enough for a quick cancel.
 inline constexpr std::size_t kMostDirect = 16;
-// An extent with less than this that could move directly joins its neighbours in a staged block instead.
+// An extent with fewer directly transferable bytes than this shares a staged block with its neighbours
+// instead.
 inline constexpr std::uint64_t kLeastDirectBytes = 1ULL << 20;
 
-// In the order of the file; together they cover it, or with skip_gaps what is asked for. Offsets of blocks
-// are multiples of kDirectGranularity.
+// In file order; together they cover the file, or with skip_gaps all that is needed. Offsets of blocks are
+// multiples of kDirectGranularity.
 std::vector<Block> cut_into_blocks(const FileLayout& layout, const BlockRules& rules);
 
 // Contiguous bytes of one extent (or of none) and of one checksum (or of none).
@@ -47,7 +50,7 @@ struct Segment {
   const Checksum* checksum = nullptr;
 };
 
-// Calls `visit` for [begin, end) cut at the borders of extents and checksums, in order.
+// Calls `visit` for [begin, end) cut at the boundaries of extents and checksums, in order.
 void for_each_segment(const FileLayout& layout, std::uint64_t begin, std::uint64_t end,
                       const std::function<void(const Segment&)>& visit);
 

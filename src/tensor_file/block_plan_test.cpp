@@ -33,7 +33,7 @@ std::vector<Shape> shapes(const FileLayout& layout, const BlockRules& rules) {
 
 constexpr BlockRules kDirect{.block_bytes = 4 * kMiB, .allow_direct = true, .memory_alignment = 512};
 
-TEST(BlockPlan, AlignedMemoryMovesDirectly) {
+TEST(BlockPlan, AlignedMemoryIsTransferredDirectly) {
   const FileLayout layout = one_extent(4096 + 10 * kMiB, 4096, 0x10000000);
   const std::vector<Shape> expected = {{0, 4096, false},
                                        {4096, 4 * kMiB, true},
@@ -42,20 +42,20 @@ TEST(BlockPlan, AlignedMemoryMovesDirectly) {
   EXPECT_EQ(shapes(layout, kDirect), expected);
 }
 
-TEST(BlockPlan, MisplacedMemoryAndForbiddenDirectAreStaged) {
+TEST(BlockPlan, MisalignedMemoryAndDisallowedDirectAreStaged) {
   const std::vector<Shape> expected = {{0, 4 * kMiB, false}, {4 * kMiB, kMiB, false}};
   EXPECT_EQ(shapes(one_extent(5 * kMiB, 4096, 0x10000040), kDirect), expected);
   EXPECT_EQ(shapes(one_extent(5 * kMiB, 4096, 0x10000000), {.block_bytes = 4 * kMiB}), expected);
 }
 
-// What counts is where the first whole page of the file lies in memory.
-TEST(BlockPlan, OffsetAndAddressMayBeMisplacedTogether) {
+// What counts is the address of the file's first whole page.
+TEST(BlockPlan, OffsetAndAddressMayBeMisalignedTogether) {
   const std::vector<Shape> expected = {
       {0, 4096, false}, {4096, 2 * kMiB, true}, {4096 + 2 * kMiB, 100, false}};
   EXPECT_EQ(shapes(one_extent(4096 + 2 * kMiB + 100, 96, 0x10000060), kDirect), expected);
 }
 
-TEST(BlockPlan, SmallExtentsJoin) {
+TEST(BlockPlan, SmallExtentsAreCombined) {
   FileLayout layout{.path = "f", .bytes = kMiB, .extents = {}};
   for (std::uint64_t i = 0; i < 16; ++i)
     layout.extents.push_back({.offset = i * 65536, .memory = at(0x10000000 + i * 65536, 65536)});
@@ -71,7 +71,7 @@ TEST(BlockPlan, ExtentsWithChecksumFieldsAreStaged) {
   EXPECT_EQ(shapes(layout, kDirect), expected);
 }
 
-TEST(BlockPlan, GapsAreLeftOutOnlyIfAskedTo) {
+TEST(BlockPlan, GapsAreSkippedOnlyIfRequested) {
   FileLayout layout{
       .path = "f", .bytes = 20 * kMiB, .extents = {{.offset = 10 * kMiB + 5, .memory = at(1, 10)}}};
   BlockRules rules{.block_bytes = 4 * kMiB, .skip_gaps = true};
@@ -91,7 +91,7 @@ TEST(BlockPlan, GapsAreLeftOutOnlyIfAskedTo) {
 
 TEST(BlockPlan, EmptyFileHasNoBlocks) { EXPECT_TRUE(shapes({.path = "f"}, kDirect).empty()); }
 
-TEST(BlockPlan, BlocksCoverAllOnceAndSegmentsStayWithinOneOfEach) {
+TEST(BlockPlan, BlocksCoverEverythingOnceAndSegmentsStayWithinOneOfEach) {
   std::mt19937_64 random(3);
   for (int round = 0; round < test::scaled(60); ++round) {
     const test::Sample sample = test::random_sample(random, random() % (20 * kMiB), "f");

@@ -1,5 +1,5 @@
-// The blocks of several layouts in the order in which they are moved: in turns, so that files on different
-// disks are all under way at once.
+// The blocks of several layouts in the order in which they are transferred: round robin, so that files on
+// different disks are all in flight at once.
 #pragma once
 
 #include <algorithm>

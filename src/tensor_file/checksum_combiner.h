@@ -1,5 +1,5 @@
-// Checksums of ranges whose pieces are summed on several threads: each block brings the checksums of its
-// pieces, and they are put together in the order of the file.
+// Checksums of ranges whose pieces are processed by several threads: each block contributes the checksums of
+// its pieces, which are combined in file order.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace trunkline::tensor_file {
 
-// The checksum of some bytes of one Checksum's range.
+// The checksum of part of one Checksum's range.
 struct PartialChecksum {
   std::uint32_t checksum = 0;  // index in FileLayout::checksums
   std::uint32_t value = 0;
   std::uint64_t bytes = 0;
 };
 
-// Checksums of one block, in the order of the file.
+// The checksums of one block, in file order.
 class BlockChecksums {
  public:
   explicit BlockChecksums(const FileLayout& layout) : layout_(layout) {}
-  // The next bytes, which `checksum` covers (nullptr: none does); they are copied to `copy_to` as well
-  // (nullptr: nowhere), in the same pass.
+  // Adds the next bytes, which `checksum` covers (nullptr: none does), and copies them to `copy_to` (nullptr:
+  // nowhere) in the same pass.
   void add(const Checksum* checksum, std::span<const std::byte> bytes, std::byte* copy_to);
   std::vector<PartialChecksum> take() { return std::move(parts_); }
 
@@ -39,11 +39,11 @@ class ChecksumCombiner {
         values_(layout.checksums.size()),
         done_bytes_(layout.checksums.size()) {}
 
-  // The checksums of block `index` are known. Folds as far as there is no gap, and returns the indices of
-  // checksums that were completed by it.
+  // Adds the checksums of block `index`. Combines blocks as far as there is no gap, and returns the indices
+  // of checksums that this completed.
   std::vector<std::uint32_t> add(std::size_t index, std::vector<PartialChecksum> parts);
 
-  // Blocks folded so far, from the first on without a gap.
+  // How many blocks are combined so far, from the first on without a gap.
   std::size_t folded() const { return folded_; }
   std::uint32_t value(std::uint32_t checksum) const { return values_[checksum]; }
   const std::vector<std::uint32_t>& values() const { return values_; }

@@ -1,4 +1,4 @@
-// Copies between staging blocks and the memory of devices.
+// Copies between staging blocks and device memory.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,15 @@
 
 namespace trunkline::tensor_file {
 
-// Thread-safe. Destruction waits for what is under way.
+// Thread-safe. Destruction waits for copies in flight.
 class DeviceCopies {
  public:
-  // Called once, on any thread, also in start(); the memory is not used any more. Must not call start().
+  // Called once, on any thread, possibly within start(), when the memory is no longer used. Must not call
+  // start().
   using Done = std::function<void(const Status&)>;
 
-  // Begins the copies between a block's bytes at `staged` and those of its extents that are in the memory of
-  // devices, of which there is one at least. `done` is told of the first error, when all have ended.
+  // Starts the copies between a block's bytes at `staged` and those of its extents that are in device memory,
+  // of which there is at least one. Calls `done` when all have ended, with the first error if any.
   void start(const FileLayout& layout, const Block& block, std::byte* staged, Direction direction, Done done);
 
  private:
@@ -43,10 +44,10 @@ class DeviceCopies {
   std::uint32_t next_tag_ = 0;
 
   std::mutex queues_mutex_;
-  std::list<Queue> queues_;  // last: what they still do goes into the jobs
+  std::list<Queue> queues_;  // last, since what the queues still do accesses the jobs
 };
 
-// The first device that a block has bytes of; null where all are in host memory.
+// The first device that holds bytes of a block; nullptr where all are in host memory.
 Device* device_of(const FileLayout& layout, const Block& block);
 
 }  // namespace trunkline::tensor_file

@@ -1,4 +1,4 @@
-// Layouts of random shape over random bytes, and what their files must hold.
+// Layouts of random shape over random bytes, and the expected contents of their files.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,13 +22,13 @@
 
 namespace trunkline::tensor_file::test {
 
-// Rounds and bytes are fewer where every access is watched.
+// Fewer rounds and bytes under sanitizers, which check every access.
 template <class T>
 constexpr T scaled(T count) {
   return trunkline::test::kUnderThreadSanitizer ? count / 4 : count;
 }
 
-// An layout, its memory, and its file byte by byte, computed without the code under test.
+// A layout, its memory, and its file byte by byte, computed without the code under test.
 struct Sample {
   FileLayout layout;
   std::vector<Buffer> memory;
@@ -38,7 +38,7 @@ struct Sample {
   Sample(Sample&&) = default;
   Sample& operator=(Sample&&) = default;
 
-  // Memory that begins `misplaced` bytes into a page, filled at random.
+  // Memory that begins `misplaced` bytes into a page, filled with random bytes.
   MemoryView make_memory(std::mt19937_64& random, std::uint64_t bytes, std::uint64_t misplaced) {
     auto buffer = Buffer::allocate_pageable(bytes + misplaced);
     EXPECT_TRUE(buffer) << buffer.error().message;

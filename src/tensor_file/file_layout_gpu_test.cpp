@@ -1,5 +1,5 @@
-// Layouts whose extents are in the memory of GPUs: the same files, the same contents, in the order of the
-// caller's streams, whatever of the driver fails.
+// Layouts whose extents are in GPU memory: the same files and the same contents, in the order of the caller's
+// streams, whichever driver call fails.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ using trunkline::test::GpuStream;
 
 constexpr int kOutOfMemory = 2;
 
-// A sample some of whose extents are in the memory of GPUs.
+// A sample with some of its extents in GPU memory.
 struct GpuSample : Sample {
   std::list<GpuMemory> gpu_memory;
 
@@ -45,7 +45,7 @@ struct GpuSample : Sample {
     }
   }
 
-  // All extents hold nothing of the file.
+  // Erases the file's bytes from all extents.
   void clear() const {
     for (const Extent& extent : layout.extents) {
       if (is_host(extent.memory)) std::memset(extent.memory.data, 0x5A, extent.memory.bytes);
@@ -66,7 +66,7 @@ struct GpuSample : Sample {
     }
   }
 
-  // With what reading must find.
+  // With the checksums that reading must find.
   FileLayout target() const {
     FileLayout wanted = layout;
     wanted.checksum_fields.clear();
@@ -81,7 +81,7 @@ class FileLayoutGpuTest : public test::FileLayoutTest {
     return {random_sample(random_, bytes, root_.file("f")), random_, devices};
   }
 
-  // A file of one extent, all of it in the memory of a GPU.
+  // A file of one extent, all of it in GPU memory.
   FileLayout layout_of(const GpuMemory& memory) const {
     FileLayout layout{.path = root_.file("f"), .bytes = memory.view().bytes};
     layout.extents.push_back({.offset = 0, .memory = memory.view()});
@@ -113,7 +113,7 @@ class FileLayoutGpuTest : public test::FileLayoutTest {
   std::mt19937_64 random_{11};
 };
 
-TEST_F(FileLayoutGpuTest, FilesAreWhatTheyAreFromHostMemory) {
+TEST_F(FileLayoutGpuTest, FilesAreTheSameAsFromHostMemory) {
   const Engine engine = make_engine();
   fakeCudaDelayUpTo(300);
   for (int round = 0; round < scaled(24); ++round) {
@@ -130,7 +130,7 @@ TEST_F(FileLayoutGpuTest, FilesAreWhatTheyAreFromHostMemory) {
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
 
-TEST_F(FileLayoutGpuTest, MemoryOfGpusIsFilled) {
+TEST_F(FileLayoutGpuTest, GpuMemoryIsFilled) {
   const Engine engine = make_engine();
   fakeCudaDelayUpTo(300);
   for (int round = 0; round < scaled(24); ++round) {
@@ -159,7 +159,7 @@ TEST_F(FileLayoutGpuTest, AFlippedBitIsFound) {
   }
 }
 
-TEST_F(FileLayoutGpuTest, WhatTheCallersStreamHoldsComesFirst) {
+TEST_F(FileLayoutGpuTest, WorkOnTheCallersStreamComesFirst) {
   const Engine engine = make_engine();
   const GpuMemory memory(9 * kMiB);
   const GpuStream stream;
@@ -191,7 +191,7 @@ TEST_F(FileLayoutGpuTest, WhatTheCallersStreamHoldsComesFirst) {
   EXPECT_EQ(loaded.wait_for(50ms), std::future_status::timeout);
   fakeCudaRelease();
   ASSERT_TRUE(loaded.get());
-  EXPECT_EQ(memory.contents(), stored);  // and not what the stream put there
+  EXPECT_EQ(memory.contents(), stored);  // and not what the stream wrote there
 }
 
 TEST_F(FileLayoutGpuTest, EveryFailureOfTheDriverIsReported) {
@@ -239,7 +239,7 @@ TEST_F(FileLayoutGpuTest, EveryFailureOfTheDriverIsReported) {
   expect_left("registrations", registrations);
 }
 
-TEST_F(FileLayoutGpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
+TEST_F(FileLayoutGpuTest, ADeviceThatBreaksFailsOperationsInFlight) {
   for (unsigned after = 0; after < 4; ++after) {
     SCOPED_TRACE(after);
     const GpuMemory memory(21 * kMiB);
@@ -260,7 +260,7 @@ TEST_F(FileLayoutGpuTest, ADeviceThatBreaksFailsWhatIsUnderWay) {
   }
 }
 
-TEST_F(FileLayoutGpuTest, CancelEndsWhatWaitsForAStream) {
+TEST_F(FileLayoutGpuTest, CancelEndsWaitingForAStream) {
   const Engine engine = make_engine();
   const GpuMemory memory(30 * kMiB);
   auto set = FileSet::create(engine, {layout_of(memory)}, {.write = {.stage_all = true}});
@@ -269,7 +269,7 @@ TEST_F(FileLayoutGpuTest, CancelEndsWhatWaitsForAStream) {
   auto staged = std::async(std::launch::async, [&] { return (*set)->stage(); });
   EXPECT_EQ(staged.wait_for(50ms), std::future_status::timeout);
   (*set)->cancel();
-  // Copies that have begun cannot be called back; nothing is given back before they end.
+  // Copies that have started cannot be cancelled; nothing is released before they end.
   EXPECT_EQ(staged.wait_for(50ms), std::future_status::timeout);
   fakeCudaRelease();
   const Status status = staged.get();
@@ -290,7 +290,7 @@ TEST_F(FileLayoutGpuTest, MemoryThatCannotBePinnedIsOnlySlower) {
   EXPECT_GT(fakeCudaPageableCopies(), 0U);
 }
 
-TEST_F(FileLayoutGpuTest, PinsAreKeptForTheNextUseAndGivenBackWithTheirMemory) {
+TEST_F(FileLayoutGpuTest, PinsAreKeptForReuseAndReleasedWithTheirMemory) {
   const std::uint64_t before = fakeCudaLive("registrations");
   {
     const Engine engine = make_engine();
@@ -299,12 +299,13 @@ TEST_F(FileLayoutGpuTest, PinsAreKeptForTheNextUseAndGivenBackWithTheirMemory) {
     const std::uint64_t kept = fakeCudaLive("registrations");
     EXPECT_GT(kept, before);
     ASSERT_TRUE(save(engine, sample.layout, {.durable = false}));
-    EXPECT_LE(fakeCudaLive("registrations"), kept + 1);  // one block more or less is used at a time
+    EXPECT_LE(fakeCudaLive("registrations"),
+              kept + 1);  // the number of blocks in use at a time varies by one
   }
   expect_left("registrations", before);
 }
 
-TEST_F(FileLayoutGpuTest, CapturesAreNotSpoilt) {
+TEST_F(FileLayoutGpuTest, CapturesAreNotInvalidated) {
   const Engine engine = make_engine();
   const GpuSample sample = sample_of(9 * kMiB);
   const GpuStream stream;

@@ -18,7 +18,7 @@ FileLayout layout_of(std::vector<Extent> extents, std::vector<Checksum> checksum
           .checksum_fields = std::move(checksum_fields)};
 }
 
-TEST(FileLayout, SortsAndFindsByPlace) {
+TEST(FileLayout, SortsAndFindsByPosition) {
   FileLayout layout =
       layout_of({{.offset = 50, .memory = {memory, 10}}, {.offset = 0, .memory = {memory, 20}}},
                 {{.begin = 20, .end = 40}}, {{.offset = 60}, {.offset = 2}});
@@ -31,7 +31,7 @@ TEST(FileLayout, SortsAndFindsByPlace) {
   EXPECT_EQ(checksum_fields_in(layout, 64, 100).size(), 0U);
 }
 
-TEST(FileLayout, RefusesWhatIsWrong) {
+TEST(FileLayout, RejectsInvalidLayouts) {
   const std::vector<FileLayout> wrong = {
       layout_of({{.offset = 95, .memory = {memory, 10}}}, {}, {}),
       layout_of({{.offset = std::numeric_limits<std::uint64_t>::max(), .memory = {memory, 10}}}, {}, {}),

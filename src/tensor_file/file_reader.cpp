@@ -66,7 +66,7 @@ Status FileReader::check_sizes() const {
 Status FileReader::read() {
   Status status = read_all();
   devices_.reset();
-  // Not only at destruction: an error may be kept long after, with everything that led to it.
+  // Not only at destruction: an error may be kept long after, along with everything that led to it.
   const std::scoped_lock lock(mutex_);
   ring_.reset();
   for (const Target& target : targets_) std::ignore = target.file.close();
@@ -82,7 +82,7 @@ Status FileReader::read_all() {
   return {};
 }
 
-// Sending comes first, so that the disks are busy while this thread checksums what has arrived.
+// Submits first, so that the disks are busy while this thread checksums what has arrived.
 void FileReader::work() {
   std::unique_lock lock(mutex_);
   while (!error_) {
@@ -136,7 +136,8 @@ void FileReader::send(std::unique_lock<std::mutex>& lock) {
   ++next_;
   ++reading_;
   lock.unlock();
-  // Here, by several threads and ahead of the device, rather than one page at a time under its command.
+  // Here, several threads do it ahead of the device; otherwise the kernel would, one page at a time during
+  // the transfer.
   if (block.direct != nullptr && block.direct->fresh) make_present(data, block.bytes);
   Future future = targets_[sent.place.layout].file.async_pread({data, block.bytes}, block.offset);
   future.on_done([this, sent, future] { arrived(sent, future.result()); });
@@ -144,7 +145,7 @@ void FileReader::send(std::unique_lock<std::mutex>& lock) {
 }
 
 void FileReader::grow_ring(std::unique_lock<std::mutex>& lock) {
-  ++working_;  // the ring is in use meanwhile
+  ++working_;  // keeps the ring in use meanwhile
   const auto grown = ring_->grow(lock, 1);
   --working_;
   if (!grown) fail(grown.error());

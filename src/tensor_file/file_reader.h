@@ -1,4 +1,4 @@
-// Reads layouts into the memory of their extents, and checks their checksums as the bytes pass.
+// Reads layouts into the memory of their extents, and verifies their checksums along the way.
 #pragma once
 
 #include <atomic>
@@ -20,12 +20,12 @@
 namespace trunkline::tensor_file {
 
 struct ReadOptions {
-  bool verify = true;    // compute the checksums; those with an expected value must have it
+  bool verify = true;    // compute the checksums, and compare those with an expected value
   unsigned workers = 1;  // threads that checksum and copy
   std::uint64_t staging_bytes = 64ULL << 20;
 };
 
-// A checksum that a file does not have, though it should.
+// A checksum that does not match the file.
 struct ChecksumMismatch {
   std::size_t layout = 0;
   std::uint32_t checksum = 0;
@@ -34,10 +34,10 @@ struct ChecksumMismatch {
 };
 
 // The path of one block: sent to be read, into its extent's memory where that is aligned, else into a staging
-// block -> arrived -> a worker checksums it and copies it to where it belongs, into the memory of devices
-// while the worker goes on.
+// block -> arrived -> a worker checksums it and copies it to its destination; copies to device memory run
+// while the worker continues.
 //
-// read() once, from any thread, as cancel() and bytes_done().
+// read() once, from any thread; cancel() and bytes_done() from any thread as well.
 class FileReader {
  public:
   struct Target {
@@ -50,8 +50,8 @@ class FileReader {
   FileReader& operator=(const FileReader&) = delete;
   ~FileReader();
 
-  // All memory of all extents is filled, or the first error: `corrupt` for a checksum (mismatch() says which)
-  // and for a file that is not as long as its layout.
+  // Returns when all memory of all extents is filled, or the first error: `corrupt` for a checksum mismatch
+  // (see mismatch()) and for a file whose length differs from its layout.
   Status read();
 
   void cancel();
@@ -66,7 +66,7 @@ class FileReader {
  private:
   struct Arrived {
     BlockPlace place;
-    std::optional<StagingRing::Index> slot;  // none: direct
+    std::optional<StagingRing::Index> slot;  // nullopt: direct
   };
 
   Status check_sizes() const;
@@ -97,10 +97,10 @@ class FileReader {
   std::vector<ChecksumCombiner> checksums_;
   std::size_t next_ = 0;  // in order_
   std::size_t reading_ = 0;
-  std::size_t direct_pending_ = 0;  // sent, and not summed yet
+  std::size_t direct_pending_ = 0;  // sent, and not checksummed yet
   std::size_t working_ = 0;
   std::size_t landing_ = 0;       // being copied to devices
-  std::vector<Arrived> arrived_;  // in order of arrival; taken from the front
+  std::vector<Arrived> arrived_;  // in order of arrival; consumed from the front
   std::size_t taken_ = 0;
   std::optional<Error> error_;
   std::optional<ChecksumMismatch> mismatch_;

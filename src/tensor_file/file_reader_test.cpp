@@ -15,14 +15,14 @@ using test::Sample;
 
 class FileReaderTest : public test::FileLayoutTest {
  protected:
-  // A file with the sample's bytes.
+  // Writes a file with the sample's bytes.
   void store(const Sample& sample) const {
     std::ofstream file(sample.layout.path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(sample.file.data()),
                static_cast<std::streamsize>(sample.file.size()));
   }
 
-  // The same places, with memory to read into; some extents are left out.
+  // The same layout, with memory to read into; some extents are left out.
   static Sample targets_of(const Sample& sample, std::mt19937_64& random, bool all) {
     Sample targets;
     targets.layout.path = sample.layout.path;
@@ -81,7 +81,7 @@ TEST_F(FileReaderTest, FillsAllMemory) {
   }
 }
 
-TEST_F(FileReaderTest, AFlippedBitIsFoundAndPlaced) {
+TEST_F(FileReaderTest, AFlippedBitIsFoundAndLocated) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(30); ++round) {
     Sample sample = random_sample(random_, 1 + random_() % (12 * kMiB), root_.file("f"));
@@ -102,7 +102,7 @@ TEST_F(FileReaderTest, AFlippedBitIsFoundAndPlaced) {
   }
 }
 
-TEST_F(FileReaderTest, AFileOfAnotherSizeIsCorrupt) {
+TEST_F(FileReaderTest, AFileOfADifferentSizeIsCorrupt) {
   const Engine engine = make_engine();
   Sample sample = random_sample(random_, 100'000, root_.file("f"));
   const Sample targets = targets_of(sample, random_, true);
@@ -152,7 +152,7 @@ TEST_F(FileReaderTest, DisturbedCompletionsChangeNothing) {
   }
 }
 
-TEST_F(FileReaderTest, CancelEndsIt) {
+TEST_F(FileReaderTest, CancelStopsIt) {
   const Engine engine = make_engine();
   const Sample sample = random_sample(random_, 30 * kMiB, root_.file("f"));
   store(sample);
@@ -164,7 +164,7 @@ TEST_F(FileReaderTest, CancelEndsIt) {
   EXPECT_EQ(status.error().kind, ErrorKind::cancelled);
 }
 
-TEST_F(FileReaderTest, WithoutRoomForABlockWhatNeedsNoneIsRead) {
+TEST_F(FileReaderTest, WithoutRoomForABlockDirectReadsStillWork) {
   const Engine engine =
       make_engine({.lanes = 1, .queue_depth = 1, .block_bytes = 4096, .pinned_budget_bytes = 64 * kKiB});
   for (const std::uint64_t misplaced : {0U, 64U}) {

@@ -1,4 +1,4 @@
-// What an open file asks of blocks that move without a copy.
+// What an open file requires of blocks that are transferred without a copy.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace trunkline::tensor_file {
 inline BlockRules rules_for(const File& file) {
   BlockRules rules{.block_bytes = StagingPool::kBlockBytes, .allow_direct = true};
   for (const io::Member& member : file.core()->members) {
-    if (!member.pair.limits.usable) continue;  // the page cache takes any address
+    if (!member.pair.limits.usable) continue;  // the page cache accepts any address
     rules.memory_alignment = std::max(rules.memory_alignment, member.pair.limits.memory_alignment);
   }
   return rules;

@@ -67,7 +67,7 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
         return std::unexpected(claimed.error());
       }
       if (place.claim && place.claim->lost()) {
-        place.claim.reset();  // what it replaces is still to be known
+        place.claim.reset();  // the file that it replaces must still be known
         place.claimed.reset();
         continue;
       }
@@ -85,10 +85,10 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
   }
 }
 
-// Through a descriptor of its own, since the file is closed before it gets its name: some filesystems send
-// the last bytes then.
+// Through a separate descriptor, since the file is closed before it gets its name: some filesystems only then
+// send the last bytes.
 Status FileSet::claim(Place& place, const File& file) const {
-  // Files of the memory backend have no names that others see.
+  // Files of the memory backend have no names that others can see.
   if (engine_.config().backend == BackendKind::memory) return {};
   const int fd = file.core()->members.front().pair.buffered.get();
   place.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -110,7 +110,7 @@ Status FileSet::stage() { return ended(writer_->stage()); }
 
 Status FileSet::finish() { return ended(write_files()); }
 
-// An error names the file that was to be, not the temporary one, which is gone.
+// The error names the final file, not the temporary one, which is removed.
 Status FileSet::ended(Status status) {
   if (status) return status;
   for (const Place& place : places_) {
@@ -124,23 +124,23 @@ Status FileSet::ended(Status status) {
 }
 
 Status FileSet::write_files() {
-  // 1 all bytes are in the files
+  // 1. All bytes are in the files.
   if (auto written = writer_->finish(); !written) return written;
-  // 2 they have the owners, modes and attributes of those that they replace
+  // 2. They have the owners, modes and attributes of the files that they replace.
   for (Place& place : places_) {
     if (auto copied = place.copy_attributes(); !copied) return std::unexpected(copied.error());
   }
-  // 3 all that is on the device, before any name leads to them; a failed fsync is not repeated (ATC 2020)
+  // 3. Sync everything to the device before any name leads to it; a failed fsync is not repeated (ATC 2020).
   if (options_.durable) {
     if (auto synced = sync_files(); !synced) return synced;
   }
-  // 4 the names, each in one step
+  // 4. Give them their names, each in one step.
   if (auto named = name_files(); !named) return named;
-  // 5 and the names on the device
+  // 5. Sync the names to the device.
   if (options_.durable) {
     if (auto synced = sync_directories(); !synced) return synced;
   }
-  // 6 and those that nobody else gives away still lead to what was written
+  // 6. Check that the names that nobody else replaces still lead to what was written.
   return check_names();
 }
 
@@ -148,7 +148,7 @@ Result<bool> FileSet::Place::copy_attributes() {
   return replaced && claimed.valid() ? replaced->copy_attributes_to(claimed.get()) : Result<bool>(false);
 }
 
-// Saving takes a while: in between, access may have been withdrawn, from this process or from others.
+// Saving takes a while: meanwhile, this process or others may have lost access.
 Status FileSet::check_again(Place& place) const {
   const auto changed = place.copy_attributes();
   if (!changed) return std::unexpected(changed.error());
@@ -156,7 +156,7 @@ Status FileSet::check_again(Place& place) const {
   return std::unexpected(system_error(errno, "fsync of " + place.written, place.written));
 }
 
-// All at once: the files may be on several disks.
+// All concurrently: the files may be on several disks.
 Status FileSet::sync_files() {
   std::vector<std::future<Status>> others;
   for (std::size_t i = 1; i < places_.size(); ++i) {
@@ -174,7 +174,8 @@ Status FileSet::name_files() {
     Place& place = places_[i];
     if (auto closed = writer_->file(i).close(); !closed) return closed;
     if (auto checked = check_again(place); !checked) return checked;
-    // Who moves a directory to another disk, or copies it and swaps the two, has copied what is half written.
+    // Someone may have moved the directory to another disk, or copied it and swapped the two: then the copy
+    // has an incomplete file.
     if (place.claimed.valid()) {
       if (auto same = os::check_leads_to(place.written, place.claimed.get()); !same) return same;
     }
@@ -195,7 +196,7 @@ Status FileSet::check_names() {
     if (auto same = os::check_leads_to(place.path, place.claimed.get()); !same) return same;
   }
   for (Place& place : places_) {
-    // Those that were created under their own names stay only now, when all is well.
+    // Files that were created under their own names are kept only now, when everything has succeeded.
     place.written.clear();
     place.release();
   }

@@ -1,4 +1,4 @@
-// Files that are written whole and appear whole.
+// Files that are written completely and appear only when complete.
 #pragma once
 
 #include <memory>
@@ -14,22 +14,22 @@
 namespace trunkline::tensor_file {
 
 struct FileSetOptions {
-  // fsync of the files before they get their names, and of the directories after.
+  // fsync the files before they get their names, and the directories after.
   bool durable = true;
-  // Files get a temporary name first and replace what has theirs at the end, with its mode, owner, group and
-  // extended attributes (os/replaced_file.h); what writers that died left under such names in the same
-  // directory is removed. Else they are created under their own names, which
-  // must be free: for names that nothing refers to until something else is written.
+  // Files get a temporary name first and at the end replace the file of their name, keeping its mode, owner,
+  // group and extended attributes (os/replaced_file.h); files that dead writers left under temporary names in
+  // the same directory are removed. Otherwise they are created under their own names, which must not exist:
+  // for names that nothing refers to until something else is written.
   bool replace = true;
   WriteOptions write = {};
 };
 
-// One save: each file of the set is, for every reader and after every crash, the old one or the new one. Of
-// several files some may be new when the others are not.
+// One save: each file of the set is, for every reader and after every crash, either the old or the new one.
+// Of several files some may be new while others are still old.
 //
-// stage() and finish() from one thread, in this order; the rest from any. When one of them fails, and at its
-// destruction before finish(), what was written is removed, and files and staging memory are given back: an
-// error may be kept long after, with everything that led to it.
+// stage() and finish() from one thread, in this order; the rest from any thread. When one of them fails, and
+// at destruction before finish(), what was written is removed, and files and staging memory are released: an
+// error may be kept long after, along with everything that led to it.
 class FileSet {
  public:
   // Creates the files. `layouts` are arranged.
@@ -39,17 +39,18 @@ class FileSet {
   FileSet& operator=(const FileSet&) = delete;
   ~FileSet();
 
-  // Once it returns, the layouts' memory is not read any more if options.write.stage_all; else after
-  // finish().
+  // Once it returns, the layouts' memory is not read any more if options.write.stage_all is set; otherwise
+  // only after finish().
   Status stage();
 
-  // Everything is written, durable, and under its name. After an error some files may have their names all
-  // the same: each is whole, and what it replaced is gone.
+  // On success all files are written, durable, and under their names. After an error some files may already
+  // have their names: each is complete, and the file that it replaced is gone.
   Status finish();
 
   void cancel() { writer_->cancel(); }
 
-  // What the destructor does, now. Nothing after finish() or an error. Not while stage() or finish() runs.
+  // Does now what the destructor does. No effect after finish() or an error. Not while stage() or finish()
+  // runs.
   void discard();
 
   std::uint64_t bytes_total() const { return writer_->bytes_total(); }
@@ -58,11 +59,11 @@ class FileSet {
 
  private:
   struct Place {
-    std::string path;       // where the file is to be
+    std::string path;       // the file's final path
     std::string directory;  // of it
-    std::string written;    // where it is now; empty once it has its name
-    // What was written, also after the file is closed. With `replace` the claim to a temporary name goes on
-    // until it has its own.
+    std::string written;    // the file's current path; empty once it has its name
+    // The written file, also after it is closed. With `replace` the claim to the temporary name lasts until
+    // the file has its own.
     os::UniqueFd claimed = {};
     std::unique_ptr<os::WriterClaim> claim = {};  // ends before the descriptor
     std::unique_ptr<os::ReplacedFile> replaced = {};
@@ -84,7 +85,7 @@ class FileSet {
 
   const Engine engine_;
   const FileSetOptions options_;
-  const unsigned generation_;  // a forked child must not remove what its parent writes
+  const unsigned generation_;  // a forked child must not remove its parent's files
   std::vector<Place> places_;
   std::unique_ptr<FileWriter> writer_;
 };

@@ -34,7 +34,7 @@ class FileSetTest : public test::FileLayoutTest {
   std::mt19937_64 random_{11};
 };
 
-TEST_F(FileSetTest, FilesHoldWhatTheLayoutsSay) {
+TEST_F(FileSetTest, FilesHoldTheirLayouts) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(40); ++round) {
     FileSetOptions options{.durable = round % 3 == 0, .replace = true, .write = {}};
@@ -67,7 +67,7 @@ TEST_F(FileSetTest, FilesHoldWhatTheLayoutsSay) {
   EXPECT_EQ(names(), (std::vector<std::string>{"f0", "f1", "f2"}));
 }
 
-TEST_F(FileSetTest, StagingBlocksAreKeptForTheNextSaveAndGoWhenTheBudgetIsShort) {
+TEST_F(FileSetTest, StagingBlocksAreReusedAndFreedWhenTheBudgetRunsShort) {
   const Engine engine = make_engine({.block_bytes = 64 * kKiB, .pinned_budget_bytes = 64 * kMiB});
   const Sample data = sample(20 * kMiB, "f");
   const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 32 * kMiB}};
@@ -80,7 +80,7 @@ TEST_F(FileSetTest, StagingBlocksAreKeptForTheNextSaveAndGoWhenTheBudgetIsShort)
   EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
-TEST_F(FileSetTest, TooSmallABudgetIsAnErrorAndASmallOneIsEnough) {
+TEST_F(FileSetTest, TooSmallABudgetFailsAndASmallOneSuffices) {
   const Sample data = sample(40 * kMiB, "f");
   const FileSetOptions options{.write = {.stage_all = true, .staging_bytes = 64 * kMiB, .copiers = 3}};
   const Status status =
@@ -89,7 +89,7 @@ TEST_F(FileSetTest, TooSmallABudgetIsAnErrorAndASmallOneIsEnough) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::out_of_budget);
   EXPECT_TRUE(names().empty());
-  // Room for a few blocks besides what the lane bounces through.
+  // Room for a few blocks besides the lane's bounce buffers.
   const Engine small = make_engine({.lanes = 1, .block_bytes = 64 * kKiB, .pinned_budget_bytes = 40 * kMiB});
   const Status enough = save(small, {data.layout}, options);
   ASSERT_TRUE(enough) << enough.error().message;
@@ -136,8 +136,8 @@ TEST_F(FileSetTest, DisturbedCompletionsChangeNothing) {
   }
 }
 
-// As by who copies a directory during a save, and swaps the two.
-TEST_F(FileSetTest, WhatTookThePlaceOfAFileIsNotTakenForIt) {
+// Someone copies a directory during a save, and swaps the two.
+TEST_F(FileSetTest, AFileThatWasSwappedForACopyIsDetected) {
   namespace fs = std::filesystem;
   for (const bool replace : {true, false}) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
@@ -189,8 +189,8 @@ TEST_F(FileSetTest, CancelledOrDroppedItLeavesNothing) {
   EXPECT_TRUE(names().empty());
 }
 
-// Who catches an error keeps the set alive with it, for as long as he likes.
-TEST_F(FileSetTest, AFailureGivesFilesAndMemoryBackAtOnce) {
+// A caller that catches an error may keep the set alive with it, for as long as it likes.
+TEST_F(FileSetTest, AFailureReleasesFilesAndMemoryAtOnce) {
   for (const Op op : {Op::write, Op::sync}) {
     for (const bool replace : {true, false}) {
       const auto faults = Faults::create();
@@ -220,7 +220,7 @@ TEST_F(FileSetTest, DiscardingAFinishedSetChangesNothing) {
   EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
-TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWritesStays) {
+TEST_F(FileSetTest, ASaveRemovesDeadWritersFilesAndKeepsLivingOnes) {
   const std::string dead = ".trunkline-0123456789abcdef.tmp";
   const auto leave_debris = [&] { std::ofstream(root_.file(dead)) << "half of it"; };
   leave_debris();
@@ -234,7 +234,8 @@ TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWrite
   const std::vector<std::string> living = names();
   ASSERT_EQ(living.size(), 1U);
   leave_debris();
-  // Files under names of their own have no temporary ones: who writes those cleans up in his own way.
+  // Files created under their own names have no temporary ones: those who write them clean up in their own
+  // way.
   ASSERT_TRUE(save(engine, {second.layout}, {.replace = false}));
   EXPECT_TRUE(std::filesystem::exists(root_.file(dead)));
   ASSERT_TRUE(save(engine, {second.layout}));
@@ -246,7 +247,7 @@ TEST_F(FileSetTest, WhatADeadWriterLeftGoesWithTheNextSaveAndWhatALivingOneWrite
   EXPECT_EQ(contents_of(first.layout.path), first.file);
 }
 
-TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
+TEST_F(FileSetTest, OwnNamesMustNotExist) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "f");
   const FileSetOptions options{.replace = false};
@@ -258,7 +259,7 @@ TEST_F(FileSetTest, NamesOfTheirOwnMustBeFree) {
   EXPECT_EQ(contents_of(data.layout.path), data.file);
 }
 
-TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
+TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheReplacedFile) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "f");
   const auto mode_of = [&](const std::string& name) {
@@ -285,7 +286,7 @@ TEST_F(FileSetTest, OthersNeverHaveMoreAccessThanToTheFileThatIsReplaced) {
   ::umask(before);
 }
 
-TEST_F(FileSetTest, WhatChangesWhileTheFileIsSavedCounts) {
+TEST_F(FileSetTest, ChangesDuringTheSaveAreRespected) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "f");
   const auto begin = [&] {
@@ -318,7 +319,7 @@ TEST_F(FileSetTest, WhatChangesWhileTheFileIsSavedCounts) {
   EXPECT_EQ(names(), std::vector<std::string>{"f"});
 }
 
-TEST_F(FileSetTest, LinksAreFollowedAndOthersThanFilesRefused) {
+TEST_F(FileSetTest, LinksAreFollowedAndOnlyRegularFilesAccepted) {
   const Engine engine = make_engine();
   const Sample data = sample(5000, "link");
   ASSERT_EQ(::symlink(root_.file("real").c_str(), root_.file("link").c_str()), 0);

@@ -1,5 +1,5 @@
-// The staging blocks of one save or load: a bounded number of them, taken from the engine's pool as they are
-// needed and given back at the end.
+// The staging blocks of one save or load: a limited number, taken from the engine's pool as needed and
+// returned at the end.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace trunkline::tensor_file {
 
-// Guarded by its owner's lock, but for block() and pin().
+// Guarded by its owner's lock, except block() and pin().
 class StagingRing {
  public:
   using Index = std::size_t;
 
   StagingRing(std::shared_ptr<StagingPool> pool, std::size_t most) : pool_(std::move(pool)), most_(most) {
-    blocks_.reserve(most);  // so that blocks stay where they are while others grow the ring
+    blocks_.reserve(most);  // so that blocks stay in place while others grow the ring
   }
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
@@ -36,8 +36,8 @@ class StagingRing {
   bool has_free() const { return !free_.empty(); }
   void give_back(Index index) { free_.push_back(index); }
 
-  // Growing takes long, so the owner's lock is not held meanwhile. Where no memory is to be had, what is
-  // there must do; it is an error when that is less than `least` blocks.
+  // Growing takes long, so the owner's lock is not held meanwhile. Where no memory is available, the existing
+  // blocks must do; it is an error when those are fewer than `least`.
   bool may_grow() const { return blocks_.size() + growing_ < most_; }
   Status grow(std::unique_lock<std::mutex>& lock, std::size_t least) {
     ++growing_;
@@ -57,8 +57,8 @@ class StagingRing {
 
   std::byte* block(Index index) const { return blocks_[index].memory.data(); }
 
-  // Makes a block known to a device, by the thread that has taken it. One that cannot be is as good, and
-  // slower.
+  // Registers a block with a device, by the thread that has taken it. A block that cannot be pinned works
+  // too, only slower.
   void pin(Index index, Device& device) {
     StagingBlock& block = blocks_[index];
     if (block.pin != nullptr) return;
