@@ -1,4 +1,4 @@
-// Collections that are made in parts, so that saves of other processes can lock the directory meanwhile.
+// Collections that pause between parts, so that saves of other processes can lock the directory meanwhile.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,8 +18,8 @@ class CollectionPaceTest : public test::StoreTest {
  protected:
   static constexpr std::uint64_t kSteps = 5;
 
-  // A shard that no manifest names, in each step; and with volumes, on one of them a step that is nowhere
-  // else.
+  // Creates in each step a shard that no manifest names; with volumes, also a step that exists on one volume
+  // only.
   void make_debris(const StoreOptions& options) const {
     const auto store = open(options);
     for (std::uint64_t step = 1; step <= kSteps; ++step) {
@@ -38,7 +38,7 @@ class CollectionPaceTest : public test::StoreTest {
     return left;
   }
 
-  // Opens the directory with parts of one step each.
+  // Opens the directory with collections that pause after each step.
   std::unique_ptr<Store> open_paced(std::function<void()> pause) const {
     return open({.collection_pace = {.first_part = std::chrono::milliseconds(0), .pause = std::move(pause)}});
   }
@@ -82,7 +82,7 @@ TEST_F(CollectionPaceTest, ASaveThatBeginsInAPauseEndsTheCollection) {
   EXPECT_TRUE(is_whole(*saving, *saving->read_manifest(kSteps + 1)));
 }
 
-// What is wrong with a volume is said once, in however many parts the collection is made.
+// A problem with a volume is reported once, however many parts the collection has.
 TEST_F(CollectionPaceTest, ProblemsAreReportedOnce) {
   make_debris({.volumes = volumes()});
   fs::rename(volumes()[1], root_.file("unmounted"));

@@ -67,7 +67,7 @@ Result<Position> position_of(const std::string& directory) {
   Position position{.id = id_of(*descriptor), .latest = latest_of(*entries)};
   for (const StepEntry& entry : *entries) {
     if (entry.commits.empty()) continue;
-    // One that cannot be read is not loaded by anybody, and stays safe from this run.
+    // A checkpoint that cannot be read cannot have been loaded, so this run must not overwrite it.
     if (auto commit = newest_commit(directory, entry)) position.commits.insert(std::move(*commit));
   }
   return position;
@@ -111,8 +111,8 @@ std::uint64_t Continuation::newest_number() const {
 Status check_continues(const std::string& directory, const std::string& id, std::uint64_t step,
                        std::span<const StepEntry> entries, const Continuation& known,
                        std::uint64_t first_commit) {
-  // Where the descriptor was removed (a scratch disk that is purged of old files), its checkpoints say as
-  // much: another run would have moved them away.
+  // Where the descriptor was removed (for example by a purge of old files on a scratch disk), a known
+  // checkpoint is proof enough: another run would have moved it away.
   const bool is_same = known.loaded.id == id || (id.empty() && knows_any(directory, entries, known));
   const bool started_over = !is_same && !known.is_empty();
   std::vector<std::uint64_t> steps;
@@ -121,7 +121,8 @@ Status check_continues(const std::string& directory, const std::string& id, std:
     if (!started_over && entry.step < step) continue;
     if (!started_over && entry.step > step && entry.commits.back() < first_commit) continue;
     const auto commit = newest_commit(directory, entry);
-    // Since it was listed: the directory may not be locked. A link that leads nowhere has not gone.
+    // It may have been removed since the listing, as the directory may not be locked. A dangling link does
+    // not count as removed.
     std::error_code error;
     const bool has_gone =
         !commit &&

@@ -1,4 +1,4 @@
-// Saving over checkpoints that were not loaded is refused; with `fresh` they are set aside.
+// Saving over checkpoints that were not loaded is rejected; with `fresh` they are set aside.
 #include "checkpoint/continuation.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ class ContinuationTest : public test::StoreTest {
     return found;
   }
 
-  static constexpr std::size_t kOldBytes = 6000;  // of the shards of the run before
+  static constexpr std::size_t kOldBytes = 6000;  // of the shards of the previous run
 
   void save_old_run() const {
     const auto store = open({.volumes = {{volumes()[0], root_.file("former")}}});
@@ -48,7 +48,7 @@ class ContinuationTest : public test::StoreTest {
     save(*other, 9, {}, kOldBytes);
   }
 
-  // In how many directories a whole checkpoint of the old run is, by its size.
+  // The number of directories that have a complete checkpoint of the old run (judged by its size).
   std::size_t count_whole(std::uint64_t step) const {
     std::size_t found = 0;
     auto places = asides();
@@ -64,7 +64,7 @@ class ContinuationTest : public test::StoreTest {
     return found;
   }
 
-  // In how many directories a step has a checkpoint.
+  // The number of directories that have a checkpoint of the step.
   std::size_t count_of(std::uint64_t step) const {
     auto places = asides();
     places.push_back(directory());
@@ -76,7 +76,7 @@ class ContinuationTest : public test::StoreTest {
     for (const std::uint64_t step : {7, 8, 9}) EXPECT_EQ(count_whole(step), 1U) << "step " << step;
   }
 
-  // Whatever a collection says, it removes nothing of a checkpoint.
+  // No collection removes any part of a checkpoint, whatever it reports.
   void collect_everywhere() const {
     auto places = asides();
     places.push_back(directory());
@@ -89,7 +89,7 @@ class ContinuationTest : public test::StoreTest {
   }
 };
 
-TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotSavedOver) {
+TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotOverwritten) {
   {
     const auto store = open();
     for (const std::uint64_t step : {50, 100, 101}) save(*store, step);
@@ -114,7 +114,7 @@ TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotSavedOver) {
   EXPECT_EQ(open()->steps(), (Steps{50, 51})) << "what it saved itself it may replace";
 }
 
-TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
+TEST_F(ContinuationTest, RetentionKeepsCheckpointsThatWereNeitherLoadedNorSaved) {
   for (const std::uint64_t step : {1, 2}) save(*open(), step);
   const auto one = open();
   const auto other = open();
@@ -140,7 +140,7 @@ TEST_F(ContinuationTest, RetentionLeavesWhatWasNeitherLoadedNorSaved) {
   EXPECT_EQ(one->steps(), Steps{7});
 }
 
-TEST_F(ContinuationTest, WhatTheRunWentBackBehindIsRemovedFirst) {
+TEST_F(ContinuationTest, RetentionFirstRemovesStepsLaterThanTheRunIsAt) {
   for (const std::uint64_t step : {40, 50, 100, 101}) save(*open(), step);
   auto store = open();
   load(*store);
@@ -158,7 +158,7 @@ TEST_F(ContinuationTest, WhatTheRunWentBackBehindIsRemovedFirst) {
   EXPECT_EQ(store->steps(), (Steps{1})) << "what was saved last stays in any case";
 }
 
-TEST_F(ContinuationTest, CheckpointsOfOthersAreToldOnceThereAreMoreThanAreKept) {
+TEST_F(ContinuationTest, OthersCheckpointsAreReportedOnceThereAreMoreThanAreKept) {
   for (const std::uint64_t step : {1, 2, 3}) {
     const auto store = open();
     ASSERT_TRUE(store->commit(write_shards(step, begin(*store, step))));
@@ -170,7 +170,7 @@ TEST_F(ContinuationTest, CheckpointsOfOthersAreToldOnceThereAreMoreThanAreKept) 
   EXPECT_EQ(open()->steps(), (Steps{1, 2, 3}));
 }
 
-TEST_F(ContinuationTest, WhatIsSavedDuringALoadStaysKnown) {
+TEST_F(ContinuationTest, ASaveDuringALoadStaysKnown) {
   const auto store = open();
   save(*store, 1);
   auto position = store->position();
@@ -181,7 +181,7 @@ TEST_F(ContinuationTest, WhatIsSavedDuringALoadStaysKnown) {
   EXPECT_EQ(store->steps(), Steps{3});
 }
 
-TEST_F(ContinuationTest, ANumberThatIsUsedAgainIsAnotherCheckpoint) {
+TEST_F(ContinuationTest, AReusedNumberIsADifferentCheckpoint) {
   const auto one = open();
   save(*one, 1);
   const auto other = open();
@@ -196,13 +196,13 @@ TEST_F(ContinuationTest, ANumberThatIsUsedAgainIsAnotherCheckpoint) {
   EXPECT_TRUE(is_whole(*one, *one->read_manifest(1)));
 }
 
-TEST_F(ContinuationTest, ADamagedCheckpointIsNotSavedOverEither) {
+TEST_F(ContinuationTest, ADamagedCheckpointIsNotOverwrittenEither) {
   save(*open(), 5);
   ASSERT_TRUE(os::write_file_durably(manifest_path(directory(), 5, 1), "{"));
   EXPECT_EQ(refusal(*open(), 1).code, EEXIST);
 }
 
-TEST_F(ContinuationTest, AnotherJobThatSavesMeanwhileIsFound) {
+TEST_F(ContinuationTest, AnotherJobsSavesAreDetected) {
   const auto one = open();
   const auto other = open();
   save(*one, 1);
@@ -218,8 +218,8 @@ TEST_F(ContinuationTest, AnotherJobThatSavesMeanwhileIsFound) {
   EXPECT_EQ(refusal(*other, 2).code, EEXIST);
 }
 
-// What was known of the descriptor before says nothing.
-TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
+// Knowledge that came from the previous descriptor does not count.
+TEST_F(ContinuationTest, KnownCheckpointsEndWithTheDescriptor) {
   const auto old = open();
   for (const std::uint64_t step : {1, 2, 3, 4}) save(*old, step);
   const auto fresh = open({.fresh = true});
@@ -232,8 +232,8 @@ TEST_F(ContinuationTest, WhatWasKnownEndsWithTheDescriptor) {
   EXPECT_EQ(refusal(*fresh, 5).code, EEXIST);
 }
 
-// As of a scratch disk from which old files are purged.
-TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptor) {
+// For example on a scratch disk from which old files are purged.
+TEST_F(ContinuationTest, ARunContinuesWithoutTheDescriptor) {
   const auto store = open();
   for (const std::uint64_t step : {1, 2, 3}) save(*store, step, 2);
   fs::remove(directory() + "/trunkline-checkpoints.json");
@@ -251,7 +251,7 @@ TEST_F(ContinuationTest, ARunGoesOnWithoutTheDescriptor) {
 }
 
 // The number of a deleted commit is used again.
-TEST_F(ContinuationTest, WhatWasSavedAfterADeletionIsNotKnown) {
+TEST_F(ContinuationTest, ASaveAfterADeletionIsNotKnown) {
   const auto one = open();
   save(*one, 100);
   const auto other = open();
@@ -264,7 +264,7 @@ TEST_F(ContinuationTest, WhatWasSavedAfterADeletionIsNotKnown) {
   EXPECT_NE(error.message.find("neither loaded nor saved"), std::string::npos) << error.message;
 }
 
-TEST_F(ContinuationTest, AJobDoesNotGoOnWhereAnotherHasStartedOver) {
+TEST_F(ContinuationTest, AJobDoesNotContinueWhereAnotherHasStartedOver) {
   const auto old = open();
   for (const std::uint64_t step : {1, 2, 3}) save(*old, step);
   save(*open({.fresh = true}), 1);
@@ -272,7 +272,7 @@ TEST_F(ContinuationTest, AJobDoesNotGoOnWhereAnotherHasStartedOver) {
   EXPECT_EQ(open()->steps(), Steps{1});
 }
 
-TEST_F(ContinuationTest, AJobStaysRefusedAfterABeginThatFailedInTheNewRun) {
+TEST_F(ContinuationTest, AJobStaysRejectedAfterABeginThatFailedInTheNewRun) {
   const auto job = open();
   save(*job, 1);
   const auto other = open({.volumes = volumes(), .fresh = true});
@@ -294,7 +294,7 @@ TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   expect_old_run();
   collect_everywhere();
   expect_old_run();
-  // A directory of its own, that can be gone on with.
+  // The folder is itself a directory of checkpoints, and can be continued.
   const auto aside = Store::open(asides()[0]);
   ASSERT_TRUE(aside) << aside.error().message;
   EXPECT_EQ((*aside)->steps(), (Steps{7, 8, 9}));
@@ -309,8 +309,8 @@ TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(2)));
 }
 
-// A step that somebody wants back from the run that was set aside is no other run's to remove.
-TEST_F(ContinuationTest, AStepMovedBackFromAsideStays) {
+// A step that a user moves back from the run that was set aside must not be removed by another run.
+TEST_F(ContinuationTest, AStepMovedBackFromASetAsideRunStays) {
   const auto old = open();
   for (const std::uint64_t step : {100, 200}) save(*old, step, 2);
   auto store = open({.fresh = true});
@@ -329,7 +329,7 @@ TEST_F(ContinuationTest, AStepMovedBackFromAsideStays) {
   EXPECT_NE(told.front().message.find("step 200"), std::string::npos) << told.front().message;
   EXPECT_EQ(store->steps(), (Steps{1, 2, 200}));
   EXPECT_EQ(refusal(*store, 200).code, EEXIST);
-  store = open({.volumes = {{root_.file("other")}}});  // a change of the descriptor keeps what it says
+  store = open({.volumes = {{root_.file("other")}}});  // changing the descriptor keeps its other contents
   load(*store);
   EXPECT_EQ(save_and_retain(*store, 3).size(), 1U);
   EXPECT_TRUE(save_and_retain(*store, 4).empty()) << "says so once";
@@ -372,7 +372,7 @@ TEST_F(ContinuationTest, AStepMovedBackStaysWithoutTheDescriptor) {
   EXPECT_EQ(next->steps(), (Steps{2, 100}));
 }
 
-TEST_F(ContinuationTest, ARunBesideStepsOfOthersGoesOnWithoutTheDescriptor) {
+TEST_F(ContinuationTest, ARunBesideOthersStepsContinuesWithoutTheDescriptor) {
   for (const std::uint64_t step : {1, 2}) save(*open(), step);
   const auto store = open();
   save(*store, 10);
@@ -381,7 +381,7 @@ TEST_F(ContinuationTest, ARunBesideStepsOfOthersGoesOnWithoutTheDescriptor) {
   EXPECT_EQ(store->steps(), (Steps{1, 2, 10, 11}));
 }
 
-TEST_F(ContinuationTest, WhatWasSetAsideTwiceIsAllOlder) {
+TEST_F(ContinuationTest, CommitNumbersGrowAcrossRunsThatWereSetAside) {
   for (const std::uint64_t step : {1, 2}) save(*open(), step);
   save(*open({.fresh = true}), 1);
   save(*open({.fresh = true}), 1);
@@ -393,7 +393,7 @@ TEST_F(ContinuationTest, WhatWasSetAsideTwiceIsAllOlder) {
   EXPECT_EQ(store->read_manifest(1)->commit, 4U) << "on from there, whatever is left of the others";
 }
 
-TEST_F(ContinuationTest, AFreshSaveThatFailsSetsNoOtherRunAside) {
+TEST_F(ContinuationTest, AFailedFreshSaveSetsNoOtherRunAside) {
   save(*open(), 5);
   // Fails once, after the earlier run has moved.
   bool failed = false;
@@ -432,7 +432,7 @@ TEST_F(ContinuationTest, AFreshRunThatLoadsContinues) {
   EXPECT_TRUE(asides().empty());
 }
 
-TEST_F(ContinuationTest, WithoutItsDescriptorARunIsSetAsideToo) {
+TEST_F(ContinuationTest, ARunWithoutItsDescriptorIsSetAsideToo) {
   save_old_run();
   fs::remove(directory() + "/" + std::string(kDescriptorFile));
   save(*open({.volumes = volumes(), .fresh = true}), 1);
@@ -442,7 +442,7 @@ TEST_F(ContinuationTest, WithoutItsDescriptorARunIsSetAsideToo) {
   expect_old_run();
 }
 
-TEST_F(ContinuationTest, NothingIsSetAsideThatCouldNotBeReadThere) {
+TEST_F(ContinuationTest, WhatCouldNotBeReadInTheFolderIsNotSetAside) {
   save_old_run();
   const std::string step = directory() + "/step-00000008";
   fs::rename(step, root_.file("elsewhere"));
@@ -459,7 +459,8 @@ TEST_F(ContinuationTest, NothingIsSetAsideThatCouldNotBeReadThere) {
   expect_old_run();
 }
 
-// Its manifest cannot be read, and so not say which shards it has: they belong to the folder all the same.
+// The manifest cannot be read and so does not show which shards it has, but they belong to the folder all the
+// same.
 TEST_F(ContinuationTest, ARunWithADamagedManifestIsSetAsideWithItsShards) {
   save_old_run();
   const std::string path = manifest_path(directory(), 8, 2);
@@ -501,7 +502,7 @@ TEST_F(ContinuationTest, ACopyIsNotSetAside) {
   EXPECT_EQ(after, expected);
 }
 
-TEST_F(ContinuationTest, ABeginThatFailedAnywhereIsTriedAgain) {
+TEST_F(ContinuationTest, AFailedBeginCanBeRetried) {
   for (std::size_t allowed = 0;; ++allowed) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
     save(*open(), 1);
@@ -517,7 +518,8 @@ TEST_F(ContinuationTest, ABeginThatFailedAnywhereIsTriedAgain) {
   }
 }
 
-// At every point: the old run is whole, no collection on either side harms it, and another fresh run goes on.
+// At every point: the old run is complete, no collection on either side damages it, and another fresh run
+// continues.
 TEST_F(ContinuationTest, SettingAsideMayStopBeforeAnyOfItsChanges) {
   std::size_t stops = 0;
   for (std::size_t allowed = 0;; ++allowed) {
@@ -551,8 +553,8 @@ TEST_F(ContinuationTest, SettingAsideMayStopBeforeAnyOfItsChanges) {
   EXPECT_GT(stops, 12U) << "folder, descriptors, volumes, three steps, homes";
 }
 
-// Of a run that went back, the step that was committed last has not the highest number.
-TEST_F(ContinuationTest, WhenSettingAsideStopsTheLatestStepStaysTheLatest) {
+// In a run that went back, the step that was committed last does not have the highest number.
+TEST_F(ContinuationTest, TheLatestStepStaysTheLatestWhereverSettingAsideStops) {
   for (std::size_t allowed = 0;; ++allowed) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
     const auto old = open();
@@ -573,7 +575,7 @@ TEST_F(ContinuationTest, WhenSettingAsideStopsTheLatestStepStaysTheLatest) {
 }
 
 // The same for a run that continues after the crash, with what is left in the directory.
-TEST_F(ContinuationTest, ARunThatContinuesAfterSuchACrashLeavesWhatHasMoved) {
+TEST_F(ContinuationTest, ARunThatContinuesAfterSuchACrashKeepsWhatHasMoved) {
   for (std::size_t allowed = 0;; ++allowed) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
     save_old_run();

@@ -19,7 +19,7 @@ std::string descriptor_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, kDescriptorFile);
 }
 
-// For people who look at a volume: which directory this one belongs to.
+// Shows people who look at a volume which directory this one belongs to.
 std::string readable_name(const std::string& directory) {
   constexpr std::size_t kMaxBytes = 100;
   std::string name = fs::path(directory).filename().string().substr(0, kMaxBytes);
@@ -33,7 +33,7 @@ std::string readable_name(const std::string& directory) {
 
 std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
 
-// That one of `volumes` which has the same parent; empty: none has.
+// The entry of `volumes` that has the same parent; empty if there is none.
 std::string beside(const std::string& volume, const std::vector<std::string>& volumes) {
   const auto has_same_parent = [&](const std::string& each) { return parent_of(each) == parent_of(volume); };
   const auto found = std::ranges::find_if(volumes, has_same_parent);
@@ -75,7 +75,7 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes) {
   return parents;
 }
 
-// Directories first: the descriptor says that they are there, and one that is missing later on is a disk
+// Directories first: the descriptor promises that they exist, so that one that is missing later means a disk
 // that is not mounted.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
                               const std::optional<StoreDescriptor>& before, const DirectoryOps& ops) {
@@ -86,7 +86,7 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
       return std::ranges::find(known, volume) != known.end();
     };
     if (before && (is_known(before->volumes) || is_known(before->former_volumes))) continue;
-    // Where it takes the place of another one, those who could not read that one cannot read it either.
+    // When it replaces another one, those who could not read that one cannot read it either.
     const std::string like = before ? beside(volume, before->volumes) : std::string{};
     if (auto made = ops.make_directories_durably(volume, like); !made) return made;
   }

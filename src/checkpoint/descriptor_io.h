@@ -1,4 +1,4 @@
-// Opening a directory of checkpoints: its descriptor, and the directories that belong to it on volumes.
+// Reads and writes a directory's descriptor, and creates the directories on volumes that belong to it.
 #pragma once
 
 #include <memory>
@@ -12,19 +12,19 @@
 
 namespace trunkline::checkpoint {
 
-// The descriptor that lies in the directory; nothing where there is none.
+// Reads the directory's descriptor; nullopt where there is none.
 Result<std::optional<StoreDescriptor>> read_store_descriptor(const std::string& directory);
 
-// What the descriptor becomes when shards shall lie on `volumes` from now on (paths of users; the directories
-// that belong to the store are made from them). Those that it names already keep their directories.
+// The descriptor for storing shards on `volumes` from now on (paths given by users; the store's directories
+// are derived from them). Those that it already names keep their directories.
 StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<std::string>& volumes,
                              const std::string& directory);
 
-// The paths that with_volumes() made the directories of a descriptor from.
+// The paths from which with_volumes() derived a descriptor's directories.
 std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
 
-// Makes the directories on volumes that `before` does not name, then the descriptor, all durably. EEXIST when
-// there is no `before` and another has made the descriptor meanwhile.
+// Creates the directories on volumes that `before` does not name, then the descriptor, all durably. EEXIST
+// when there is no `before` and someone else has created the descriptor meanwhile.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
                               const std::optional<StoreDescriptor>& before, const DirectoryOps& ops);
 

@@ -47,7 +47,7 @@ Status DirectoryOps::make_directories_durably(const std::string& path, const std
     if (auto made = make_directories_durably(parent); !made) return made;
   }
   const os::UniqueFd model(like.empty() ? -1 : ::open(like.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // No others may use it before it is known who may.
+  // Nobody else may use it before its permissions are set.
   if (auto made = make_directory(path, model.valid() ? 0700 : 0777); !made) return made;
   if (model.valid()) {
     const os::UniqueFd made(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -87,7 +87,7 @@ Status DirectoryOps::replace_file_durably(const std::string& path, std::string_v
 Status DirectoryOps::rename(const std::string& from, const std::string& to) const {
   if (auto watched = about_to(Kind::rename, from); !watched) return watched;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
-  // rename(2) replaces no directory but an empty one.
+  // rename(2) replaces a directory only if it is empty.
   if (os::may_lack_rename_flags(errno) && ::rename(from.c_str(), to.c_str()) == 0) return {};
   return std::unexpected(system_error(errno, fmt::format("moving {} to {}", from, to), from));
 }

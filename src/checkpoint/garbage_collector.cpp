@@ -47,7 +47,7 @@ std::uint64_t CollectionResult::bytes() const {
 void CollectionResult::add(CollectionResult later) {
   busy = later.busy;
   removed.insert(removed.end(), later.removed.begin(), later.removed.end());
-  for (Error& problem : later.problems) {  // volumes are looked at in several parts
+  for (Error& problem : later.problems) {  // several parts may examine the same volume
     if (std::ranges::find(problems, problem.message, &Error::message) == problems.end())
       problems.push_back(std::move(problem));
   }
@@ -66,8 +66,8 @@ void GarbageCollector::note(Status status) {
   if (!status) result_.problems.push_back(std::move(status.error()));
 }
 
-// Where files of the step can be. In the directories of other stores' volumes (the descriptor was lost, or
-// the manifest is not ours) nothing but what the manifest names is anybody's to remove.
+// Where files of the step may be. In directories on other stores' volumes (the descriptor was lost, or the
+// manifest is not ours) only what the manifest names may be removed.
 std::vector<GarbageCollector::StepDirectory> GarbageCollector::directories_of(
     std::uint64_t step, const Manifest* manifest) const {
   std::vector<StepDirectory> directories{
@@ -96,7 +96,7 @@ std::vector<GarbageCollector::StepDirectory> GarbageCollector::directories_of(
 Status GarbageCollector::remove_file(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) {
-    // Only what is known to be gone is: a manifest that stays must not lose its shards.
+    // Only a file that is known to be gone counts as removed: a manifest that stays must not lose its shards.
     if (errno == ENOENT || errno == ENOTDIR) return {};
     return std::unexpected(system_error(errno, "removing " + path, path));
   }
@@ -107,8 +107,8 @@ Status GarbageCollector::remove_file(const std::string& path) {
   return {};
 }
 
-// Whether it is gone. A temporary file that somebody writes stays: tl.save() may write into any directory,
-// without the lock of this one.
+// Returns whether the file is gone. A temporary file that is still being written stays: tl.save() may write
+// into any directory, without this directory's lock.
 Result<bool> GarbageCollector::remove_debris(const std::string& directory, const std::string& name) {
   const std::string path = fmt::format("{}/{}", directory, name);
   std::unique_ptr<os::DeadWriter> dead;  // held until the file is removed
@@ -120,7 +120,7 @@ Result<bool> GarbageCollector::remove_debris(const std::string& directory, const
   return true;
 }
 
-// Which shards on a volume stay, whatever happens to the step.
+// Finds the shards on a volume that stay, whatever happens to the step.
 Status GarbageCollector::find_kept_on_volume(StepDirectory& directory) {
   const auto names = names_in(directory.path);
   if (!names) return std::unexpected(names.error());
@@ -135,7 +135,7 @@ Status GarbageCollector::find_kept_on_volume(StepDirectory& directory) {
   return {};
 }
 
-// Shards of the manifest that is kept stay on every volume: disks may be mounted in each other's place.
+// Shards of the kept manifest stay on every volume: disks may be mounted in each other's place.
 Status GarbageCollector::find_kept(std::vector<StepDirectory>& directories, const Manifest* kept) {
   for (StepDirectory& directory : directories) {
     if (directory.volume.empty()) {
@@ -161,7 +161,7 @@ Status GarbageCollector::clean_directory(const StepDirectory& directory, bool st
     lists_moved |= !directory.volume.empty() && name == kMovedShardsFile;
     const bool known = std::ranges::binary_search(directory.known, name);
     const bool ours = is_debris(name) && (known || directory.own);
-    // A manifest was removed before; in a dry run it is still there.
+    // The manifest was removed before; in a dry run it still exists.
     const bool manifest_gone = dry_run_ == DryRun::yes && !step_stays && commit_of(name).has_value();
     if (manifest_gone) --left;
     if (!ours || directory.kept.contains(name)) continue;
@@ -195,16 +195,16 @@ Status GarbageCollector::check_owners(const std::vector<StepDirectory>& director
   return {};
 }
 
-// A checkpoint exists exactly when its manifest does, so that it ends in this order, whenever a crash comes:
-// 0. Whose the volumes are, and all that names shards there, is read while every manifest is still there.
-// Where
-//    anything of that cannot be read, nothing is removed.
-// 1. The name of the manifest that is kept is durable (its writer may have died before that).
-// 2. Other manifests go, the oldest first: after a crash in between none that was replaced counts again.
-// 3. Each of these removals is made durable before the next: no manifest may outlive its shards.
-// 4. Shards that the manifest which is kept does not name; temporary files.
-// 5. Directories that are empty now, that in DIR last and once the others are durable: without it, what is
-//    left on volumes would count as moved by hand.
+// A checkpoint exists exactly as long as its manifest does, so it is removed in this order, which is safe
+// against a crash at any point:
+// 0. Read the owners of the volumes, and everything that names shards there, while every manifest still
+//    exists. If any of that cannot be read, nothing is removed.
+// 1. Make the name of the kept manifest durable (its writer may have died before it did).
+// 2. Remove other manifests, the oldest first: after a crash in between, none that was replaced counts again.
+// 3. Make each of these removals durable before the next: no manifest may outlive its shards.
+// 4. Remove shards that the kept manifest does not name, and temporary files.
+// 5. Remove directories that are empty now, the one in DIR last and once the others are durable: without it,
+//    what is left on volumes would count as moved by hand.
 // A crash after 3 leaves debris, which the next collection finds.
 Status GarbageCollector::collect(const StepEntry& entry, const Manifest* kept, const Manifest* doomed) {
   std::vector<StepDirectory> directories = directories_of(entry.step, kept != nullptr ? kept : doomed);
@@ -221,7 +221,7 @@ Status GarbageCollector::collect(const StepEntry& entry, const Manifest* kept, c
   }
   if (auto collected = clean_volumes(directories, kept != nullptr); !collected) return collected;
   const auto missing = missing_volumes(directories, kept != nullptr || doomed != nullptr);
-  // A step that stays, and is only cleaned, waits for nothing.
+  // A step that is only cleaned, and stays, does not depend on missing volumes.
   if (kept == nullptr) result_.missing_volumes.insert(missing.begin(), missing.end());
   return clean_directory(directories.front(), kept != nullptr, !missing.empty());
 }
@@ -237,8 +237,8 @@ Status GarbageCollector::clean_volumes(const std::vector<StepDirectory>& directo
   return {};
 }
 
-// Volumes that are not mounted, and may have shards of the step: those in use, whose shards an earlier commit
-// may have named, those that its manifest names, and where no manifest is left, former ones as well.
+// Volumes that are not mounted and may have shards of the step: those in use, whose shards an earlier commit
+// may have named; those that its manifest names; and, where no manifest is left, former ones as well.
 std::vector<std::string> GarbageCollector::missing_volumes(const std::vector<StepDirectory>& directories,
                                                            bool names_are_known) const {
   std::vector<std::string> missing;
@@ -252,7 +252,8 @@ std::vector<std::string> GarbageCollector::missing_volumes(const std::vector<Ste
   return missing;
 }
 
-// What volumes have of a step that has no directory. If it has one by now, nothing in that is looked at.
+// Removes what volumes have of a step without a directory. If the step has a directory by now, that is not
+// touched.
 Status GarbageCollector::remove_left_behind(std::uint64_t step) {
   std::vector<StepDirectory> directories = directories_of(step, nullptr);
   if (auto owners = check_owners(directories); !owners) return owners;
@@ -287,8 +288,8 @@ void GarbageCollector::remove_whatever_it_is(const StepEntry& entry) {
   note(collect(entry, nullptr, manifest ? &*manifest : nullptr));
 }
 
-// Whether the files of a step are a manifest and all shards of one save: then they belong together, or the
-// manifest lost its own shards, and those that are there are left for a time when there are others.
+// Whether the files of a step are one manifest and all shards of one save. Then they either belong together,
+// or the manifest lost its own shards, and the others are left for a later collection that finds more files.
 bool GarbageCollector::is_one_save(const StepEntry& entry) const {
   if (entry.commits.size() != 1) return false;
   std::string nonce;
@@ -341,8 +342,8 @@ Status GarbageCollector::remove_temporary_files(const std::string& directory) {
 }
 
 // Fails where a step without a directory of its own has shards on volumes that nothing names. A user who
-// moves the step back at this moment is told so too: looking for its directory once more would take the
-// shards for those of a step that is being removed.
+// moves the step back at this very moment gets this error too: checking for its directory again would mistake
+// the shards for those of a step that is being removed.
 Status GarbageCollector::check_orphans(std::uint64_t step) {
   const std::vector<StepDirectory> directories = directories_of(step, nullptr);
   for (std::size_t i = 1; i < directories.size(); ++i) {
@@ -365,7 +366,7 @@ Status GarbageCollector::check_orphans(std::uint64_t step) {
   return {};
 }
 
-// Like clean_all().
+// Returns false if it paused, like clean_all().
 bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgress& progress) {
   if (auto owner = check_owners({{.path = {}, .volume = volume, .own = true, .known = {}}}); !owner) {
     note(std::move(owner));
@@ -379,7 +380,7 @@ bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgres
   }
   for (const std::uint64_t step : *steps) {
     if (!progress.done.insert(step).second) continue;
-    // Moved or copied into the directory since its steps were listed: it has manifests that nobody looked at.
+    // Moved or copied into the directory since its steps were listed: its manifests have not been examined.
     if (is_there(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
     auto none = orphans_ == Orphans::leave ? check_orphans(step) : Status{};
     note(none ? remove_left_behind(step) : std::move(none));

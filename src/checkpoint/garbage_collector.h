@@ -22,79 +22,79 @@ struct Removed {
 };
 
 struct CollectionResult {
-  bool busy = false;                      // another process saves into the directory: the rest was not done
-  std::vector<Removed> removed;           // in the order in which it was done; with dry_run, what would be
-  std::vector<Error> problems;            // one for each step that was left alone, or where removing failed
-  std::set<std::string> missing_volumes;  // where shards of steps that are removed may still lie
+  bool busy = false;             // another process is saving into the directory: the rest was not done
+  std::vector<Removed> removed;  // in order of removal; with dry_run, what would be removed
+  std::vector<Error> problems;   // one for each step that was left alone, or where removing failed
+  std::set<std::string> missing_volumes;  // which may still hold shards of steps that are removed
 
   std::uint64_t bytes() const;
-  void add(CollectionResult later);  // of the next part of the same collection
+  void add(CollectionResult later);  // adds the next part of the same collection
 };
 
-// How far a collection got that is made in parts, so that others can lock the directory between them.
+// The progress of a collection that is made in parts, so that others can lock the directory between them.
 struct CollectionProgress {
   std::function<bool()> should_pause;  // called after each step
   // Steps of the directory at the beginning: those saved during the pauses have no debris, and would keep the
   // collection from ending.
   std::optional<std::set<std::uint64_t>> listed = {};
-  std::set<std::uint64_t> done = {};  // steps that are not looked at again
+  std::set<std::uint64_t> done = {};  // steps that need not be examined again
 };
 
-// A step that is a symbolic link lies elsewhere, maybe in the directory of another run: to remove it is to
-// remove the link, and nothing behind it is touched.
+// A step that is a symbolic link is stored elsewhere, maybe in the directory of another run: removing it
+// removes only the link, and nothing behind it is touched.
 //
 // Shards of a step on volumes stay as long as a manifest below the directory names them, wherever it was
-// moved or copied to (shard_references.h). Where the directory of the step itself is gone, somebody moved or
-// removed it by hand, since saves make it first and remove it last: its shards are orphans, which only
+// moved or copied to (shard_references.h). Where the directory of the step itself is gone, someone moved or
+// removed it by hand, since saves create it first and remove it last: its shards are orphans, which only
 // Orphans::remove removes.
 class GarbageCollector {
  public:
   enum class DryRun { no, yes };
   enum class Orphans { leave, remove };
 
-  // Nothing is removed from a volume without a record of whose it is, which is a problem: only a save records
-  // that (volume_owner.h), and a directory that does not save may be a copy.
+  // Nothing is removed from a volume that has no record of its owner, which is reported as a problem: only a
+  // save records that (volume_owner.h), and a directory that is not saved into may be a copy.
   GarbageCollector(std::string directory, StoreDescriptor descriptor, DirectoryOps ops, DryRun dry_run,
                    Orphans orphans = Orphans::leave);
 
-  // Removes a checkpoint; one whose manifest cannot be read is left alone and is a problem.
+  // Removes a checkpoint; one whose manifest cannot be read is left alone and reported as a problem.
   void remove(const StepEntry& entry);
 
-  // The same, asked for by name: without a manifest that can be read, of the shards on volumes those in the
-  // directories of the descriptor go.
+  // For an explicit request. If the manifest cannot be read, removes only those shards on volumes that are in
+  // the descriptor's directories.
   void remove_whatever_it_is(const StepEntry& entry);
 
-  // Leaves of a step what its last manifest refers to, and of one without manifests nothing. A step whose
-  // last manifest cannot be read is left alone and is a problem. A large manifest is not read, but for its
-  // first line, where the names of the files show that none of them can go. Files that no save makes are
-  // never touched.
+  // Keeps what a step's last manifest refers to; a step without manifests is removed entirely. A step whose
+  // last manifest cannot be read is left alone and reported as a problem. Of a large manifest only the first
+  // line is read where the file names show that nothing can be removed. Files that no save creates are never
+  // touched.
   void clean(const StepEntry& entry);
 
-  // All steps, those that only volumes have a directory of, and files that were not given their names.
-  // Orphans that are left are problems.
+  // Cleans all steps, including those that exist only on volumes, and removes temporary files. Remaining
+  // orphans are problems.
   void clean_all();
 
-  // The same, from where `progress` is; false if it paused. What was read of the directory may change during
-  // the pause, so that another collector goes on.
+  // The same, continuing from `progress`; returns false if it paused. The directory may change during the
+  // pause, which outdates what this object has read, so another collector must continue.
   bool clean_all(CollectionProgress& progress);
 
-  // Where the first save ended before the directory had its descriptor.
+  // For a first save that ended before the directory had its descriptor.
   void clean_unbegun();
 
   CollectionResult take_result() { return std::move(result_); }
 
  private:
-  // A directory in which files of a step lie.
+  // A directory that contains files of a step.
   struct StepDirectory {
     std::string path;
-    std::string volume;               // that it is on; empty: in the directory of checkpoints itself
-    bool own = false;                 // else only files of `known` are removed
+    std::string volume;               // on which it is; empty: the directory of checkpoints itself
+    bool own = false;                 // otherwise only files in `known` are removed
     std::vector<std::string> known;   // those that the manifest in question names, sorted
     std::set<std::string> kept = {};  // shards that stay
   };
 
   bool is_one_save(const StepEntry& entry) const;
-  // The first of them is always that in the directory of checkpoints itself.
+  // The first one is always in the directory of checkpoints itself.
   std::vector<StepDirectory> directories_of(std::uint64_t step, const Manifest* manifest) const;
   Status check_owners(const std::vector<StepDirectory>& directories);
   Status find_kept(std::vector<StepDirectory>& directories, const Manifest* kept);
@@ -119,7 +119,7 @@ class GarbageCollector {
   DirectoryOps ops_;
   DryRun dry_run_;
   Orphans orphans_;
-  std::map<std::string, Status> owners_;  // of volumes: whether anything there may be removed
+  std::map<std::string, Status> owners_;  // by volume: whether anything there may be removed
   std::optional<Result<std::set<std::string>>> named_below_;  // shards_named_below(), once it was needed
   CollectionResult result_;
 };

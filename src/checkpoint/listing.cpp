@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whatever made it so, it was committed: this is not "no such step".
+// It was committed, whatever happened to it since: this is not "no such step".
 std::unexpected<Error> lost_manifest(const std::string& path) {
   return std::unexpected(
       make_error(ErrorKind::corrupt,
@@ -37,7 +37,7 @@ Result<Beginning> read_beginning(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
     return std::unexpected(system_error(errno, "looking at the manifest " + path, path));
-  // A device could be read without an end.
+  // Reading a device might never end.
   if (!S_ISREG(status.st_mode))
     return std::unexpected(make_error(
         ErrorKind::corrupt,
@@ -49,7 +49,7 @@ Result<Beginning> read_beginning(const std::string& path) {
 }
 
 Result<std::string> read_manifest_text(const std::string& path) {
-  // Before all of it is read: a sparse file can be larger than the memory.
+  // Checked before reading all of it: a sparse file can be larger than memory.
   const auto beginning = read_beginning(path);
   if (!beginning) return std::unexpected(beginning.error());
   if (auto line = check_first_line(beginning->text, beginning->file_bytes, path); !line)
@@ -59,7 +59,7 @@ Result<std::string> read_manifest_text(const std::string& path) {
 
 struct StepDirectories {
   std::vector<std::uint64_t> steps = {};   // ascending
-  std::vector<std::uint64_t> absent = {};  // whose names were listed, and that are not there
+  std::vector<std::uint64_t> absent = {};  // whose names were listed, but that do not exist
 };
 
 Result<StepDirectories> find_step_directories(const std::string& directory) {
@@ -76,7 +76,7 @@ Result<StepDirectories> find_step_directories(const std::string& directory) {
     } else if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) {
       found.absent.push_back(*step);
     } else {
-      // Left out, it would count as a step that was never saved.
+      // If it were left out, it would count as a step that was never saved.
       return std::unexpected(system_error(errno, "looking at the step " + path, path));
     }
   }
@@ -152,8 +152,8 @@ Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std:
 }
 
 // Another process may save meanwhile. Where a step lacks its commits, they may have been removed since the
-// directory was listed, and what was committed before that came too late for the list: a directory that never
-// was without a checkpoint would seem to have none. Two equal listings in a row show what is there.
+// directory was listed, and what was committed before that came too late for the listing: a directory that
+// always had a checkpoint would seem to have none. Two equal listings in a row show the actual contents.
 Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
   auto listing = list_once(directory);
   while (listing && (listing->has_empty || !listing->absent.empty())) {
@@ -251,7 +251,8 @@ Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_
     if (!commits) return std::unexpected(commits.error());
     if (commits->empty()) return no_checkpoint_of(directory, step);
     auto manifest = read_manifest_of(directory, step, commits->back());
-    // A save of the same step may have replaced it since the listing. Commits only grow, so that this ends.
+    // A save of the same step may have replaced it since the listing. Commit numbers only grow, so this
+    // terminates.
     if (manifest || manifest.error().code != ENOENT) return manifest;
     if (last == commits->back()) return lost_manifest(manifest_path(directory, step, *last));
     last = commits->back();

@@ -1,4 +1,4 @@
-// What lies in a directory of checkpoints. Reading only; others may change it at the same time.
+// The contents of a directory of checkpoints. Only reads; others may change the directory at the same time.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace trunkline::checkpoint {
 
-// Names in a directory, sorted; none when it does not exist.
+// Names in a directory, sorted; empty if it does not exist.
 Result<std::vector<std::string>> names_in(const std::string& directory);
 
 // A directory of a step. It is a checkpoint if it has a commit.
 struct StepEntry {
   std::uint64_t step = 0;
-  std::vector<std::uint64_t> commits;  // of the manifests in it, ascending; the last is the one that counts
+  std::vector<std::uint64_t> commits;  // of the manifests in it, ascending; the last one counts
   bool operator==(const StepEntry&) const = default;
 };
 
@@ -27,9 +27,9 @@ Result<std::vector<std::uint64_t>> step_directories_in(const std::string& direct
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
 
-// The commit of the next save, above all in `entries` and all below `first`. Where there are none, also above
-// those of the runs that were set aside: a step that somebody moves back from there is older than what that
-// save commits, and not the latest.
+// The commit number of the next save: above all in `entries` and not below `first`. Where there are none,
+// also above those of the runs that were set aside: a step that someone moves back from there is older than
+// what that save commits, and must not become the latest.
 std::uint64_t next_commit(const std::string& directory, std::span<const StepEntry> entries,
                           std::uint64_t first);
 
@@ -39,29 +39,30 @@ std::optional<std::uint64_t> latest_of(std::span<const StepEntry> entries);
 // "steps 1, 2, 3, ..., 97, 98, 99"; `steps` is not empty.
 std::string in_words(std::span<const std::uint64_t> steps);
 
-// "it has steps 1, 2, 3, ..., 97, 98, 99": what to name instead of one that is not there.
+// "it has steps 1, 2, 3, ..., 97, 98, 99": for errors about a step that does not exist.
 std::string steps_in_words(const std::string& directory);
 
-// system (ENOENT), naming the steps that there are.
+// system (ENOENT), listing the steps that exist.
 std::unexpected<Error> no_checkpoint_of(const std::string& directory, std::uint64_t step);
 
 std::string manifest_path(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
-// The directory of a step on a volume of its manifest; `directory` is where the manifest's directory lies.
+// The directory of a step on one of its manifest's volumes; `directory` is the one that contains the
+// manifest's directory.
 std::string volume_step_directory(const std::string& directory, const std::string& volume,
                                   std::uint64_t step);
 std::string shard_path(const std::string& directory, const Manifest& manifest, std::size_t shard);
 
-// Of exactly this commit; `corrupt` when it says that it is another.
+// The manifest of exactly this commit; `corrupt` when it claims to be another.
 Result<Manifest> read_manifest_of(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
-// Of the last commit of the step; system (ENOENT) when it has none, and only then.
+// The manifest of the step's last commit; system (ENOENT) when, and only when, it has none.
 Result<Manifest> read_newest_manifest(const std::string& directory, std::uint64_t step);
 
-// The line that a manifest begins with, or as much of it as there is.
+// A manifest's first line, or as much of it as there is.
 Result<std::string> read_first_line(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
-// Whether the manifest can be read and is what was written; cheaper than parsing it.
+// Whether the manifest can be read and matches its checksum; cheaper than parsing it.
 Status check_manifest(const std::string& directory, std::uint64_t step, std::uint64_t commit);
 
 }  // namespace trunkline::checkpoint

@@ -1,4 +1,4 @@
-// What lies in a directory of checkpoints while others change it.
+// Listing a directory of checkpoints while others change it.
 #include "checkpoint/listing.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ bool has_checkpoint(const Result<std::vector<StepEntry>>& entries) {
   return entries && std::ranges::any_of(*entries, [](const auto& each) { return !each.commits.empty(); });
 }
 
-TEST(ListingTest, ADirectoryThatIsNeverWithoutACheckpointIsNeverListedWithoutOne) {
+TEST(ListingTest, ADirectoryThatAlwaysHasACheckpointIsNeverListedWithoutOne) {
   const test::TempDirectory root;
   const std::string directory = root.file("run");
   const auto commit = [&](std::uint64_t number) {
@@ -34,7 +34,7 @@ TEST(ListingTest, ADirectoryThatIsNeverWithoutACheckpointIsNeverListedWithoutOne
   commit(1);
   std::atomic<bool> over = false;
   std::jthread writer([&] {
-    // As a run saves that keeps one: the next is there before the last one goes.
+    // Like a run that keeps one checkpoint: the next exists before the last one is removed.
     for (std::uint64_t number = 2; number <= 1000; ++number) {
       commit(number);
       fs::remove_all(fmt::format("{}/{}", directory, step_directory(number - 1)));
@@ -46,7 +46,7 @@ TEST(ListingTest, ADirectoryThatIsNeverWithoutACheckpointIsNeverListedWithoutOne
   EXPECT_EQ(lacking, 0);
 }
 
-TEST(ListingTest, AStepThatCannotBeLookedAtIsAnErrorAndNotAbsent) {
+TEST(ListingTest, AStepThatCannotBeExaminedIsAnErrorAndNotAbsent) {
   const test::TempDirectory root;
   const std::string directory = root.file("run");
   const std::string folder = fmt::format("{}/{}", directory, step_directory(1));

@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMagic = "trunkline checkpoint ";
-constexpr int kMaxDepth = 500;  // of the whole text, to which users' state adds
+constexpr int kMaxDepth = 500;  // of the whole text, including users' state
 constexpr std::size_t kCrcDigits = 8;
 
 constexpr std::array<std::string_view, 10> kKeys{"step",    "commit", "time",    "chunk_bytes", "world_size",
@@ -44,12 +44,12 @@ std::unexpected<Error> damaged(const std::string& path, std::string_view why) {
       fmt::format("manifest {}: {}; use another step, or restore it from a copy", path, why), path));
 }
 
-// What a member is not; thrown and caught within this file, so that each member is one line.
+// Why a member is invalid; thrown and caught within this file, so that each member is parsed in one line.
 struct Refusal {
   std::string why;
 };
 
-// A value of JSON as its text: of a manifest with a million tensors a tree of values would take seconds and
+// A JSON value as its text: for a manifest with a million tensors, a tree of values would take seconds and
 // gigabytes.
 using Text = std::string_view;
 
@@ -153,7 +153,7 @@ Tensor tensor_of(Text json) {
   return tensor;
 }
 
-// First of all: what comes with features that are not known here need not look as expected.
+// Checked first: what comes with unknown features need not look as expected.
 std::vector<std::string> features_of(const Object& object) {
   std::vector<std::string> features;
   const auto value = object.find("features");
@@ -193,7 +193,7 @@ void append(Output& out, std::string_view characters) {
   out.append(characters.data(), characters.data() + characters.size());
 }
 
-// Throws Json::type_error for what is not UTF-8.
+// Throws Json::type_error for invalid UTF-8.
 void append_string(Output& out, std::string_view value) {
   const bool plain =
       std::ranges::all_of(value, [](char c) { return c >= ' ' && c < '\x7f' && c != '"' && c != '\\'; });
@@ -239,8 +239,8 @@ void append_tensor(Output& out, const Tensor& tensor) {
   out.push_back('}');
 }
 
-// The order of the keys is that of version 1, the state last. "step" is the first: shard_references.cpp tells
-// by it which step a manifest is of (docs/formats/checkpoint.md).
+// The order of the keys is that of version 1, with the state last. "step" comes first: shard_references.cpp
+// uses it to see which step a manifest is of (docs/formats/checkpoint.md).
 std::string json_of(const Manifest& manifest) {
   Output out;
   fmt::format_to(std::back_inserter(out), R"({{"step":{},"commit":{},"time":)", manifest.step,
@@ -267,7 +267,7 @@ std::unexpected<Error> invalid(std::string_view why) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, fmt::format("manifest: {}", why)));
 }
 
-// The number that the line has at `at`, which is moved behind it; canonical digits only.
+// The number at position `at` of the line; `at` is moved past it. Accepts canonical digits only.
 std::optional<std::uint64_t> take_number(std::string_view line, std::size_t& at) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(line.data() + at, line.data() + line.size(), value);
@@ -298,7 +298,7 @@ struct FirstLine {
   std::uint64_t end = 0;  // where the JSON begins
 };
 
-// Of a manifest of `file_bytes`, which begins with `text`.
+// For a manifest of `file_bytes`, which begins with `text`.
 Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes, const std::string& path) {
   const std::string_view head = text.substr(0, kMaxLineBytes);
   std::size_t at = 0;

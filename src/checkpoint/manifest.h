@@ -1,5 +1,5 @@
-// The manifest of a checkpoint (docs/formats/checkpoint.md): which files it consists of, their checksums, and
-// where each tensor lies. Formatting and parsing; no I/O.
+// The manifest of a checkpoint (docs/formats/checkpoint.md): the files that it consists of, their checksums,
+// and where each tensor is stored. Formatting and parsing; no I/O.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,17 @@
 
 namespace trunkline::checkpoint {
 
-inline constexpr std::uint64_t kChunkBytes = kMiB;  // of new checkpoints; what readers take:
+inline constexpr std::uint64_t kChunkBytes = kMiB;  // of new checkpoints; what readers accept:
 inline constexpr std::uint64_t kMinChunkBytes = 4 * kKiB;
 inline constexpr std::uint64_t kMaxChunkBytes = 64 * kMiB;
 inline constexpr std::uint64_t kMaxNumber = (1ULL << 63) - 1;  // of any number in a manifest
 inline constexpr std::uint64_t kMaxWorldSize = 1 << 24;
-inline constexpr std::uint64_t kMaxManifestBytes = 2 * kGiB;  // of the JSON: bounds the memory of readers
-inline constexpr std::uint64_t kFirstVersion = 1;             // of manifests without features
-inline constexpr std::uint64_t kFeatureVersion = 2;           // of those with some
-inline constexpr std::string_view kViewsFeature = "views";    // the state has views of shared memory
-inline constexpr std::string_view kOwnVolume = ".";           // the directory that holds the manifests
+inline constexpr std::uint64_t kMaxManifestBytes =
+    2 * kGiB;                                        // of the JSON: limits the memory that readers need
+inline constexpr std::uint64_t kFirstVersion = 1;    // of manifests without features
+inline constexpr std::uint64_t kFeatureVersion = 2;  // of those with some
+inline constexpr std::string_view kViewsFeature = "views";  // the state has views of shared memory
+inline constexpr std::string_view kOwnVolume = ".";         // the directory that holds the manifests
 
 struct Shard {
   std::uint64_t volume = 0;           // index into Manifest::volumes
@@ -33,7 +34,7 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// Bytes of a tensor that lie together.
+// Contiguous bytes of a tensor.
 struct Piece {
   std::uint64_t shard = 0;   // index into Manifest::shards
   std::uint64_t offset = 0;  // bytes from the start of the shard's file
@@ -55,12 +56,13 @@ struct Manifest {
   std::string time = {};     // of the commit: "2026-01-31T23:59:59Z"
   std::uint64_t chunk_bytes = kChunkBytes;
   std::uint64_t world_size = 1;
-  std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each holds a directory for the step
+  std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each has a directory for the step
   std::vector<Shard> shards = {};
   std::vector<Tensor> tensors = {};
-  // What a reader must know beyond version 1, each once. A manifest without any is of version 1.
+  // What a reader must support beyond version 1; no duplicates. A manifest without any has version 1.
   std::vector<std::string> features = {};
-  std::string state = "null";  // a JSON text, kept as it is: the order of its keys and its numbers are users'
+  std::string state =
+      "null";  // a JSON text, kept unchanged: the order of its keys and its numbers are the user's
   bool operator==(const Manifest&) const = default;
 };
 
@@ -68,29 +70,29 @@ std::uint64_t chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes);
 
 bool is_plain_file_name(std::string_view name);
 
-// Two parts of the contents of a file. First the line that frames the rest, which no flipped bit, missing or
-// additional byte gets past:
+// The contents of the file have two parts. First comes the line that frames the rest: it reveals every
+// flipped bit and every missing or additional byte.
 std::string frame_manifest(std::string_view json, std::uint64_t version = kFirstVersion);
 struct FramedManifest {
   std::uint64_t version = kFirstVersion;
   std::string_view json;
 };
-// The JSON within; `corrupt` where it is not what the first line says, `format` where there is no such line
-// or one of a newer version. `path` is for messages alone, here and below.
+// Returns the JSON inside; `corrupt` where it does not match the first line, `format` where there is no such
+// line or it has a newer version. `path` is only used in messages, here and below.
 Result<FramedManifest> unframe_manifest(std::string_view text, const std::string& path);
 inline constexpr std::size_t kMaxLineBytes = 128;         // of a line of any version
-std::string_view first_line(std::string_view beginning);  // without its end; all where it does not end
-// Of a file of which only the beginning (kMaxLineBytes, or all) was read: the same as unframe_manifest() for
-// the first line and the file's size.
+std::string_view first_line(std::string_view beginning);  // without its line feed; everything if it has none
+// For a file of which only the beginning (kMaxLineBytes, or all of it) was read: the checks of
+// unframe_manifest() on the first line and the file's size.
 Status check_first_line(std::string_view beginning, std::uint64_t file_bytes, const std::string& path);
 
-// Then the JSON. Formatting refuses (invalid_argument) what parsing would (`format`).
+// Then comes the JSON. Formatting rejects (invalid_argument) what parsing would reject (`format`).
 Result<std::string> manifest_to_json(const Manifest& manifest);
 Result<Manifest> manifest_from_json(std::string_view json, const std::string& path);
-// The same for a text that no file holds: the manifest, or why it is none.
+// The same for a text without a file: the manifest, or why it is invalid.
 std::expected<Manifest, std::string> manifest_from_text(std::string_view json);
 
-// Both in one.
+// Formats and frames.
 Result<std::string> format_manifest(const Manifest& manifest);
 Result<Manifest> parse_manifest(std::string_view text, const std::string& path);
 

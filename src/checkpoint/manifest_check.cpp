@@ -105,7 +105,7 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
     }
     if (__builtin_add_overflow(total, piece.bytes, &total)) return object("its pieces overflow");
   }
-  // What other dtypes take is for those to know who gave them.
+  // The sizes of other dtypes are up to whoever introduced them.
   const auto dtype = format::dtype_named(tensor.dtype);
   if (dtype && format::tensor_bytes(*dtype, tensor.shape) != total)
     return object(fmt::format("its pieces have {} bytes, which do not fit its shape and dtype", total));

@@ -1,4 +1,4 @@
-// What a manifest may say beyond what its types can.
+// Constraints on a manifest that its types do not express.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace trunkline::checkpoint {
 
-// Why readers refuse the manifest (its `state` aside); nothing when they take it.
+// Why readers reject the manifest (except its `state`); nullopt if they accept it.
 std::optional<std::string> objection_to(const Manifest& manifest);
 
 }  // namespace trunkline::checkpoint

@@ -65,7 +65,7 @@ TEST(Manifest, IsReadBackAsWritten) {
   }
 }
 
-TEST(Manifest, StateKeepsTheOrderOfItsKeysAndItsNumbers) {
+TEST(Manifest, StateKeepsItsNumbersAndTheOrderOfItsKeys) {
   EXPECT_EQ(manifest_from_json(json_of(sample()), "m")->state, sample().state);
 }
 
@@ -104,7 +104,7 @@ TEST(Manifest, AnyCutAndAnyTrailingByteIsFound) {
   for (const char byte : {'\0', ' ', '\n', 'x', '}'}) EXPECT_FALSE(parse_manifest(text + byte, "m"));
 }
 
-TEST(Manifest, FirstLineSaysWhatIsWrong) {
+TEST(Manifest, TheFirstLineShowsWhatIsWrong) {
   struct Case {
     std::string text;
     ErrorKind kind;
@@ -222,7 +222,7 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
   }
 }
 
-TEST(Manifest, FeaturesMakeAVersionThatOlderReadersRefuse) {
+TEST(Manifest, FeaturesMakeAVersionThatOlderReadersReject) {
   Manifest views = sample();
   EXPECT_TRUE(format_manifest(views)->starts_with("trunkline checkpoint 1 "));
   views.features = {std::string(kViewsFeature)};
@@ -247,14 +247,14 @@ TEST(Manifest, FeaturesMakeAVersionThatOlderReadersRefuse) {
   refused(changed("[\"views\"]", "{}"), "\"features\" is not an array");
   refused(changed("[\"views\"]", "[7]"), "\"features\" is not a string");
   refused(changed("[\"views\"]", "[\"views\",\"views\"]"), "duplicated");
-  // Whatever else a feature that is not known brings with it.
+  // Even if an unknown feature also changes other members.
   std::string newer = json;
   newer.replace(newer.find("[\"views\"]"), 9, "[\"views\",\"colours\"]");
   newer.replace(newer.find("\"step\":12,"), 10, "\"colour\":1,");
   refused(frame_manifest(newer, kFeatureVersion), "needs the feature \"colours\"");
 }
 
-TEST(Manifest, FormattingRefusesWhatParsingWould) {
+TEST(Manifest, FormattingRejectsWhatParsingWouldReject) {
   const auto refused = [](auto change, std::string_view why) {
     Manifest manifest = sample();
     change(manifest);

@@ -1,4 +1,4 @@
-// Steps and manifests that users rename, copy and move by hand, while their shards lie on volumes: nothing
+// Steps and manifests that users rename, copy and move by hand, while their shards are on volumes: nothing
 // that a manifest below the directory names is removed.
 #include <gtest/gtest.h>
 
@@ -27,10 +27,10 @@ class MovedStepsTest : public test::StoreTest {
 
   std::string volume(std::size_t index) const { return open()->descriptor().volumes.at(index); }
 
-  // Shards of the first step as it was saved, wherever its manifest is now.
+  // Whether the first step's shards are as they were saved, wherever its manifest is now.
   bool is_first_whole() const { return is_whole(*open(), first_); }
 
-  // What happens to a directory when training goes on in it, back over the same step too.
+  // Continues training in the directory, including saving the same step again.
   void train_on() const {
     const auto store = open();
     load(*store);
@@ -45,7 +45,7 @@ class MovedStepsTest : public test::StoreTest {
   Manifest first_;
 };
 
-// Moved out and, while somebody collects, back in: that somebody has a list of the steps without it.
+// The step is moved out and then, during a collection that listed the steps without it, back in.
 TEST_F(MovedStepsTest, AStepMovedBackDuringACollectionKeepsItsShards) {
   const std::string out = root_.file("out");
   fs::rename(step(1), out);
@@ -115,7 +115,7 @@ TEST_F(MovedStepsTest, AStepMovedBackFromARunThatWasSetAsideKeepsItsShards) {
       (*Store::open(aside))->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove);
   ASSERT_TRUE(collected) << collected.error().message;
   EXPECT_TRUE(is_first_whole());
-  // Moved out altogether, nothing is known to name them.
+  // Moved out entirely, no known manifest names them.
   fs::rename(step(1), root_.file("elsewhere"));
   ASSERT_TRUE(
       (*Store::open(aside))->collect(GarbageCollector::DryRun::no, GarbageCollector::Orphans::remove));
@@ -142,7 +142,7 @@ TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
   train_on();
   EXPECT_TRUE(is_first_whole());
   EXPECT_TRUE(is_whole(*open(), second));
-  // Without the copies nothing names them, and they are left for the user to decide on.
+  // Without the copies nothing names them, and they are left for the user to decide about.
   fs::remove_all(directory() + "/best");
   fs::remove_all(directory() + "/keep");
   const auto before = everything();
@@ -155,7 +155,7 @@ TEST_F(MovedStepsTest, ACopyOfAStepKeepsItsShards) {
     EXPECT_TRUE(path.find("step-00000001") == std::string::npos) << path;
 }
 
-TEST_F(MovedStepsTest, ADeletedStepLeavesTheShardsOfItsCopy) {
+TEST_F(MovedStepsTest, DeletingAStepKeepsTheShardsOfItsCopy) {
   fs::copy(step(1), directory() + "/best", fs::copy_options::recursive);
   ASSERT_TRUE(open()->remove(1));
   EXPECT_EQ(open()->steps(), Steps{2});
@@ -163,7 +163,7 @@ TEST_F(MovedStepsTest, ADeletedStepLeavesTheShardsOfItsCopy) {
   EXPECT_TRUE(open()->collect()->problems.empty());
 }
 
-TEST_F(MovedStepsTest, AStepUnderTheNumberOfAnotherKeepsItsShards) {
+TEST_F(MovedStepsTest, AStepUnderAnotherStepsNumberKeepsItsShards) {
   fs::rename(step(1), step(101));
   EXPECT_EQ(open()->collect()->problems.size(), 1U) << "its manifest is of another step";
   EXPECT_TRUE(is_first_whole());
@@ -172,7 +172,7 @@ TEST_F(MovedStepsTest, AStepUnderTheNumberOfAnotherKeepsItsShards) {
   EXPECT_TRUE(is_first_whole());
 }
 
-TEST_F(MovedStepsTest, AStepThatWasMovedAwayLeavesItsShardsUntilToldOtherwise) {
+TEST_F(MovedStepsTest, AStepThatWasMovedAwayKeepsItsShardsUnlessToldOtherwise) {
   fs::rename(step(1), root_.file("archive"));
   const auto before = everything();
   for (const auto dry : {GarbageCollector::DryRun::yes, GarbageCollector::DryRun::no}) {
@@ -191,7 +191,7 @@ TEST_F(MovedStepsTest, AStepThatWasMovedAwayLeavesItsShardsUntilToldOtherwise) {
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
 }
 
-TEST_F(MovedStepsTest, OrphansGoWithTheirListWhenTheyAreAskedFor) {
+TEST_F(MovedStepsTest, OrphansAreRemovedWithTheirListOnRequest) {
   fs::rename(step(1), root_.file("archive"));
   train_on();
   const auto dry = open()->collect(GarbageCollector::DryRun::yes, GarbageCollector::Orphans::remove);
@@ -230,7 +230,7 @@ TEST_F(MovedStepsTest, ARenamedManifestKeepsTheShardsOfItsStep) {
   }
 }
 
-TEST_F(MovedStepsTest, WhatCannotBeReadKeepsAllShardsOnVolumes) {
+TEST_F(MovedStepsTest, AnUnreadableFileKeepsAllShardsOnVolumes) {
   if (::geteuid() == 0) GTEST_SKIP() << "root reads everything";
   fs::create_directory(directory() + "/private");
   fs::permissions(directory() + "/private", fs::perms(0));
@@ -241,7 +241,7 @@ TEST_F(MovedStepsTest, WhatCannotBeReadKeepsAllShardsOnVolumes) {
   EXPECT_TRUE(open()->remove(1));
 }
 
-// As when two disks are mounted in each other's place.
+// As if two disks were mounted in each other's place.
 TEST_F(MovedStepsTest, ShardsOnTheWrongVolumeStay) {
   const std::string one = volume(0);
   const std::string two = volume(1);
@@ -263,7 +263,8 @@ TEST_F(MovedStepsTest, ShardsOnTheWrongVolumeStay) {
   EXPECT_TRUE(is_first_whole());
 }
 
-// A run that begins with a step of another one, which it links to: nothing behind the link is ever touched.
+// A run that begins with a step of another run, to which it has a link: nothing behind the link is ever
+// touched.
 class LinkedStepTest : public test::StoreTest {
  protected:
   void SetUp() override {
@@ -309,7 +310,7 @@ TEST_F(LinkedStepTest, DeletingRemovesTheLink) {
   EXPECT_EQ(of_other(), before_);
 }
 
-TEST_F(LinkedStepTest, SavingTheSameStepIsRefused) {
+TEST_F(LinkedStepTest, SavingTheSameStepIsRejected) {
   const auto store = open();
   load(*store);
   const std::vector<std::uint64_t> one{1};
@@ -370,7 +371,7 @@ TEST(ShardReferences, AreFoundInAnyText) {
   EXPECT_EQ(names, (std::set<std::string>{one, two}));
 }
 
-// The run went on with other volumes: those that it had are former ones.
+// The run continued with other volumes: its previous ones are former volumes.
 TEST_F(MovedStepsTest, ShardsOnFormerVolumesStayWhereTheStepIsSavedAgain) {
   fs::rename(step(1), root_.file("out"));
   const auto store = open({.volumes = {{root_.file("v9")}}});

@@ -26,7 +26,7 @@ std::optional<std::uint64_t> number_behind(std::string_view prefix, std::string_
   return value;
 }
 
-// Takes 5 digits or more from the front of `rest`, then `behind`.
+// Removes 5 or more digits from the front of `rest`, then `behind`.
 std::optional<std::uint64_t> take_index(std::string_view& rest, std::string_view behind) {
   constexpr std::size_t kMinDigits = 5;
   const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
@@ -51,7 +51,7 @@ std::string shard_file(std::uint64_t index, std::uint64_t count, std::string_vie
   return fmt::format("shard-{:05}-of-{:05}-{}.safetensors", index, count, nonce);
 }
 
-// Another spelling of a number ("step-12") would be a second directory of the same step.
+// Another spelling of a number ("step-12") would be a second directory for the same step.
 std::optional<std::uint64_t> step_of(std::string_view name) {
   const auto step = number_behind(kStepPrefix, name);
   return step && step_directory(*step) == name ? step : std::nullopt;

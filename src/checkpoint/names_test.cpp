@@ -20,7 +20,7 @@ TEST(Names, AreReadBack) {
   EXPECT_EQ(step_of(step_directory(0)), 0U);
 }
 
-TEST(Names, OthersAreNotTakenForThem) {
+TEST(Names, OtherNamesAreNotRecognized) {
   for (const char* name : {"", "step-", "step-12", "step-000000012", "step--0000012", "step-+0000012",
                            "Step-00000012", "step-00000012x", "step-0000001 ", "step-9223372036854775808",
                            "step-99999999999999999999", "xstep-00000012"})

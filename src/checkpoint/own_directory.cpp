@@ -24,8 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names that trunkline.dcp and torch's FileSystemWriter give, of manifests and of files with tensors. Those
-// of a rank that was killed may be all that is there.
+// Names that trunkline.dcp and torch's FileSystemWriter give to manifests and to files with tensors. If a
+// rank was killed, the latter may be all there is.
 bool is_dcp_name(const std::string& name) {
   return (name.starts_with("dcp") && name.ends_with(".manifest")) ||
          (name.starts_with("rank") && name.ends_with(".shard")) || name.ends_with(".distcp") ||
@@ -38,13 +38,13 @@ bool is_of_a_save(const std::string& name) {
 
 bool is_manifest(std::string_view name) { return commit_of(name).has_value(); }
 
-// Whether the directory of a step has a file of the kind.
+// Whether a step's directory has a file of the kind.
 bool has_any(const std::string& step_directory, bool (*is_of_kind)(std::string_view)) {
   const auto names = names_in(step_directory);
   return names && std::ranges::any_of(*names, is_of_kind);
 }
 
-// The directory of checkpoints whose shards lie in this one, if its record says so.
+// The directory of checkpoints whose shards this one holds, according to its record.
 std::optional<std::string> owner_of(const std::string& volume) {
   const std::string record = fmt::format("{}/{}", volume, kOwnerFile);
   const auto text = os::read_text(record);
@@ -65,7 +65,7 @@ bool counts_as_foreign(const std::string& name) {
   return !name.starts_with('.') && name != "lost+found" && name != kLockFile && !is_aside_directory(name);
 }
 
-// A manifest of a single step.
+// The manifest of a single step.
 std::optional<Manifest> manifest_in(const std::string& directory, std::span<const std::string> names) {
   for (const std::string& name : names) {
     if (!commit_of(name)) continue;
@@ -97,7 +97,7 @@ std::string advice_for(const std::string& directory) {
   const auto manifest = is_step && !called ? manifest_in(directory, names) : std::nullopt;
   if (is_step && called)
     return fmt::format("it is step {} of {}; open that directory", *called, path.parent_path().string());
-  // What lies on volumes belongs to the directory that it was saved in, which may remove it.
+  // Shards on volumes belong to the directory that they were saved in, which may remove them.
   if (manifest &&
       std::ranges::any_of(manifest->volumes, [](const auto& each) { return each != kOwnVolume; })) {
     return fmt::format(
@@ -154,7 +154,7 @@ Result<std::optional<std::uint64_t>> device_of_directory(const std::string& dire
     return std::unexpected(
         system_error(errno, "looking for the directory of checkpoints " + directory, directory));
   if (::lstat(directory.c_str(), &status) != 0) return std::nullopt;
-  // Another process may have made it since.
+  // Another process may have created it since.
   if (S_ISDIR(status.st_mode)) return status.st_dev;
   std::error_code error;
   const fs::path target = fs::read_symlink(directory, error);
@@ -177,7 +177,7 @@ std::optional<std::uint64_t> device_under(const std::string& path) {
 Status check_not_a_volume(const std::string& directory) {
   const auto owner = owner_of(directory);
   std::error_code error;
-  // A record that was copied here together with the shards says nothing.
+  // A record that was copied here together with the shards proves nothing.
   if (!owner || fs::equivalent(*owner, directory, error)) return {};
   return std::unexpected(Error{.kind = ErrorKind::system,
                                .code = ENOTEMPTY,
@@ -206,7 +206,7 @@ Status check_not_foreign(const std::string& directory) {
   if (*ours) return {};
   auto names = names_in(directory);
   if (!names) return std::unexpected(names.error());
-  // Another process may have made it ours since.
+  // Another process may have made it a directory of checkpoints since.
   const auto is_ours = [&](const std::string& name) {
     return name == kDescriptorFile ||
            (step_of(name) && has_any(fmt::format("{}/{}", directory, name), is_manifest));
@@ -215,7 +215,7 @@ Status check_not_foreign(const std::string& directory) {
   std::erase_if(*names, [&](const std::string& name) {
     if (!step_of(name)) return !counts_as_foreign(name);
     const auto inside = names_in(fmt::format("{}/{}", directory, name));
-    return inside && std::ranges::all_of(*inside, os::is_temporary_name);  // says nothing about whose it is
+    return inside && std::ranges::all_of(*inside, os::is_temporary_name);  // does not show whose it is
   });
   if (names->empty()) return {};
   const std::string advice = advice_for(directory);

@@ -1,4 +1,4 @@
-// A directory, or its lock, that is replaced while a save goes on.
+// A directory, or its lock, that is replaced during a save.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using Steps = std::vector<std::uint64_t>;
 
 class ReplacedDirectoryTest : public test::StoreTest {
  protected:
-  // As who moves it to a larger disk while it is used: cp -a, and the copy in its place.
+  // Like a user who moves it to a larger disk while it is in use: cp -a, and the copy in its place.
   void swap_for_a_copy(const std::string& path) const {
     fs::copy(path, root_.file("copy"), fs::copy_options::recursive);
     fs::rename(path, root_.file("original"));
@@ -45,7 +45,7 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasReplacedFails) {
   }
 }
 
-TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedGoesOn) {
+TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedContinues) {
   const auto store = open();
   save(*store, 1);
   const Manifest manifest = write_shards(2, begin(*store, 2));
@@ -56,8 +56,8 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedGoesOn) {
   EXPECT_EQ(open()->steps(), Steps{2});
 }
 
-// "A stale lock": whoever comes then takes what is being written for debris.
-TEST_F(ReplacedDirectoryTest, ASaveWhoseLockAnotherHasMadeAnewFails) {
+// Someone removes "a stale lock": the next process would then take what is being written for debris.
+TEST_F(ReplacedDirectoryTest, ASaveWhoseLockWasRecreatedFails) {
   const auto store = open();
   save(*store, 1);
   const Manifest manifest = write_shards(2, begin(*store, 2));
@@ -70,8 +70,8 @@ TEST_F(ReplacedDirectoryTest, ASaveWhoseLockAnotherHasMadeAnewFails) {
   EXPECT_EQ(open()->steps(), Steps{1});
 }
 
-// By a purge of old files.
-TEST_F(ReplacedDirectoryTest, ALockThatIsGoneIsMadeAnew) {
+// For example after a purge of old files.
+TEST_F(ReplacedDirectoryTest, AMissingLockIsCreatedAgain) {
   const auto store = open();
   const Manifest manifest = write_shards(2, begin(*store, 2));
   fs::remove(lock_path());
@@ -81,7 +81,7 @@ TEST_F(ReplacedDirectoryTest, ALockThatIsGoneIsMadeAnew) {
   EXPECT_FALSE(open()->collect()->busy);
 }
 
-TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
+TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsFresh) {
   save(*open({.volumes = volumes()}), 1);
   const std::string record = fmt::format("{}/{}", open()->descriptor().volumes[0], kOwnerFile);
   const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1000);
@@ -92,8 +92,9 @@ TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsYoung) {
   for (const std::string& path : kept) EXPECT_GT(fs::last_write_time(path), old) << path;
 }
 
-// Copies of steps have no lock, those by hard links have the same one: neither shows which directory it is.
-TEST_F(ReplacedDirectoryTest, ADirectoryWithoutALockIsNotTakenForTheOneThatIsLocked) {
+// Copies of steps have no lock, and hard-linked copies have the same one: neither shows which directory it
+// is.
+TEST_F(ReplacedDirectoryTest, ADirectoryWithoutALockIsNotMistakenForTheLockedOne) {
   const auto replace_at = [&](Kind moment) {
     return [this, moment, done = false](Kind kind, const std::string&) mutable -> Status {
       if (kind != moment || done) return {};
@@ -142,7 +143,7 @@ TEST_F(ReplacedDirectoryTest, ADeletionStopsWhereTheDirectoryIsReplacedByOneWith
   for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
 }
 
-// As disks that are mounted in each other's place: the record of whose a volume is was read before.
+// As if disks were mounted in each other's place, after the record of the volume's owner was read.
 TEST_F(ReplacedDirectoryTest, RemovingStopsWhereAVolumeIsReplaced) {
   for (const bool is_deletion : {false, true}) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
@@ -175,7 +176,7 @@ TEST_F(ReplacedDirectoryTest, RemovingStopsWhereAVolumeIsReplaced) {
   }
 }
 
-// What the first save of a run makes and moves, before it writes anything.
+// Covers what the first save of a run creates and moves before it writes anything.
 TEST_F(ReplacedDirectoryTest, SettingARunAsideStopsWhereTheDirectoryIsReplaced) {
   for (const Kind moment : {Kind::make_directory, Kind::write_file, Kind::rename}) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
@@ -188,7 +189,7 @@ TEST_F(ReplacedDirectoryTest, SettingARunAsideStopsWhereTheDirectoryIsReplaced) 
     const auto begun = store->begin(1, std::vector<std::uint64_t>{1});
     ASSERT_FALSE(begun);
     EXPECT_EQ(begun.error().code, ESTALE) << begun.error().message;
-    // The first change was let through: it is of the directory that was there when it was asked for.
+    // The first change was allowed: at the time of the check, it was still the original directory.
     const std::size_t least = moment == Kind::rename ? 2 : 3;
     EXPECT_GE(open()->steps()->size(), least);
   }
@@ -249,7 +250,7 @@ TEST_F(ReplacedDirectoryTest, DeletingInACopyRemovesNothingFromAVolumeWithoutARe
   EXPECT_EQ((*other)->steps(), (Steps{1, 2})) << "nor is the manifest of the copy";
 }
 
-// A purge took the record of whose the volume is: a copy that is opened must not take it over.
+// A purge removed the record of the volume's owner: a copy that is opened must not take the volume over.
 TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecord) {
   const auto store = open({.volumes = volumes()});
   save(*store, 1);
@@ -298,8 +299,8 @@ TEST_F(ReplacedDirectoryTest, AStepThatIsMovedBackIsOlderThanWhatWasSavedMeanwhi
   EXPECT_EQ(store->latest(), 120U);
 }
 
-// At each change that the save makes: what it reports as saved is whole, whatever is collected meanwhile.
-TEST_F(ReplacedDirectoryTest, WhatIsReportedAsSavedIsWholeWhereverTheLockIsRemoved) {
+// At each change that the save makes: what it reports as saved is complete, whatever is collected meanwhile.
+TEST_F(ReplacedDirectoryTest, ReportedSavesAreCompleteWhereverTheLockIsRemoved) {
   int failed = 0;
   for (std::uint64_t at = 0;; ++at) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());

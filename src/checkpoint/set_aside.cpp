@@ -26,9 +26,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kIdDigits = 16;
-constexpr unsigned kMostFolders = 1000;  // of one second
+constexpr unsigned kMostFolders = 1000;  // within one second
 
-// For people: nothing is ordered by it, since clocks jump.
+// For people to read: nothing is ordered by it, since clocks jump.
 std::string time_for_name() {
   const std::time_t seconds = std::time(nullptr);
   std::tm utc{};
@@ -49,7 +49,7 @@ std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
   return volumes;
 }
 
-// A folder that was not there, with a descriptor; the process that creates the descriptor has the folder.
+// Creates a new folder with a descriptor; the folder belongs to the process that creates the descriptor.
 Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
                                 const DirectoryOps& ops) {
   const std::string time = time_for_name();
@@ -57,7 +57,7 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
     std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
     if (exists(path)) continue;
     if (auto made = ops.make_directory(path); !made) return std::unexpected(made.error());
-    // Its volumes are there: they are those of the directory.
+    // Its volumes exist: they are the directory's.
     const auto written = write_store_descriptor(path, descriptor, std::nullopt, ops);
     if (!written && written.error().code == EEXIST) continue;
     if (!written) return std::unexpected(written.error());
@@ -68,7 +68,7 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
       system_error(EEXIST, fmt::format("making a folder aside-{} in {}", time, directory), directory));
 }
 
-// Without foreign ones, in the order of their commits; those without a commit come first.
+// All but foreign steps, in the order of their commits; those without a commit come first.
 Result<std::vector<StepEntry>> own_steps_in(const std::string& directory) {
   auto steps = list_steps(directory);
   if (!steps) return steps;
@@ -106,7 +106,7 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
     if (auto movable = os::check_replaceable(path, action); !movable) return movable;
     std::error_code error;
     if (!fs::is_symlink(path, error)) {
-      // A directory that moves gets another "..", which is a change of it.
+      // Moving a directory changes its "..", so it must be writable.
       if (::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0 && errno == EACCES)
         return std::unexpected(system_error(EACCES, action, path));
       continue;
@@ -122,18 +122,19 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
   return {};
 }
 
-// Volumes decide the order: a directory searches those that its descriptor owns for debris, so that no two
-// descriptors may own one while steps of both have shards there.
-// 0. The directory is on record as the owner (volume_owner.h) of its volumes.
-// 1. The folder, durably, with a copy of the descriptor. It has no steps, and is not the owner of the
-// volumes:
-//    nothing there is its to remove.
-// 2. The directory gets a descriptor with another id, and directories of its own on the volumes. From here on
-//    it searches only those; the steps that are still in it can be read, saved after, and removed one by one.
-//    While it has any, it is the owner of their volumes, and the folder removes nothing there.
-// 3. The steps move, each in one rename, and both directories are made durable. The one that was committed
-//    last goes last: until then it is the latest, and what is committed after a crash gets a higher number.
-// 4. The folder becomes the owner. Before, it would have taken the shards of steps not moved yet for debris.
+// Volumes dictate the order: a directory searches the ones that its descriptor owns for debris, so no two
+// descriptors may own a volume while steps of both have shards there.
+// 0. Record the directory as the owner (volume_owner.h) of its volumes.
+// 1. Create the folder, durably, with a copy of the descriptor. It has no steps and does not own the volumes:
+//    it may remove nothing there.
+// 2. Give the directory a descriptor with another id, and new directories on the volumes. From here on it
+//    searches only those; the steps that are still in it can be read, saved after, and removed one by one.
+//    While it has any, it owns their volumes, and the folder removes nothing there.
+// 3. Move the steps, each by one rename, and make both directories durable. The step that was committed last
+//    moves last: until then it is the latest, and what is committed after a crash gets a higher number.
+// 4. Make the folder the owner. Earlier, it would have taken the shards of steps that were not moved yet for
+//    debris.
+//
 // A crash at any point leaves each step in one of the two; setting aside again moves the rest into another
 // folder.
 Result<std::string> set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before,
@@ -159,7 +160,7 @@ Result<std::string> set_aside(const std::string& directory, const std::optional<
     if (auto synced = ops.sync_directory(each); !synced) return std::unexpected(synced.error());
   }
   for (const std::string& volume : existing_volumes(old)) {
-    // Also where a manifest in the folder cannot be read: all of it has moved there.
+    // Even where a manifest in the folder cannot be read: everything has moved there.
     if (auto given = adopt_volume(volume, *folder, ops); !given) return std::unexpected(given.error());
   }
   return folder;

@@ -1,5 +1,5 @@
-// Setting a run aside: its checkpoints move into a folder of their directory, which is then a directory of
-// checkpoints of its own, and the next run starts in an empty one. Nothing is removed.
+// Sets a run aside: its checkpoints move into a folder of their directory, which becomes a separate directory
+// of checkpoints, and the next run starts in an empty one. Nothing is removed.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,14 @@
 
 namespace trunkline::checkpoint {
 
-// Whether set_aside() can move all of it: a step that is a relative link would lead elsewhere from the
-// folder, and volumes that are missing may not be mounted.
+// Whether set_aside() can move everything: a step that is a relative link would lead elsewhere from the
+// folder, and missing volumes may be unmounted.
 Status check_can_be_set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before);
 
-// Moves all steps of `directory`, but foreign ones (own_directory.h), into a new folder in it, and returns
-// the folder's path. `before` is the descriptor of the directory, `after` the one that it gets, with another
-// id and volumes of its own. Who calls this holds the lock. After an error, and after a crash, each step is
-// in the directory or in the folder, whole; the descriptor is `before` or `after`, and `after` if any step
-// has moved.
+// Moves all steps of `directory`, except foreign ones (own_directory.h), into a new folder in it, and returns
+// the folder's path. `before` is the descriptor of the directory, `after` its new one, with another id and
+// its own volumes. The caller holds the lock. After an error or a crash, each step is complete, either in the
+// directory or in the folder; the descriptor is `before` or `after`, and it is `after` if any step has moved.
 Result<std::string> set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before,
                               const StoreDescriptor& after, const DirectoryOps& ops);
 

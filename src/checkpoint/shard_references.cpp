@@ -23,25 +23,25 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::size_t kBeginningBytes = kMaxLineBytes + 64;
 
-// Whether the text begins as the manifest of that step does, which names shards of that step alone.
+// Whether the text begins like the manifest of that step, which names shards of that step only.
 bool is_of_step(std::string_view text, std::uint64_t step) {
   const std::size_t line = text.find('\n');
   return line != std::string_view::npos &&
          text.substr(line + 1).starts_with(fmt::format(R"({{"step":{},)", step));
 }
 
-// What went away while it was looked at names nothing any more.
+// What disappeared while it was being read names nothing any more.
 bool is_gone(const Error& error) { return error.code == ENOENT || error.code == ENOTDIR; }
 
 class Search {
  public:
   Status folder(const std::string& path, unsigned depth);
-  // `step`: of the directory that the file lies in, if it is one that saves are made in.
+  // `step`: that of the directory that contains the file, if saves are made in it.
   Status file(const std::string& path, std::string_view name, std::optional<std::uint64_t> step);
 
   std::set<std::string> names;
   std::string skipped = {};              // a folder that is not searched
-  bool leaves_out_steps_of_root = true;  // their manifests name shards of the root's own steps
+  bool leaves_out_steps_of_root = true;  // whose manifests name shards of the root's own steps
 
  private:
   Status entry(const std::string& folder, const std::string& name, unsigned depth);
@@ -121,7 +121,7 @@ Result<std::set<std::string>> shards_named_below(const std::string& directory) {
   if (auto searched = search.folder(directory, 0); !searched) return std::unexpected(searched.error());
   const fs::path path = directory;
   if (!is_aside_directory(path.filename().string())) return std::move(search.names);
-  // Steps of a run that was set aside may have been moved back into the directory that it lies in.
+  // Steps of a run that was set aside may have been moved back into the surrounding directory.
   Search around;
   around.skipped = directory;
   around.leaves_out_steps_of_root = false;

@@ -15,10 +15,10 @@ TensorPlaces::TensorPlaces(const Manifest& manifest) : shards_(manifest.shards.s
   for (auto& places : shards_) std::ranges::sort(places, {}, &Place::begin);
 }
 
-// Through all that begin before the end, since pieces may overlap; this is asked only of what is damaged.
+// Scans all that begin before the end, since pieces may overlap; only called for damaged ranges.
 std::vector<std::string> TensorPlaces::in(std::uint64_t shard, std::uint64_t begin, std::uint64_t end) const {
   std::vector<std::string> names;
-  std::unordered_set<const std::string*> seen;  // a file of another size may concern a million tensors
+  std::unordered_set<const std::string*> seen;  // a file of the wrong size may affect a million tensors
   for (const Place& place : shards_[shard]) {
     if (place.begin >= end) break;
     if (place.end > begin && seen.insert(place.name).second) names.push_back(*place.name);

@@ -25,12 +25,12 @@
 namespace trunkline::checkpoint {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = 4 * kMiB;  // or a chunk, where that is more
+constexpr std::uint64_t kBlockBytes = 4 * kMiB;  // or a chunk, if that is larger
 constexpr std::uint64_t kRingBytes = 64 * kMiB;
-constexpr unsigned kThreads = 2;  // for checksums, each several times as fast as a disk
+constexpr unsigned kThreads = 2;  // for checksums; each is several times as fast as a disk
 constexpr std::chrono::milliseconds kProgressEvery{100};
 
-// A shard that is being read, from front to back.
+// A shard that is being read, front to back.
 struct OpenShard {
   std::uint64_t shard = 0;
   File file;
@@ -55,7 +55,7 @@ struct Slot {
   std::uint64_t bytes = 0;
 };
 
-// The caller's thread opens files and submits reads; threads of its own compute checksums.
+// The caller's thread opens files and submits reads; separate threads compute checksums.
 class Verification {
  public:
   Verification(const Engine& engine, const std::string& directory, const Manifest& manifest,
@@ -85,9 +85,9 @@ class Verification {
   std::uint64_t block_bytes_ = 0;
   Buffer memory_;
   std::vector<Slot> slots_;
-  std::vector<VolumeQueue> queues_;  // of the caller's thread alone
+  std::vector<VolumeQueue> queues_;  // used by the caller's thread only
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable arrival_;
   std::condition_variable freed_;
   std::deque<Slot*> arrived_;
@@ -103,7 +103,7 @@ Status Verification::make_ring() {
   std::uint64_t count =
       std::clamp<std::uint64_t>(needed, 1, std::max<std::uint64_t>(2, kRingBytes / block_bytes_));
   auto memory = engine_.allocate(count * block_bytes_);
-  // A small budget, or one that others use too.
+  // The budget is small, or shared with others.
   for (; !memory && memory.error().kind == ErrorKind::out_of_budget && count > 1;
        memory = engine_.allocate(count * block_bytes_))
     count /= 2;
@@ -139,7 +139,7 @@ void Verification::report(Mismatch mismatch, std::string_view what) {
   report_.mismatches.push_back(std::move(mismatch));
 }
 
-// Nothing where there is nothing in it to read; that is counted as done.
+// nullptr where there is nothing in it to read; that is counted as done.
 std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
   const Shard& shard = manifest_.shards[index];
   OpenShard opened{.shard = index, .file = {}};
@@ -156,7 +156,7 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
     const bool gone = error.code == ENOENT || error.code == ENOTDIR;
     const auto why =
         gone ? why_gone(manifest_.volumes[shard.volume], directory_, manifest_.step) : std::nullopt;
-    // Beside its manifest no disk is missing.
+    // The manifest is in the same place, so no disk is missing.
     const bool is_beside = manifest_.volumes[shard.volume] == kOwnVolume;
     report({.kind = gone ? Mismatch::Kind::missing : Mismatch::Kind::unread,
             .shard = index,
@@ -188,7 +188,7 @@ bool Verification::ready(VolumeQueue& queue) {
   return true;
 }
 
-// The volume with the fewest reads under way, so that a slow one holds up no other.
+// The volume with the fewest reads in flight, so that a slow one delays no other.
 VolumeQueue* Verification::next_queue() {
   VolumeQueue* best = nullptr;
   for (VolumeQueue& queue : queues_) {
@@ -211,11 +211,12 @@ void Verification::submit(Slot& slot, VolumeQueue& queue) {
   slot.future.on_done([this, &slot] {
     const std::scoped_lock lock(mutex_);
     arrived_.push_back(&slot);
-    arrival_.notify_one();  // under the lock: this object goes as soon as all slots have come back
+    arrival_.notify_one();  // under the lock: this object is destroyed as soon as all slots have come back
   });
 }
 
-// Until all is read and summed; `cancelled` when it was, with nothing under way any more in either case.
+// Runs until everything is read and checksummed, or returns `cancelled`; nothing is in flight afterwards in
+// either case.
 Status Verification::feed() {
   bool cancelled = false;
   std::vector<Slot*> free = std::exchange(free_, {});
@@ -269,7 +270,7 @@ void Verification::check(const Slot& slot) {
   std::uint64_t read = 0;
   for (std::uint64_t begin = 0; begin < slot.bytes; begin += manifest_.chunk_bytes) {
     const std::uint64_t end = std::min(begin + manifest_.chunk_bytes, slot.bytes);
-    // Where a block cannot be read, most of its chunks can.
+    // Where a block cannot be read, most of its chunks usually can.
     const auto again =
         result ? result : slot.file.pread(slot.memory.subspan(begin, end - begin), slot.offset + begin);
     if (again) {

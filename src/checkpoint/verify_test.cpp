@@ -53,7 +53,7 @@ class VerifyTest : public test::StoreTest {
   Manifest manifest_;
 };
 
-TEST_F(VerifyTest, WhatWasWrittenIsWhole) {
+TEST_F(VerifyTest, AFreshCheckpointIsIntact) {
   std::vector<std::uint64_t> progress;
   const auto report = check({.on_progress = [&](std::uint64_t bytes) { progress.push_back(bytes); }});
   EXPECT_TRUE(report.mismatches.empty());
@@ -64,13 +64,13 @@ TEST_F(VerifyTest, WhatWasWrittenIsWhole) {
   EXPECT_EQ(progress.back(), 4 * kBytes);
 }
 
-TEST_F(VerifyTest, EveryFlippedBitIsNamed) {
+TEST_F(VerifyTest, EveryFlippedBitIsReported) {
   struct Flip {
     std::size_t shard;
     std::uint64_t offset;
     std::uint64_t chunk;
   };
-  // First and last byte of a file, both sides of a chunk's and a block's edge.
+  // First and last byte of a file, and both sides of the boundaries of a chunk and a block.
   const Flip flips[] = {{0, 0, 0},        {0, kMiB - 1, 0}, {0, kMiB, 1},       {1, 4 * kMiB - 1, 3},
                         {1, 4 * kMiB, 4}, {2, 9 * kMiB, 9}, {3, kBytes - 1, 9}, {3, 50, 0}};
   for (const auto& [shard, offset, chunk] : flips) {
@@ -93,7 +93,7 @@ TEST_F(VerifyTest, EveryFlippedBitIsNamed) {
   EXPECT_TRUE(check().mismatches.empty());
 }
 
-TEST_F(VerifyTest, AllMismatchesAreListedInTheOrderOfTheirPlaces) {
+TEST_F(VerifyTest, AllMismatchesAreListedInOrder) {
   for (const std::size_t shard : {3, 0}) {
     for (const std::uint64_t chunk : {8, 0, 5}) flip(path_of(shard), chunk * kMiB + 7);
   }
@@ -104,7 +104,7 @@ TEST_F(VerifyTest, AllMismatchesAreListedInTheOrderOfTheirPlaces) {
                        {0, 0}, {0, 5}, {0, 8}, {3, 0}, {3, 5}, {3, 8}}));
 }
 
-TEST_F(VerifyTest, BytesOfNoTensorAreChecked) {
+TEST_F(VerifyTest, BytesOutsideTensorsAreChecked) {
   manifest_.tensors.clear();
   flip(path_of(0), 99);
   const auto report = check();
@@ -113,7 +113,7 @@ TEST_F(VerifyTest, BytesOfNoTensorAreChecked) {
   EXPECT_NE(report.mismatches[0].message.find("no tensor"), std::string::npos);
 }
 
-TEST_F(VerifyTest, MissingShortAndLongFilesAreNamed) {
+TEST_F(VerifyTest, MissingShortAndLongFilesAreReported) {
   std::filesystem::remove(path_of(0));
   std::filesystem::resize_file(path_of(1), 5 * kMiB + 1);
   std::filesystem::resize_file(path_of(2), kBytes + 1);
@@ -133,7 +133,7 @@ TEST_F(VerifyTest, MissingShortAndLongFilesAreNamed) {
   EXPECT_EQ(progress, 4 * kBytes);
 }
 
-TEST_F(VerifyTest, ChunksThatCannotBeReadAreNamedAndTheOthersChecked) {
+TEST_F(VerifyTest, ChunksThatCannotBeReadAreReportedAndTheOthersChecked) {
   const auto faults = Faults::create();
   engine_ = make_engine({.block_bytes = kMiB, .faults = faults});
   faults->fail(Op::read, 2, EIO, 45);  // more than the 40 transfers: some chunks fail when read alone, too
@@ -159,7 +159,7 @@ TEST_F(VerifyTest, AFileThatCannotBeOpenedIsNotMissing) {
   EXPECT_FALSE(found[0].chunk);
 }
 
-TEST_F(VerifyTest, DisturbancesAreNoDamage) {
+TEST_F(VerifyTest, DisturbancesAreNotDamage) {
   const auto faults = Faults::create();
   engine_ = make_engine({.block_bytes = 256 * kKiB, .faults = faults});
   faults->disturb(7, 0.2, 0.2);
@@ -167,21 +167,21 @@ TEST_F(VerifyTest, DisturbancesAreNoDamage) {
   EXPECT_GT(faults->injected(), 0U);
 }
 
-TEST_F(VerifyTest, ASmallBudgetIsEnough) {
+TEST_F(VerifyTest, ASmallBudgetSuffices) {
   engine_ = make_engine({.queue_depth = 1, .block_bytes = kMiB, .pinned_budget_bytes = 10 * kMiB});
   flip(path_of(3), 8 * kMiB);
   EXPECT_EQ(check().mismatches.size(), 1U);
   EXPECT_LE(engine_.stats().peak_pinned_bytes, 10 * kMiB);
 }
 
-TEST_F(VerifyTest, CancellingEndsItAndLeavesNothingUnderWay) {
+TEST_F(VerifyTest, CancellingStopsItAndLeavesNothingInFlight) {
   int asked = 0;
   const auto report = verify(engine_, directory(), manifest_, {.cancelled = [&] { return ++asked == 1; }});
   ASSERT_FALSE(report);
   EXPECT_EQ(report.error().kind, ErrorKind::cancelled);
   EXPECT_TRUE(check().mismatches.empty());
 
-  // While reads are held back for ever, too.
+  // Even while reads are held back indefinitely.
   const auto faults = Faults::create();
   engine_ = make_engine({.faults = faults});
   faults->hold(Op::read, 0, 1000);
@@ -219,7 +219,7 @@ TEST_F(VerifyTest, SmallAndLargeChunksAndEmptyShards) {
   EXPECT_TRUE(verify(engine_, directory(), Manifest{.step = 1})->mismatches.empty());
 }
 
-TEST(TensorPlaces, NamesWhatOverlapsTheRange) {
+TEST(TensorPlaces, ListsTensorsThatOverlapTheRange) {
   const Manifest manifest{
       .volumes = {"."},
       .shards = {{.file = "a", .bytes = 100, .crc32c = {}}, {.file = "b", .bytes = 100, .crc32c = {}}},

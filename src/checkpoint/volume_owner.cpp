@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 std::string record_path(const std::string& volume) { return fmt::format("{}/{}", volume, kOwnerFile); }
 
-// nullopt: this directory has no record, or is not there.
+// nullopt: this directory has no record, or does not exist.
 Result<std::optional<VolumeOwner>> read_owner(const std::string& volume) {
   const std::string record = record_path(volume);
   const auto text = os::read_text(record);
@@ -39,7 +39,7 @@ Result<std::optional<VolumeOwner>> read_owner(const std::string& volume) {
   return std::move(*owner);
 }
 
-// When the directory was made, in nanoseconds since 1970; 0 where the filesystem does not say.
+// When the directory was created, in nanoseconds since 1970; 0 where the filesystem does not record it.
 std::uint64_t birth_of(const std::string& path) {
   constexpr std::uint64_t kNanoseconds = 1'000'000'000;
   struct statx status{};
@@ -69,7 +69,7 @@ Result<VolumeOwner> owner_at(const std::string& directory) {
   return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
 }
 
-// Whether a directory keeps shards in `volume`. What cannot be read may be what says so.
+// Whether a directory keeps shards in `volume`. True for what cannot be read, since it might say so.
 bool refers_to(const std::string& directory, const std::string& volume) {
   const auto descriptor = read_store_descriptor(directory);
   if (!descriptor) return true;
@@ -100,7 +100,7 @@ std::unexpected<Error> not_the_owner(const std::string& volume, const std::strin
       directory));
 }
 
-// Steps were moved back from a folder that set a run aside; their shards stayed that folder's.
+// Steps were moved back from a folder that set a run aside; their shards still belong to that folder.
 std::unexpected<Error> has_steps_of(const std::string& volume, const std::string& directory,
                                     const VolumeOwner& aside) {
   return std::unexpected(make_error(
@@ -136,16 +136,16 @@ std::unexpected<Error> may_be_a_copy(const std::string& volume, const std::strin
 }
 
 // A crash while a run was set aside, before its folder was recorded (set_aside.h): the recorded directory
-// still exists, holds the folder, and has no checkpoints on the volume any more.
+// still exists, contains the folder, and has no checkpoints on the volume any more.
 bool is_folder_of(const VolumeOwner& here, const VolumeOwner& owner, const VolumeOwner& found) {
   const fs::path path = here.path;
   return found.is_same_directory(owner) && path.parent_path() == fs::path(found.path) &&
          is_aside_directory(path.filename().string());
 }
 
-// The record that there should be. HERE is a copy unless it is the directory that was recorded, and not a
-// snapshot of it while that is in its place. A copy never takes the place of its original by itself: whether
-// that is gone, or was renamed and is still used, cannot be seen from here.
+// The correct record. HERE is a copy unless it is the recorded directory, and not a snapshot of it while that
+// is in its place. A copy never replaces its original by itself: whether the original is gone, or was renamed
+// and is still in use, cannot be determined from here.
 Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& directory,
                                  const std::optional<VolumeOwner>& recorded) {
   auto here = owner_at(directory);
@@ -157,7 +157,7 @@ Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& d
   if (found && found->is_same_now(*here)) {
     const bool has_same_inode = recorded->inode == here->inode && (recorded->birth == 0 || here->birth == 0);
     if (here->is_same_directory(*recorded) || has_same_inode || os::has_passing_inodes(directory)) {
-      here->path = recorded->path;  // by whichever of its names
+      here->path = recorded->path;  // keeps the recorded one of its names
       return here;
     }
     return may_be_a_copy(
@@ -235,7 +235,7 @@ Status check_can_adopt(const std::string& volume, const std::string& directory) 
   const auto here = owner_at(directory);
   if (!here) return std::unexpected(here.error());
   const auto recorded = read_owner(volume);
-  if (!recorded) return {};  // one that cannot be read says nothing; the user has decided
+  if (!recorded) return {};  // an unreadable record proves nothing; the user has decided
   const std::optional<VolumeOwner>& owner = *recorded;
   if (!owner) return {};
   const auto there = look_at(owner->path);

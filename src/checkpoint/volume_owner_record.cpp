@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMagic = "trunkline home ";
 constexpr std::string_view kVersion = "2";
-constexpr std::string_view kFirstVersion = "1";  // without the time of birth
+constexpr std::string_view kFirstVersion = "1";  // without the birth time
 
 std::string checksum_of(std::string_view text) {
   return fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
@@ -35,7 +35,7 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
   return true;
 }
 
-// Paths are any bytes, so that the record is not JSON.
+// Paths can contain any bytes, so the record cannot be JSON.
 std::string format_version(const VolumeOwner& owner, std::string_view version) {
   const std::string birth = version == kFirstVersion ? "" : fmt::format("{} ", owner.birth);
   const std::string body = fmt::format("{} {} {}{}\n", owner.device, owner.inode, birth, owner.path);
@@ -51,7 +51,7 @@ Result<VolumeOwner> parse_volume_owner(std::string_view text, const std::string&
   std::string_view rest = text.substr(kMagic.size());
   const std::string_view version = rest.substr(0, rest.find(' '));
   if (version != kVersion && version != kFirstVersion) {
-    constexpr std::size_t kShown = 16;  // without a space all that follows is the version
+    constexpr std::size_t kShown = 16;  // without a space everything that follows is the version
     return fail(ErrorKind::format, record,
                 fmt::format("it is of version {}, and this build reads up to {}", version.substr(0, kShown),
                             kVersion));
@@ -63,7 +63,7 @@ Result<VolumeOwner> parse_volume_owner(std::string_view text, const std::string&
   if (take_number(rest, owner.device) && take_number(rest, owner.inode) &&
       (version == kFirstVersion || take_number(rest, owner.birth)) && rest.ends_with('\n'))
     owner.path = rest.substr(0, rest.size() - 1);
-  // Covers the checksum, and whatever else is not as it was written.
+  // Also verifies the checksum, and everything else that could differ from what was written.
   if (!owner.path.starts_with('/') || format_version(owner, version) != text)
     return fail(ErrorKind::corrupt, record, "bytes of it have changed");
   return owner;

@@ -34,7 +34,7 @@ class VolumeOwnerTest : public test::StoreTest {
     return found;
   }
 
-  // Nothing in the directory changes what lies on the volumes, and it can be read.
+  // The directory can be read, but nothing in it may change the contents of the volumes.
   void expect_refused(const std::string& directory, std::string_view why) {
     const auto before = shards();
     auto opened = Store::open(directory);
@@ -55,7 +55,7 @@ class VolumeOwnerTest : public test::StoreTest {
   std::string owner_;  // the record of the first volume
 };
 
-TEST_F(VolumeOwnerTest, ACopyIsReadAndNothingElse) {
+TEST_F(VolumeOwnerTest, ACopyCanOnlyBeRead) {
   const std::string other = copy("copy");
   load_and_save(*open(), 3, 2);
   std::ofstream(other + "/step-00000002/" + shard_file(0, 1, random_hex(16))) << "debris";
@@ -64,7 +64,7 @@ TEST_F(VolumeOwnerTest, ACopyIsReadAndNothingElse) {
   EXPECT_EQ(open()->steps(), Steps{4});
 }
 
-TEST_F(VolumeOwnerTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) {
+TEST_F(VolumeOwnerTest, ACopyThatLostItsDescriptorKeepsTheShardsOfTheOriginal) {
   const std::string other = copy("copy");
   fs::remove(other + "/trunkline-checkpoints.json");
   const auto before = shards();
@@ -79,16 +79,16 @@ TEST_F(VolumeOwnerTest, ACopyThatLostItsDescriptorLeavesTheShardsOfTheOriginal) 
   for (const std::string& path : before) EXPECT_TRUE(fs::exists(root_.file(path))) << path;
 }
 
-TEST_F(VolumeOwnerTest, ADirectoryThatWasMovedGoesOnAndTheOldPlaceIsForgotten) {
+TEST_F(VolumeOwnerTest, AMovedDirectoryContinuesAndItsOldPathIsForgotten) {
   fs::rename(directory(), root_.file("moved"));
   load_and_save(**Store::open(root_.file("moved")), 3, 1);
   EXPECT_NE(os::read_text(owner_)->find(root_.file("moved")), std::string::npos);
-  fs::copy(root_.file("moved"), directory(), fs::copy_options::recursive);  // a copy where it was
+  fs::copy(root_.file("moved"), directory(), fs::copy_options::recursive);  // a copy at the old path
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
   load_and_save(**Store::open(root_.file("moved")), 4, 1);
 }
 
-TEST_F(VolumeOwnerTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo) {
+TEST_F(VolumeOwnerTest, ACopyReplacesAMissingOriginalOnRequest) {
   const std::string other = copy("copy");
   EXPECT_EQ((*Store::open(other))->adopt().error().kind, ErrorKind::unsupported) << "the original is there";
   fs::remove_all(directory());
@@ -98,7 +98,7 @@ TEST_F(VolumeOwnerTest, TheCopyTakesThePlaceOfAnOriginalThatIsGoneWhenItIsToldTo
   EXPECT_EQ(adopted->volumes.size(), 2U);
   EXPECT_TRUE(adopted->missing.empty());
   load_and_save(**Store::open(other), 3, 1);
-  fs::copy(other, directory(), fs::copy_options::recursive);  // comes back from a backup
+  fs::copy(other, directory(), fs::copy_options::recursive);  // restored from a backup
   EXPECT_EQ(open()->begin(4, Steps{1, 1}).error().kind, ErrorKind::unsupported);
   EXPECT_EQ((*Store::open(other))->steps(), Steps{3});
 }
@@ -112,7 +112,7 @@ TEST_F(VolumeOwnerTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
   const std::string gone = *why_gone(fs::path(owner_).parent_path(), directory(), 1);
   EXPECT_NE(gone.find("belong to " + root_.file("run.bak") + ", where step 1 was removed"), std::string::npos)
       << gone;
-  // Where the user says so, the copy is the one that goes on.
+  // When the user says so, the copy is the one that continues.
   fs::rename(root_.file("run.bak"), root_.file("kept"));
   ASSERT_TRUE(open()->adopt());
   save(*open(), 4);
@@ -122,8 +122,8 @@ TEST_F(VolumeOwnerTest, ACopyInTheOriginalsPlaceDoesNotTakeItsShards) {
   EXPECT_NE(error.message.find("is a copy of " + directory()), std::string::npos) << error.message;
 }
 
-// What it saved since the backup is in the directory that was moved out of the way.
-TEST_F(VolumeOwnerTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
+// Checkpoints saved since the backup are in the directory that was moved out of the way.
+TEST_F(VolumeOwnerTest, ADirectoryRestoredFromABackupKeepsNewerShards) {
   const std::string backup = copy("backup");
   save(*open(), 3);
   fs::rename(directory(), root_.file("broken"));
@@ -137,7 +137,7 @@ TEST_F(VolumeOwnerTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
   ASSERT_EQ(collected->problems.size(), 1U);
   EXPECT_NE(collected->problems[0].message.find("step-00000003"), std::string::npos);
   EXPECT_EQ(shards(), before);
-  // The same step again does not end them either.
+  // Saving the same step again does not remove them either.
   save(*open(), 3);
   load_and_save(*open(), 4, 1);
   const auto broken = Store::open(root_.file("broken"));
@@ -145,7 +145,7 @@ TEST_F(VolumeOwnerTest, ADirectoryRestoredFromABackupLeavesNewerShards) {
   EXPECT_FALSE(is_whole(**broken, *(*broken)->read_manifest(2))) << "owned by the adopting directory";
 }
 
-TEST_F(VolumeOwnerTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed) {
+TEST_F(VolumeOwnerTest, AnOlderCopyDoesNotReplaceAnOriginalThatWasRenamed) {
   const std::string other = copy("copy");
   save(*open(), 3);
   fs::rename(directory(), root_.file("renamed"));
@@ -154,7 +154,7 @@ TEST_F(VolumeOwnerTest, AnOlderCopyDoesNotTakeThePlaceOfAnOriginalThatWasRenamed
   expect_refused(other, "is a copy of " + root_.file("renamed"));
 }
 
-TEST_F(VolumeOwnerTest, AnotherStoreInTheOldPlaceIsNoOriginal) {
+TEST_F(VolumeOwnerTest, AnotherStoreAtTheOldPathIsNotTheOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   save(*open({.volumes = volumes()}), 1);
@@ -169,13 +169,13 @@ TEST_F(VolumeOwnerTest, AnotherPathToTheSameDirectoryIsTheOwner) {
   const std::string before = *os::read_text(owner_);
   load_and_save(**Store::open(root_.file("link")), 3, 1);
   EXPECT_EQ(*os::read_text(owner_), before);
-  // As with a bind mount elsewhere: the recorded path leads nowhere, and the directory is the same.
+  // As with a bind mount elsewhere: the recorded path does not exist, but the directory is the same.
   fs::rename(directory(), root_.file("mounted"));
   fs::remove(root_.file("link"));
   load_and_save(**Store::open(root_.file("mounted")), 4, 1);
 }
 
-TEST_F(VolumeOwnerTest, AnOwnerWhoseFilesystemIsNotThereMayComeBack) {
+TEST_F(VolumeOwnerTest, AnOwnerWhoseFilesystemIsNotMountedMayComeBack) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   // On a device that no filesystem here has.
@@ -190,8 +190,8 @@ TEST_F(VolumeOwnerTest, AnOwnerWhoseFilesystemIsNotThereMayComeBack) {
   load_and_save(**Store::open(other), 3, 1);
 }
 
-// As after a restart: the device number of the same filesystem is another one.
-TEST_F(VolumeOwnerTest, ANewDeviceNumberIsNoOtherDirectory) {
+// As after a restart: the same filesystem has another device number.
+TEST_F(VolumeOwnerTest, ANewDeviceNumberIsNotAnotherDirectory) {
   auto record = parse_volume_owner(*os::read_text(owner_), owner_);
   ASSERT_TRUE(record);
   record->device += 1;
@@ -203,7 +203,7 @@ TEST_F(VolumeOwnerTest, ANewDeviceNumberIsNoOtherDirectory) {
   load_and_save(*open(), 4, 1);
 }
 
-TEST_F(VolumeOwnerTest, AVolumeThatIsMissingIsNotAdopted) {
+TEST_F(VolumeOwnerTest, AMissingVolumeIsNotAdopted) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   fs::rename(volumes()[1], root_.file("unmounted"));
@@ -217,7 +217,7 @@ TEST_F(VolumeOwnerTest, AVolumeThatIsMissingIsNotAdopted) {
   load_and_save(**Store::open(other), 3, 1);
 }
 
-TEST_F(VolumeOwnerTest, ADirectoryWithoutRecordGetsOneFromASave) {
+TEST_F(VolumeOwnerTest, ADirectoryWithoutARecordGetsOneFromASave) {
   fs::remove(owner_);
   load_and_save(*open(), 3, 1);
   EXPECT_TRUE(fs::exists(owner_));
@@ -228,7 +228,7 @@ TEST_F(VolumeOwnerTest, ADirectoryWithoutRecordGetsOneFromASave) {
   EXPECT_FALSE(fs::exists(owner_)) << "it may have been opened as a copy";
 }
 
-TEST_F(VolumeOwnerTest, ADamagedRecordIsNoLeave) {
+TEST_F(VolumeOwnerTest, ADamagedRecordDoesNotGivePermission) {
   const std::string text = *os::read_text(owner_);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string flipped = text;
