@@ -22,7 +22,7 @@ inline std::string backend_name(const testing::TestParamInfo<BackendKind>& info)
   return std::string(to_string(info.param));
 }
 
-// A fixture over backends: skips where the kernel refuses one, saying why.
+// A fixture over backends: skips one that the kernel does not support, with the reason.
 class OnEveryBackend : public testing::TestWithParam<BackendKind> {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// A process that may open only so many files more, whatever it holds open and inherited.
+// Limits how many more files the process can open, whatever it already holds open or inherited.
 #pragma once
 
 #include <sys/resource.h>
@@ -12,7 +12,7 @@ namespace trunkline::test {
 class FewDescriptors {
  public:
   explicit FewDescriptors(std::size_t left) {
-    // Up to the limit every number is taken, so that none is free between those that happen to be in use.
+    // Occupies every number up to the limit, so that none is free between those already in use.
     constexpr rlim_t kLimit = 200;
     if (::getrlimit(RLIMIT_NOFILE, &before_) != 0) throw std::runtime_error("getrlimit");
     const struct rlimit low{kLimit, before_.rlim_max};

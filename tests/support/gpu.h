@@ -1,4 +1,4 @@
-// A GPU for tests: the stand-in, tests/fake_cuda.
+// A GPU for tests: the fake driver, tests/fake_cuda.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace trunkline::test {
 
-// A device of the stand-in.
+// A device of the fake driver.
 inline Device& gpu(unsigned ordinal = 0) {
   ::setenv("TRUNKLINE_CUDA_DRIVER", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
   auto device = cuda_device(ordinal);
@@ -22,7 +22,7 @@ inline Device& gpu(unsigned ordinal = 0) {
   return **device;
 }
 
-// Fails the test in which it lives when anything was asked of the driver that no driver could accept.
+// Fails the test in which it is created if the driver got a call that no real driver would accept.
 struct GpuWatch {
   GpuWatch() {
     gpu();
@@ -33,7 +33,8 @@ struct GpuWatch {
   ~GpuWatch() { EXPECT_STREQ(fakeCudaComplaints(), ""); }
 };
 
-// As many of them are left: fakeCudaLive. What its own thread drops goes a moment later.
+// Expects that `count` of them exist (fakeCudaLive). Waits a little, since another thread may drop them a
+// moment later.
 inline void expect_left(const char* what, std::uint64_t count) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (fakeCudaLive(what) != count && std::chrono::steady_clock::now() < deadline)
@@ -41,7 +42,7 @@ inline void expect_left(const char* what, std::uint64_t count) {
   EXPECT_EQ(fakeCudaLive(what), count) << what;
 }
 
-// The context is current while this lives, as it is in a thread that uses torch.
+// The context is current while this object exists, as in a thread that uses torch.
 class GpuContext {
  public:
   explicit GpuContext(unsigned ordinal = 0) {
@@ -57,7 +58,7 @@ class GpuContext {
   }
 };
 
-// Memory of the device.
+// Device memory.
 class GpuMemory {
  public:
   explicit GpuMemory(std::size_t bytes, unsigned ordinal = 0) : bytes_(bytes), ordinal_(ordinal) {

@@ -1,4 +1,4 @@
-// A directory of a test's own, removed with all in it.
+// A test's own directory, removed with all its contents.
 #pragma once
 
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace trunkline::test {
 
 class TempDirectory {
  public:
-  // Under TRUNKLINE_TEST_DIR, else /var/tmp: a real filesystem, where /tmp may be memory.
+  // Under TRUNKLINE_TEST_DIR, else /var/tmp: a real filesystem, whereas /tmp may be in memory.
   TempDirectory() : TempDirectory(default_root()) {}
   explicit TempDirectory(const std::string& root) {
     path_ = root + "/trunkline-test-XXXXXX";

@@ -1,4 +1,4 @@
-// Memory of a chosen alignment, and bytes that differ at every place.
+// Memory of a chosen alignment, and bytes that differ at every position.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace trunkline::test {
 
-// `bytes` of memory that starts `misalignment` behind a page boundary.
+// `bytes` of memory that starts `misalignment` past a page boundary.
 class TestMemory {
  public:
   explicit TestMemory(std::size_t bytes, std::size_t misalignment = 0)

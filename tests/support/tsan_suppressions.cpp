@@ -1,8 +1,8 @@
-// What the thread sanitizer cannot see in liburing, told to it here so that every test program carries it.
+// Suppressions for the thread sanitizer, compiled in so that every test program has them.
 //
 // liburing maps and unmaps rings by raw system calls, which the sanitizer does not intercept: when a ring is
-// set up at the address of one that is gone, it takes the new owner's first access for a race with the old
-// one's last.
+// set up at the address of one that was unmapped, it mistakes the new owner's first access for a race with
+// the old one's last.
 #if defined(__SANITIZE_THREAD__)
 extern "C" const char* __tsan_default_suppressions();   // NOLINT(*-reserved-identifier): the sanitizer's name
 extern "C" const char* __tsan_default_suppressions() {  // NOLINT(*-reserved-identifier)
