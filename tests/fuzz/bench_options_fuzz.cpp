@@ -1,5 +1,4 @@
-// The words of the command line of `trunkline bench`, and what fio prints: refused with a typed error, or
-// read.
+// Options of `trunkline bench`, and the output of fio: rejected with a typed error, or parsed.
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Any JSON either is refused as `format` or gives a manifest whose pieces lie within its shards and that is
-// written and read back as itself; any file whose first line does not fit the rest is refused.
+// Any JSON is either rejected as `format` or gives a manifest whose pieces lie within its shards and that
+// survives a round trip; any file whose first line does not match the rest is rejected.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
       if (piece.offset > limit || piece.bytes > limit - piece.offset) std::abort();
     }
   }
-  // Which version may say it: fuzzing finds no checksum by itself.
+  // Only one version may have these features. The checksum is computed, since fuzzing cannot find one.
   for (const std::uint64_t version : {checkpoint::kFirstVersion, checkpoint::kFeatureVersion}) {
     const auto framed = checkpoint::parse_manifest(checkpoint::frame_manifest(text, version), "fuzz");
     const bool fits = manifest->features.empty() == (version == checkpoint::kFirstVersion);

@@ -1,5 +1,5 @@
-// Names in a directory of checkpoints: each number has one name alone, and what counts as a file that may be
-// removed leads nowhere else.
+// Names in a directory of checkpoints: each number has exactly one name, and the name of a file that may be
+// removed never leads out of the directory.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

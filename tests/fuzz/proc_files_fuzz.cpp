@@ -1,5 +1,5 @@
-// The texts that the kernel gives about mounts, memory and control groups: nothing in them crashes, and what
-// is found is what was asked for.
+// Kernel files about mounts, memory and cgroups: no content causes a crash, and what is found is what was
+// asked for.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

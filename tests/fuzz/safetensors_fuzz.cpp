@@ -1,5 +1,5 @@
-// Any header either is refused, as `format` or, of a file that was cut off, `corrupt`, or gives tensors that
-// tile the data, and is laid out and read again as the same.
+// Any header is either rejected, as `format` or, for a truncated file, `corrupt`, or gives tensors that tile
+// the data and survive a round trip.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -7,7 +7,7 @@
 
 #include "format/safetensors.h"
 
-// The first two bytes are the size of the data behind the header.
+// The first two bytes are the size of the data after the header.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   using namespace trunkline;
   if (bytes < 2) return 0;

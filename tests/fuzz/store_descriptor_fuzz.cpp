@@ -1,6 +1,6 @@
-// Any text either is refused as `format` or `corrupt`, or is byte for byte the descriptor that was read. A
-// text that is no JSON object stands for paths: a descriptor of them is read as it was written, and is
-// refused once a byte of it has changed.
+// Any text is either rejected as `format` or `corrupt`, or is byte for byte the descriptor that was read. A
+// text that is not a JSON object is used as a list of paths: a descriptor of them survives a round trip, and
+// is rejected once a byte of it has changed.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -23,9 +23,9 @@ void check(std::string_view text) {
   if (!again || *again != text) std::abort();
 }
 
-constexpr std::size_t kMostPaths = 8;  // as more of them reach nothing new, and take their time
+constexpr std::size_t kMostPaths = 8;  // more of them reach nothing new, and take time
 
-// Paths are the lines of the text; those of odd length are of former volumes.
+// Paths are the lines of the text; those of odd length are former volumes.
 StoreDescriptor described(std::string_view text) {
   StoreDescriptor made{.id = "0123456789abcdef", .volumes = {}, .first_commit = 1 + text.size() % kMostPaths};
   while (!text.empty() && made.volumes.size() + made.former_volumes.size() < kMostPaths) {

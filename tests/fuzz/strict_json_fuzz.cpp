@@ -1,5 +1,5 @@
-// Any text either is refused or gives an object without repeated keys, which is written and read again as
-// itself; member_text() finds nothing, or the text of the very member.
+// Any text is either rejected or gives an object without repeated keys, which survives a round trip;
+// member_text() finds nothing, or exactly the member's text.
 #include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Any text either is refused as `format` or gives a descriptor that is written and read back as itself.
+// Any text is either rejected as `format` or gives a descriptor that survives a round trip.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Sizes and the other words of arguments: either refused as `invalid_argument`, with a short message, or read
-// as what they say.
+// Sizes and other words in arguments: either rejected as `invalid_argument`, with a short message, or parsed
+// correctly.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

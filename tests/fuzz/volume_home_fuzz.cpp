@@ -1,6 +1,6 @@
-// Any text either is refused as `format` or `corrupt`, with a short message, or is what was read: byte for
-// byte the record of it, if it is of the newest version. Later tries have the right checksum, so that what
-// lies behind it is reached too.
+// Any text is either rejected as `format` or `corrupt`, with a short message, or is byte for byte the record
+// that was read, if it has the newest version. Later attempts have a valid checksum, so that the code behind
+// it is reached too.
 #include <fmt/format.h>
 
 #include <cstdint>
