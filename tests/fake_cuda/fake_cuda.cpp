@@ -1,8 +1,8 @@
-// A stand-in for the CUDA driver on machines without a GPU: the same symbols over host memory, two devices.
-// Streams are threads, so that work really is asynchronous; device memory cannot be touched through its
-// addresses, so that whoever takes it for host memory is found out; what a copy is to fill holds rubbish
-// until the copy ends, so that whoever looks too early is; and every failure that a real driver reports can
-// be had.
+// A fake CUDA driver for machines without a GPU: the same symbols over host memory, with two devices. Streams
+// are threads, so that work really is asynchronous. Device memory cannot be accessed through its addresses,
+// so that code that mistakes it for host memory is exposed. The target of a copy holds garbage until the copy
+// ends, so that code that reads it too early is exposed. Every failure that a real driver reports can be
+// provoked.
 #include "fake_cuda.h"
 
 #include <pthread.h>
@@ -118,7 +118,7 @@ class Stream {
 struct Allocation {
   int device = 0;
   std::size_t bytes = 0;
-  std::byte* shadow = nullptr;  // the same memory, where it can be touched
+  std::byte* shadow = nullptr;  // the same memory, where it is accessible
 };
 
 struct Failure {
@@ -131,7 +131,7 @@ struct Driver {
   std::mutex mutex;
   bool initialised = false;
   bool broken = false;
-  unsigned moving = 0;  // transfers whose bytes are on their way
+  unsigned moving = 0;  // transfers whose bytes are being moved
   std::chrono::microseconds delay{0};
   bool random_delay = false;
   std::minstd_rand random;
@@ -156,7 +156,7 @@ struct Driver {
 
 Driver& driver();
 
-// A forked child may look at it too, whatever other threads did at the fork.
+// A forked child may access it too, whatever other threads did at the fork.
 Driver* make_driver() {
   ::pthread_atfork([] { driver().mutex.lock(); }, [] { driver().mutex.unlock(); },
                    [] { driver().mutex.unlock(); });
@@ -169,12 +169,12 @@ Driver& driver() {
 }
 
 char context_tags[kDevices];
-// Nothing that is destroyed: a driver is also called while its thread ends.
+// Nothing with a destructor: a driver is also called while its thread ends.
 thread_local std::array<void*, 16> contexts;
 thread_local std::size_t context_count = 0;
 thread_local int capture_mode = 0;  // global
 
-// Of the current context; -1: there is none.
+// The device of the current context; -1: there is none.
 int current_device() {
   if (context_count == 0) return -1;
   return static_cast<int>(static_cast<char*>(contexts[context_count - 1]) - context_tags);
@@ -182,7 +182,7 @@ int current_device() {
 
 void complain_locked(const std::string& what) { driver().complaints += what + "\n"; }
 
-// What a call of `function` returns before it does anything; 0: it goes on. The driver's lock is held.
+// The result of a call of `function` before it does anything; 0: it continues. The driver's lock is held.
 int begin_locked(const char* function, bool needs_context = true) {
   Driver& state = driver();
   if (!state.initialised) return kNotInitialized;
@@ -203,7 +203,8 @@ int begin_locked(const char* function, bool needs_context = true) {
   return kSuccess;
 }
 
-// The same for calls that a thread must not make while a stream is captured, unless it says that it knows.
+// The same for calls that a thread must not make while a stream is being captured, unless it opted out of the
+// check.
 int begin_unsafe_locked(const char* function) {
   const int code = begin_locked(function);
   if (code == kSuccess && driver().capturing != nullptr && capture_mode != kRelaxedCapture)
@@ -211,7 +212,7 @@ int begin_unsafe_locked(const char* function) {
   return code;
 }
 
-// What the memory belongs to; null where it is not allocated.
+// The allocation that contains the memory; nullptr where there is none.
 const std::pair<const std::uint64_t, Allocation>* allocation_locked(std::uint64_t address,
                                                                     std::size_t bytes) {
   auto& allocations = driver().allocations;
@@ -223,7 +224,7 @@ const std::pair<const std::uint64_t, Allocation>* allocation_locked(std::uint64_
   return &*found;
 }
 
-// Where device memory can be touched; null where it is not allocated.
+// The accessible copy of device memory; nullptr where it is not allocated.
 std::byte* shadow_locked(std::uint64_t address, std::size_t bytes) {
   const auto* found = allocation_locked(address, bytes);
   return found == nullptr ? nullptr : found->second.shadow + (address - found->first);
@@ -237,7 +238,7 @@ bool is_registered_locked(const void* memory, std::size_t bytes) {
   return address + bytes <= found->first + found->second;
 }
 
-// The default streams, by the handles CU_STREAM_LEGACY (or null) and CU_STREAM_PER_THREAD, are those of the
+// The default streams, with the handles CU_STREAM_LEGACY (or null) and CU_STREAM_PER_THREAD, are those of the
 // current context.
 Stream* stream_locked(void* handle) {
   Driver& state = driver();
@@ -253,7 +254,7 @@ Stream* stream_locked(void* handle) {
   return state.streams.contains(stream) ? stream : nullptr;
 }
 
-// The work of a copy or a fill on its stream: `move` gets the memory that can be touched.
+// The work of a copy or a fill on its stream: `move` is called with the accessible memory.
 void work_on(std::uint64_t device, std::size_t bytes, bool is_copy, void* filled,
              const std::function<void(std::byte*)>& move) {
   Driver& state = driver();
@@ -316,7 +317,7 @@ int copy(const char* function, std::uint64_t device, const void* host, std::size
   }
   stream->add(
       [device, bytes, filled, move = std::move(move)] { work_on(device, bytes, true, filled, move); });
-  if (!registered) stream->synchronize();  // as the real one does with pageable memory
+  if (!registered) stream->synchronize();  // like the real driver with pageable memory
   return kSuccess;
 }
 
@@ -693,7 +694,7 @@ void fakeCudaHold(void* handle) {
 
 void fakeCudaReset() {
   fakeCudaRelease();
-  // Of a broken device nobody has waited for them.
+  // On a broken device nobody has waited for them.
   const auto is_moving = [] {
     const std::scoped_lock lock(driver().mutex);
     return driver().broken && driver().moving != 0;

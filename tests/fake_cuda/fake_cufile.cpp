@@ -1,5 +1,5 @@
-// A stand-in for cuFile over that for the CUDA driver: files are read without read(2), as by DMA, or with it,
-// as in cuFile's compatibility mode; registrations are kept account of.
+// A fake cuFile on top of the fake CUDA driver: files are read without read(2), as with DMA, or with it, as
+// in cuFile's compatibility mode. It keeps track of registrations.
 #include <fcntl.h>
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
@@ -80,7 +80,7 @@ std::shared_ptr<File> file_locked(void* handle) {
   return found == state().files.end() ? nullptr : *found;
 }
 
-// Of registered memory in which the address lies; 0: of none.
+// The start of the registered memory that contains the address; 0: there is none.
 std::uint64_t base_locked(std::uint64_t address) {
   auto found = state().memory.upper_bound(address);
   if (found == state().memory.begin()) return 0;
@@ -92,7 +92,8 @@ struct Freed {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Past the page cache, as the file was opened; sizes that are not whole pages are taken through a bounce.
+// Bypasses the page cache, according to how the file was opened; sizes that are not whole pages use a bounce
+// buffer.
 ssize_t with_calls(bool to_file, int fd, std::byte* memory, std::size_t bytes, off_t offset) {
   const std::size_t whole = (bytes + kPage - 1) / kPage * kPage;
   const std::unique_ptr<void, Freed> buffer(std::aligned_alloc(kPage, whole));
@@ -105,7 +106,7 @@ ssize_t with_calls(bool to_file, int fd, std::byte* memory, std::size_t bytes, o
   return got;
 }
 
-// A ring of io_uring, by its system calls alone: one request at a time.
+// An io_uring ring, using only its system calls: one request at a time.
 class Ring {
  public:
   Ring() {
@@ -156,7 +157,7 @@ class Ring {
   io_uring_sqe* entries_ = nullptr;
 };
 
-// The same by queues that are kept, as cuFile may do it; reads of whole pages.
+// The same through persistent queues, as cuFile may use them; reads whole pages.
 ssize_t with_ring(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
   static auto* ring = new Ring;
   const std::unique_ptr<void, Freed> buffer(std::aligned_alloc(kPage, bytes));
@@ -188,7 +189,7 @@ ssize_t with_aio(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
   return got;
 }
 
-// As DMA does it: no call of this process returns the bytes.
+// Like DMA: no call of this process returns the bytes.
 ssize_t without_calls(int fd, std::byte* memory, std::size_t bytes, off_t offset) {
   struct stat status{};
   if (::fstat(fd, &status) != 0) return -1;
@@ -232,7 +233,7 @@ Outcome transfer(const char* function, bool to_file, void* handle, void* memory,
       fake::complain(std::string(function) + ": the stream was promised multiples of a page");
     ++file->under_way;
   }
-  // The file may go when the stream has done with this, or has dropped it.
+  // The file may be closed when the stream has run this, or has dropped it.
   const std::shared_ptr<void> until_done(nullptr, [file](void*) {
     const std::scoped_lock lock(state().mutex);
     --file->under_way;
@@ -258,7 +259,8 @@ Outcome transfer(const char* function, bool to_file, void* handle, void* memory,
     ssize_t done = least;
     if (!change || least > 0) {
       std::size_t most = change ? std::min(*bytes, static_cast<std::size_t>(least)) : *bytes;
-      if (to_file) most = most / kPage * kPage;  // what can be written; the rest is to be written again
+      if (to_file)
+        most = most / kPage * kPage;  // the part that can be written; the rest must be written again
       if (mode == nothing && !to_file)
         done = static_cast<ssize_t>(most);
       else if (to_file || mode == compatible || mode == pretending)

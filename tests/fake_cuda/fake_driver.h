@@ -1,4 +1,4 @@
-// What the two halves of the stand-in know of each other.
+// The interface between the two halves of the fake.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,21 @@
 
 namespace fake {
 
-// --- the driver's
+// --- of the driver
 
-// What a call of `function` returns before it does anything; 0: it goes on.
+// The result of a call of `function` before it does anything; 0: it continues.
 int begin(const char* function);
 
-// What no driver could accept.
+// Records a call that no real driver would accept.
 void complain(const std::string& what);
 
 bool is_memory_of_current(std::uint64_t address, std::size_t bytes);
 
-// Adds the work of a transfer to a stream of the current context; `move` gets the memory that can be touched.
-// False: it is no such stream.
+// Adds the work of a transfer to a stream of the current context; `move` is called with the accessible
+// memory. Returns false if there is no such stream.
 bool add_work(void* handle, std::uint64_t device, std::size_t bytes, std::function<void(std::byte*)> move);
 
-// --- cuFile's
+// --- of cuFile
 
 void forget_memory(std::uint64_t device);  // it is freed
 void reset_cufile();
