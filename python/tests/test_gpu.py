@@ -306,7 +306,7 @@ def test_a_pin_keeps_its_memory(gpu: Any) -> None:
 def test_explain_names_the_way_of_gpus(tmp_path: Path) -> None:
     gpu = tl.default_engine().explain(tmp_path)["gpu"]
     assert gpu["path"] == "bounce"
-    assert "nvidia-fs is not loaded; memory of GPUs is copied through pinned buffers" in gpu["why"]
+    assert "nvidia-fs is not loaded; GPU memory is copied through pinned buffers" in gpu["why"]
 
 
 def test_gpudirect_storage(path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,13 @@ std::string_view hint(int code) {
       return "the file was not opened for this, or was closed while in use; check the mode it was opened "
              "with";
     case EINVAL:
-      return "the kernel refused an argument, with direct I/O mostly the alignment; try without direct I/O";
+      return "the kernel rejected an argument; with direct I/O it is usually the alignment: try without "
+             "direct I/O";
     case EACCES:
       return "check the permissions of the file and of every directory above it, for this user";
     case EPERM:
-      return "the kernel forbids it to this process: an immutable file, a security policy (seccomp, LSM) or "
+      return "the kernel does not allow it for this process: an immutable file, a security policy (seccomp, "
+             "LSM) or "
              "a missing "
              "capability; check lsattr and the container's profile";
     case EROFS:
@@ -44,7 +46,7 @@ std::string_view hint(int code) {
              "limits, or use "
              "smaller buffers";
     case EFBIG:
-      return "the file would pass the largest size that the filesystem or ulimit -f allows";
+      return "the file would exceed the largest size that the filesystem or ulimit -f allows";
     case EISDIR:
       return "the path is a directory; name a file in it";
     case ENOTDIR:
@@ -54,7 +56,7 @@ std::string_view hint(int code) {
     case ELOOP:
       return "the path leads through too many symbolic links; check for a loop";
     case ENOTEMPTY:
-      return "the directory still holds files";
+      return "the directory is not empty";
     case EXDEV:
       return "the two paths are on different filesystems";
     case EBUSY:
@@ -70,11 +72,11 @@ std::string_view hint(int code) {
     case ETIMEDOUT:
       return "the storage did not answer in time; see dmesg and the network";
     case ENOSYS:
-      return "this kernel does not have the call, or a sandbox hides it; see trunkline doctor";
+      return "this kernel lacks the system call, or a sandbox hides it; see trunkline doctor";
     case EOPNOTSUPP:
       return "the filesystem or device does not support this; see trunkline doctor";
     case EAGAIN:
-      return "a resource is short for the moment; try again, or with fewer operations at once";
+      return "a resource is temporarily unavailable; try again, or with fewer concurrent operations";
     case ESPIPE:
       return "it is a pipe or socket, which has no offsets; use a regular file or a block device";
     case EFAULT:

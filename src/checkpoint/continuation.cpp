@@ -22,12 +22,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kNeitherLoadedNorSaved =
-    "this run has neither loaded nor saved: they are of an earlier run, were moved or copied in, or another "
+    "this run has neither loaded nor saved: they belong to an earlier run, were moved or copied in, or "
+    "another "
     "job saves into the directory; call load() to continue from them or move them out again, and let one job "
     "at a time save into a directory";
 constexpr std::string_view kNotLoaded =
     "this run did not load. To continue the earlier run, call load() before saving; to start over, use "
-    "another directory, or fresh=True, which moves the earlier run into a folder of its own and deletes "
+    "another directory, or fresh=True, which moves the earlier run into a separate folder and deletes "
     "nothing";
 
 bool knows_any(const std::string& directory, std::span<const StepEntry> entries, const Continuation& known) {

@@ -73,13 +73,13 @@ Status DirectoryOps::replace_file_durably(const std::string& path, std::string_v
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
-    return std::unexpected(make_error(
-        ErrorKind::unsupported,
-        fmt::format("cannot change {}: it is a symbolic link, and the file behind it may be that of another "
-                    "directory of checkpoints (cp -rs makes such copies); replace the link by a copy of that "
-                    "file, or save to a new directory",
-                    path),
-        path));
+    return std::unexpected(
+        make_error(ErrorKind::unsupported,
+                   fmt::format("cannot change {}: it is a symbolic link, and its target may belong to "
+                               "another directory of checkpoints (cp -rs makes such copies); replace the "
+                               "link by a copy of its target, or save to a new directory",
+                               path),
+                   path));
   }
   return os::write_file_durably(path, contents, os::IfPresent::replace);
 }

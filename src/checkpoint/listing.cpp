@@ -41,7 +41,7 @@ Result<Beginning> read_beginning(const std::string& path) {
   if (!S_ISREG(status.st_mode))
     return std::unexpected(make_error(
         ErrorKind::corrupt,
-        fmt::format("{} is not a regular file, though it has the name of a manifest; use another step", path),
+        fmt::format("{} has the name of a manifest but is not a regular file; use another step", path),
         path));
   auto text = os::read_text(path, kMaxLineBytes);
   if (!text) return std::unexpected(text.error());

@@ -120,7 +120,7 @@ std::vector<std::uint32_t> crcs_of(const std::string& digits) {
   values.reserve(digits.size() / kCrcDigits);
   for (std::size_t at = 0; at < digits.size(); at += kCrcDigits) {
     const auto value = crc_of(std::string_view(digits).substr(at, kCrcDigits));
-    if (!value) throw Refusal{"\"crc32c\" is not 8 lower-case hexadecimal digits a chunk"};
+    if (!value) throw Refusal{"\"crc32c\" is not 8 lower-case hexadecimal digits per chunk"};
     values.push_back(*value);
   }
   return values;
@@ -308,13 +308,12 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
   if (!version || *version == 0 || !take(head, at, " "))
     return refuse(path, "its first line does not name a version");
   if (*version > kFeatureVersion) {
-    return std::unexpected(make_error(
-        ErrorKind::format,
-        fmt::format(
-            "{} is the manifest of a checkpoint of a newer version, {}, and this build reads versions "
-            "up to {}; upgrade trunkline to load it",
-            path, *version, kFeatureVersion),
-        path));
+    return std::unexpected(
+        make_error(ErrorKind::format,
+                   fmt::format("{} is the manifest of a checkpoint of a newer version, {}, but this build "
+                               "reads versions up to {}; upgrade trunkline to load it",
+                               path, *version, kFeatureVersion),
+                   path));
   }
   if (!take(head, at, "crc32c=")) return refuse(path, "its first line does not name a checksum");
   const auto crc = crc_of(head.substr(at, kCrcDigits));
@@ -330,7 +329,7 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
   }
   if (*bytes > kMaxManifestBytes)
     return refuse(path,
-                  fmt::format("it has {} bytes, and a manifest has at most {}", *bytes, kMaxManifestBytes));
+                  fmt::format("it has {} bytes, but a manifest has at most {}", *bytes, kMaxManifestBytes));
   return FirstLine{.version = *version, .crc = *crc, .end = at};
 }
 
@@ -354,7 +353,7 @@ Result<FramedManifest> unframe_manifest(std::string_view text, const std::string
     return damaged(
         path,
         fmt::format(
-            "its CRC-32C is {:08x}, and its first line says {:08x}: it has changed since it was written",
+            "its CRC-32C is {:08x}, but its first line says {:08x}: it has changed since it was written",
             found, line->crc));
   }
   return FramedManifest{.version = line->version, .json = json};
@@ -365,7 +364,7 @@ Result<std::string> manifest_to_json(const Manifest& manifest) {
   const std::string state = fmt::format(R"({{"state":{}}})", manifest.state);
   if (const auto why = objection_to_json_object(state, kMaxDepth))
     return invalid(fmt::format("\"state\": {}", *why));
-  if (members_of(state).size() != 1) return invalid("\"state\": it is not one JSON value");
+  if (members_of(state).size() != 1) return invalid("\"state\" is not a single JSON value");
   try {
     return json_of(manifest);
   } catch (const Json::type_error&) {
@@ -395,7 +394,7 @@ Result<std::string> format_manifest(const Manifest& manifest) {
   if (!json) return json;
   if (json->size() > kMaxManifestBytes) {
     return invalid(
-        fmt::format("the manifest would have {} bytes, and readers accept at most {}; save a state of "
+        fmt::format("the manifest would have {} bytes, but readers accept at most {}; save a state with "
                     "fewer tensors and values",
                     json->size(), kMaxManifestBytes));
   }
@@ -407,7 +406,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
   if (!framed) return std::unexpected(framed.error());
   auto manifest = manifest_from_json(framed->json, path);
   if (manifest && manifest->features.empty() != (framed->version == kFirstVersion))
-    return refuse(path, fmt::format("\"features\" do not belong to its version, {}", framed->version));
+    return refuse(path, fmt::format("\"features\" do not match its version, {}", framed->version));
   return manifest;
 }
 

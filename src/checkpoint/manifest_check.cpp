@@ -42,18 +42,18 @@ bool is_time(std::string_view text) {
 }
 
 Objection of_numbers(const Manifest& manifest) {
-  if (manifest.step > kMaxNumber) return "\"step\" is beyond 2^63 - 1";
-  if (manifest.commit == 0 || manifest.commit > kMaxNumber) return "\"commit\" is not of 1 .. 2^63 - 1";
+  if (manifest.step > kMaxNumber) return "\"step\" is greater than 2^63 - 1";
+  if (manifest.commit == 0 || manifest.commit > kMaxNumber) return "\"commit\" is not in 1 .. 2^63 - 1";
   if (!is_time(manifest.time)) return "\"time\" is not of the form 2026-01-31T23:59:59Z";
   if (!std::has_single_bit(manifest.chunk_bytes) || manifest.chunk_bytes < kMinChunkBytes ||
       manifest.chunk_bytes > kMaxChunkBytes) {
-    return fmt::format("\"chunk_bytes\" is not a power of two of {} .. {}", kMinChunkBytes, kMaxChunkBytes);
+    return fmt::format("\"chunk_bytes\" is not a power of two in {} .. {}", kMinChunkBytes, kMaxChunkBytes);
   }
   if (manifest.features.size() > 1 ||
       (manifest.features.size() == 1 && manifest.features.front() != kViewsFeature))
     return "\"features\" has an entry that is unknown or duplicated";
   if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
-    return fmt::format("\"world_size\" is not of 1 .. {}", kMaxWorldSize);
+    return fmt::format("\"world_size\" is not in 1 .. {}", kMaxWorldSize);
   return std::nullopt;
 }
 
@@ -79,7 +79,7 @@ Objection of_shards(const Manifest& manifest) {
     if (shard.bytes > kMaxNumber) return fmt::format("shard \"{}\": \"bytes\" is too large", shard.file);
     const std::uint64_t chunks = chunks_of(shard.bytes, manifest.chunk_bytes);
     if (shard.crc32c.size() != chunks) {
-      return fmt::format("shard \"{}\": it has {} checksums, and {} bytes have {} chunks", shard.file,
+      return fmt::format("shard \"{}\": it has {} checksums, but {} bytes have {} chunks", shard.file,
                          shard.crc32c.size(), shard.bytes, chunks);
     }
   }
@@ -91,7 +91,7 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
     return fmt::format("tensor \"{}\": {}", tensor.name, why);
   };
   if (tensor.dtype.empty() || tensor.dtype.size() > kMaxDtypeBytes)
-    return object(fmt::format("\"dtype\" does not have 1 .. {} bytes", kMaxDtypeBytes));
+    return object(fmt::format("\"dtype\" is not 1 .. {} bytes long", kMaxDtypeBytes));
   if (std::ranges::any_of(tensor.shape, [](std::uint64_t extent) { return extent > kMaxNumber; }))
     return object("\"shape\" has a number that is too large");
   std::uint64_t total = 0;
@@ -108,7 +108,7 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
   // The sizes of other dtypes are up to whoever introduced them.
   const auto dtype = format::dtype_named(tensor.dtype);
   if (dtype && format::tensor_bytes(*dtype, tensor.shape) != total)
-    return object(fmt::format("its pieces have {} bytes, which do not fit its shape and dtype", total));
+    return object(fmt::format("its pieces have {} bytes, which does not match its shape and dtype", total));
   return std::nullopt;
 }
 

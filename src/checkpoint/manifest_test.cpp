@@ -241,8 +241,8 @@ TEST(Manifest, FeaturesMakeAVersionThatOlderReadersReject) {
     std::string other = json;
     return frame_manifest(other.replace(other.find(from), from.size(), to), kFeatureVersion);
   };
-  refused(frame_manifest(json, kFirstVersion), "do not belong to its version, 1");
-  refused(frame_manifest(plain, kFeatureVersion), "do not belong to its version, 2");
+  refused(frame_manifest(json, kFirstVersion), "do not match its version, 1");
+  refused(frame_manifest(plain, kFeatureVersion), "do not match its version, 2");
   refused(changed("[\"views\"]", "[]"), "\"features\" is empty");
   refused(changed("[\"views\"]", "{}"), "\"features\" is not an array");
   refused(changed("[\"views\"]", "[7]"), "\"features\" is not a string");
@@ -269,7 +269,7 @@ TEST(Manifest, FormattingRejectsWhatParsingWouldReject) {
   refused([](Manifest& m) { m.tensors[0].name = "\xff"; }, "UTF-8");
   refused([](Manifest& m) { m.features = {"colours"}; }, "features");
   refused([](Manifest& m) { m.state = ""; }, "state");
-  refused([](Manifest& m) { m.state = "1,\"more\":2"; }, "one JSON value");
+  refused([](Manifest& m) { m.state = "1,\"more\":2"; }, "single JSON value");
   refused([](Manifest& m) { m.state = "NaN"; }, "state");
   refused([](Manifest& m) { m.state = R"({"a":1,"a":2})"; }, "duplicated");
 }

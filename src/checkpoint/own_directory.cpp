@@ -114,15 +114,14 @@ std::string advice_for(const std::string& directory) {
                        step_directory(1));
   }
   if (is_of_dcp(directory))
-    return "it is a checkpoint of torch.distributed.checkpoint; load it with the storage reader that belongs "
-           "to "
-           "what saved it (trunkline.dcp.StorageReader, or torch's FileSystemReader)";
+    return "it is a checkpoint of torch.distributed.checkpoint; load it with the storage reader that matches "
+           "its writer (trunkline.dcp.StorageReader, or torch's FileSystemReader)";
   for (const std::string& name : names) {
     if (step_of(name) && is_of_dcp(fmt::format("{}/{}", directory, name))) {
       return fmt::format(
           "its {} is a checkpoint of torch.distributed.checkpoint; load that with the storage reader that "
-          "belongs "
-          "to what saved it (trunkline.dcp.StorageReader, or torch's FileSystemReader), and give those of a "
+          "matches its writer (trunkline.dcp.StorageReader, or torch's FileSystemReader), and give those of "
+          "a "
           "Checkpointer a directory of their own",
           name);
     }
@@ -135,7 +134,7 @@ std::string advice_for(const std::string& directory) {
     }
   }
   if (has_checkpoints(fmt::format("{}/checkpoints", directory)).value_or(false))
-    return fmt::format("open {}/checkpoints, which is one", directory);
+    return fmt::format("open {}/checkpoints, which is a directory of checkpoints", directory);
   return fmt::format("give checkpoints a directory of their own, for example {}/checkpoints", directory);
 }
 
@@ -179,13 +178,13 @@ Status check_not_a_volume(const std::string& directory) {
   std::error_code error;
   // A record that was copied here together with the shards proves nothing.
   if (!owner || fs::equivalent(*owner, directory, error)) return {};
-  return std::unexpected(Error{.kind = ErrorKind::system,
-                               .code = ENOTEMPTY,
-                               .message = fmt::format("{} holds the shards that {} has on a volume (its file "
-                                                      "{} says so); open {}. If nothing has shards here, "
-                                                      "remove that file",
-                                                      directory, *owner, kOwnerFile, *owner),
-                               .path = directory});
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOTEMPTY,
+            .message = fmt::format("{} holds shards that belong to {} (according to its file {}); open {} "
+                                   "instead. If nothing stores shards here, remove that file",
+                                   directory, *owner, kOwnerFile, *owner),
+            .path = directory});
 }
 
 Result<bool> has_checkpoints(const std::string& directory) {

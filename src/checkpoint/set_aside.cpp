@@ -65,7 +65,7 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
     return path;
   }
   return std::unexpected(
-      system_error(EEXIST, fmt::format("making a folder aside-{} in {}", time, directory), directory));
+      system_error(EEXIST, fmt::format("creating a folder aside-{} in {}", time, directory), directory));
 }
 
 // All but foreign steps, in the order of their commits; those without a commit come first.

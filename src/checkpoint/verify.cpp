@@ -126,7 +126,7 @@ void Verification::report(Mismatch mismatch, std::string_view what) {
     mismatch.message += fmt::format(", chunk {} (bytes {} to {})", *mismatch.chunk, mismatch.offset, end);
   mismatch.message += fmt::format(": {}; ", what);
   if (mismatch.tensors.empty()) {
-    mismatch.message += "no tensor's bytes are in it";
+    mismatch.message += "it contains no tensor's bytes";
   } else {
     constexpr std::size_t kShown = 4;
     const auto shown = std::span(mismatch.tensors).first(std::min(kShown, mismatch.tensors.size()));
@@ -168,7 +168,7 @@ std::unique_ptr<OpenShard> Verification::open(std::uint64_t index) {
                 : error.message);
   } else if (*size != shard.bytes) {
     report({.kind = Mismatch::Kind::size, .shard = index, .bytes = *size},
-           fmt::format("it has {} bytes, and the manifest says {}", *size, shard.bytes));
+           fmt::format("it has {} bytes, but the manifest says {}", *size, shard.bytes));
   }
   const std::uint64_t found = size.value_or(0);
   const std::uint64_t chunk = manifest_.chunk_bytes;
@@ -261,7 +261,7 @@ void Verification::check_chunk(const Slot& slot, std::uint64_t begin, std::uint6
           .chunk = chunk,
           .offset = slot.offset + begin,
           .bytes = end - begin},
-         fmt::format("its CRC-32C is {:08x}, and the manifest says {:08x}", found, expected));
+         fmt::format("its CRC-32C is {:08x}, but the manifest says {:08x}", found, expected));
 }
 
 void Verification::check(const Slot& slot) {

@@ -175,14 +175,14 @@ Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& d
   if (!found) {
     const bool mounted = device_under(recorded->path) == recorded->device;
     return may_be_a_copy(volume, directory,
-                         fmt::format("may be a copy of {}, which is not there now{}", recorded->path,
-                                     mounted ? "" : ", and neither is its filesystem (is it mounted?)"));
+                         fmt::format("may be a copy of {}, which does not exist now{}", recorded->path,
+                                     mounted ? "" : ", nor does its filesystem (is it mounted?)"));
   }
   if (is_folder_of(*here, *recorded, *found)) return here;
-  return may_be_a_copy(volume, directory,
-                       fmt::format("may be a copy of the directory that was {}, where there are other files "
-                                   "or none now",
-                                   recorded->path));
+  return may_be_a_copy(
+      volume, directory,
+      fmt::format("may be a copy of the directory formerly at {}, which now has other files or none",
+                  recorded->path));
 }
 
 }  // namespace

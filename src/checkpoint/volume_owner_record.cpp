@@ -53,8 +53,8 @@ Result<VolumeOwner> parse_volume_owner(std::string_view text, const std::string&
   if (version != kVersion && version != kFirstVersion) {
     constexpr std::size_t kShown = 16;  // without a space everything that follows is the version
     return fail(ErrorKind::format, record,
-                fmt::format("it is of version {}, and this build reads up to {}", version.substr(0, kShown),
-                            kVersion));
+                fmt::format("it has version {}, but this build reads versions up to {}",
+                            version.substr(0, kShown), kVersion));
   }
   VolumeOwner owner;
   const std::size_t line = rest.find('\n');

@@ -158,7 +158,7 @@ TEST_F(VolumeOwnerTest, AnotherStoreAtTheOldPathIsNotTheOriginal) {
   const std::string other = copy("copy");
   fs::remove_all(directory());
   save(*open({.volumes = volumes()}), 1);
-  expect_refused(other, "where there are other files");
+  expect_refused(other, "which now has other files");
   ASSERT_TRUE((*Store::open(other))->adopt());
   load_and_save(**Store::open(other), 3, 1);
   EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));

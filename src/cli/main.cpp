@@ -28,7 +28,7 @@ void name_unknown_subcommand(const CLI::App& app) {
   for (const CLI::App* each : group->get_subcommands([](const CLI::App*) { return true; }))
     known += (known.empty() ? "" : ", ") + each->get_name();
   if (left.empty() || known.empty()) return;
-  std::cerr << group->get_name() << ": there is no subcommand '" << left.front() << "'; there are " << known
+  std::cerr << group->get_name() << ": unknown subcommand '" << left.front() << "'; there are " << known
             << '\n';
 }
 

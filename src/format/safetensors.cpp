@@ -58,7 +58,8 @@ std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
 std::unexpected<Error> cut_off(const std::string& path, std::string_view why) {
   return std::unexpected(make_error(
       ErrorKind::corrupt,
-      fmt::format("{} is not a whole safetensors file: {}; it was cut off: copy or save it again", path, why),
+      fmt::format("{} is not a complete safetensors file: {}; it was cut off: copy or save it again", path,
+                  why),
       path));
 }
 
@@ -133,7 +134,7 @@ Status check_places(const std::vector<StoredTensor>& tensors, std::uint64_t data
     if (bytes != tensor.end - tensor.begin) {
       return refuse_tensor(
           path, tensor.name,
-          fmt::format("its offsets {} .. {} do not fit its shape and dtype", tensor.begin, tensor.end));
+          fmt::format("its offsets {} .. {} do not match its shape and dtype", tensor.begin, tensor.end));
     }
     covered = tensor.end;
   }
@@ -222,7 +223,7 @@ Result<std::uint64_t> parse_safetensors_length(std::span<const std::byte, kLengt
   for (std::size_t index = kLengthBytes; index > 0; --index)
     length = length << 8 | std::to_integer<std::uint64_t>(head[index - 1]);
   if (length > kMaxHeaderBytes) {
-    return refuse(path, fmt::format("it begins with a header of {} bytes, and the format allows {}", length,
+    return refuse(path, fmt::format("it begins with a header of {} bytes, but the format allows {}", length,
                                     kMaxHeaderBytes));
   }
   if (file_bytes < kLengthBytes || length > file_bytes - kLengthBytes) {
@@ -270,13 +271,14 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> ten
                                               const Metadata& metadata, std::uint64_t alignment,
                                               StorageOrder storage_order) {
   if (!std::has_single_bit(alignment) || alignment < 8) {
-    return std::unexpected(make_error(ErrorKind::invalid_argument,
-                                      fmt::format("alignment: {} is not a power of two from 8", alignment)));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   fmt::format("alignment: {} is not a power of two, at least 8", alignment)));
   }
   std::set<std::string_view> names;
   std::vector<std::uint64_t> bytes;
   for (const TensorToStore& tensor : tensors) {
-    if (tensor.name == kMetadataKey) return bad_tensor(tensor.name, "is the name of the metadata");
+    if (tensor.name == kMetadataKey) return bad_tensor(tensor.name, "is reserved for the metadata");
     if (!names.insert(tensor.name).second) return bad_tensor(tensor.name, "is duplicated");
     const auto size = tensor_bytes(tensor.dtype, tensor.shape);
     if (!size) return bad_tensor(tensor.name, "has a size that is not a whole number of bytes below 2^64");
@@ -309,7 +311,7 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const TensorToStore> ten
   if (text.size() > kMaxHeaderBytes) {
     return std::unexpected(
         make_error(ErrorKind::invalid_argument,
-                   fmt::format("tensors: their header has {} bytes, and the format allows {}; store them in "
+                   fmt::format("tensors: their header has {} bytes, but the format allows {}; store them in "
                                "several files",
                                text.size(), kMaxHeaderBytes)));
   }

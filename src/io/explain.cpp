@@ -77,7 +77,7 @@ void probe_huge_pages(std::vector<Refusal>& refused) {
     refused.push_back({"huge pages", "this kernel has no transparent huge pages"});
   else if (line.find("[never]") != std::string::npos)
     refused.push_back(
-        {"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" is enough"});
+        {"huge pages", "/sys/kernel/mm/transparent_hugepage/enabled is \"never\"; \"madvise\" suffices"});
 }
 
 // Why GPUs do not read and write the file themselves; nullopt where they do.
@@ -124,10 +124,10 @@ void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std
             ? "it was requested, and a probe read the right bytes"
             : "a probe read the right bytes, without read(), io_uring or AIO in this process";
   } else if (is_gds_required(config.gpu)) {
-    explanation.gpu_why = fmt::format("it was requested, and operations fail: {}", *why_not);
+    explanation.gpu_why = fmt::format("it was requested, but operations fail: {}", *why_not);
   } else {
-    explanation.gpu_why = fmt::format("{}; memory of GPUs is copied through pinned buffers of {} bytes",
-                                      *why_not, config.slot_bytes);
+    explanation.gpu_why = fmt::format("{}; GPU memory is copied through pinned buffers of {} bytes", *why_not,
+                                      config.slot_bytes);
   }
 }
 

@@ -147,19 +147,19 @@ DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags
   if (policy == DirectPolicy::never) return refuse("buffered I/O was requested (direct=never)");
   const bool automatic = policy != DirectPolicy::always;
   if (filesystem.in_memory)
-    return refuse("the filesystem keeps files in memory; there is no device to go to directly");
+    return refuse("the filesystem keeps files in memory; there is no device for direct I/O");
   if (automatic && !filesystem.network.empty())
-    return refuse(
-        fmt::format("direct I/O is known to lose on {}; force it with direct=always", filesystem.network));
+    return refuse(fmt::format("direct I/O is known to be slower on {}; force it with direct=always",
+                              filesystem.network));
 
   if (policy == DirectPolicy::unless_cached && is_cached(pair.buffered.get()))
     return refuse("the page cache holds the file already (direct=unless_cached)");
   const auto stated = stated_alignment(pair.buffered.get());
   if (stated && stated->offset == 0)
-    return refuse("the filesystem says that this file has no direct I/O (statx)");
+    return refuse("the filesystem reports that this file does not support direct I/O (statx)");
   int code = 0;
   UniqueFd direct = reopen_direct(pair.buffered.get(), flags, code);
-  if (!direct.valid()) return refuse(fmt::format("opening with O_DIRECT was refused: {}", errno_name(code)));
+  if (!direct.valid()) return refuse(fmt::format("opening with O_DIRECT failed: {}", errno_name(code)));
   DirectLimits limits{.usable = true,
                       .memory_alignment = kAssumedAlignment,
                       .offset_alignment = kAssumedAlignment,

@@ -38,14 +38,14 @@ Status check_leads_to(const std::string& path, int fd) {
   if (::stat(path.c_str(), &named) != 0)
     return std::unexpected(system_error(errno, path + " was moved or removed meanwhile", path));
   if (::fstat(fd, &opened) != 0)
-    return std::unexpected(system_error(errno, "looking at what was opened as " + path, path));
+    return std::unexpected(system_error(errno, "checking what was opened as " + path, path));
   if (named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) return {};
   if (named.st_dev == opened.st_dev && has_passing_inodes(fd)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,
       .code = ESTALE,
       .message = fmt::format("{} was moved or replaced meanwhile, and leads to something else now: ESTALE; "
-                             "see what is there, then try again",
+                             "check what is there, then try again",
                              path),
       .path = path});
 }

@@ -98,7 +98,7 @@ Result<StorageLocation> locate(const std::string& path) {
     return std::unexpected(make_error(
         ErrorKind::unsupported,
         fmt::format(
-            "finding the filesystem of {}: no mount in /proc/self/mountinfo holds it; is it outside this "
+            "finding the filesystem of {}: no mount in /proc/self/mountinfo contains it; is it outside this "
             "process's mount namespace?",
             path),
         path));

@@ -278,7 +278,7 @@ Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
         return frame.state == State::held || frame.state == State::checking;
       })) {
     return std::unexpected(wrong(fmt::format(
-        "unit: {} needs a slot, and each of the {} holds an acquired unit; release one before, or open the "
+        "unit: {} needs a slot, but each of the {} holds an acquired unit; release one first, or open the "
         "stream with more slots",
         units_[unit].name, placement_.slots)));
   }
@@ -421,7 +421,7 @@ Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data,
       return std::unexpected(make_error(
           ErrorKind::corrupt,
           fmt::format("reading {} from {}: the file was modified since it was opened, and there is no "
-                      "checksum to tell whether these bytes were; open it again",
+                      "checksum to show whether these bytes were; open it again",
                       unit.name, path),
           path));
     }
@@ -430,7 +430,7 @@ Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data,
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format(
-            "reading {}: bytes {} to {} of {} have the checksum {:08x} where {:08x} was recorded; they "
+            "reading {}: bytes {} to {} of {} have the checksum {:08x}, but {:08x} was recorded; they "
             "changed after they were written",
             unit.name, part.offset, part.offset + part.bytes, path, found, *part.checksum),
         path));

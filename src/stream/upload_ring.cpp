@@ -238,7 +238,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
       Slot& slot = slots_[schedule_.location(unit)];
       if (slot.state == State::held) {
         return std::unexpected(make_error(ErrorKind::invalid_argument,
-                                          fmt::format("unit: {} is acquired already", units_[unit].name)));
+                                          fmt::format("unit: {} is already acquired", units_[unit].name)));
       }
       if (waited && slot.state != State::copying) stats_.wait_ns += since(began);
       if (slot.state == State::failed) {
@@ -271,11 +271,11 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
 // Copies `unit` next, although another one was expected. Keeps what is used soon after it, if there is room.
 Status UploadRing::reprioritize(std::size_t unit) {
   if (std::ranges::all_of(slots_, [](const Slot& slot) { return slot.state == State::held; })) {
-    return std::unexpected(make_error(
-        ErrorKind::invalid_argument,
-        fmt::format("unit: {} needs a slot, and each of the {} holds an acquired unit; release one before, "
-                    "or open the stream with more slots",
-                    units_[unit].name, slots_.size())));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   fmt::format("unit: {} needs a slot, but each of the {} holds an acquired unit; release "
+                               "one first, or open the stream with more slots",
+                               units_[unit].name, slots_.size())));
   }
   bool has_changed = schedule_.move_to(unit);
   for (const std::size_t slot : schedule_.slots_behind(unit, slot_uses())) {

@@ -24,7 +24,7 @@ Status check_units(const std::vector<File>& files, const std::vector<StreamUnit>
     if (unit.bytes == 0) return wrong(unit, "is empty");
     std::uint64_t total = 0;
     for (const StreamPart& part : unit.parts) {
-      if (part.file >= files.size()) return wrong(unit, "has a part in a file that is not there");
+      if (part.file >= files.size()) return wrong(unit, "has a part in a file that does not exist");
       if (part.at > unit.bytes || part.bytes > unit.bytes - part.at)
         return wrong(unit, "has a part that reaches past its end");
       if (part.offset + part.bytes < part.offset) return wrong(unit, "has a part past the end of any file");

@@ -26,7 +26,7 @@ Status check_extents(const FileLayout& layout) {
   std::uint64_t covered = 0;
   for (const Extent& extent : layout.extents) {
     if (extent.memory.bytes > layout.bytes || extent.offset > layout.bytes - extent.memory.bytes) {
-      return wrong(layout, fmt::format("{} bytes at {} reach beyond the file's {}", extent.memory.bytes,
+      return wrong(layout, fmt::format("{} bytes at {} reach past the file's {}", extent.memory.bytes,
                                        extent.offset, layout.bytes));
     }
     if (extent.offset < covered) {
@@ -41,9 +41,10 @@ Status check_checksums(const FileLayout& layout) {
   std::uint64_t covered = 0;
   for (const Checksum& checksum : layout.checksums) {
     if (checksum.begin < covered || checksum.end < checksum.begin || checksum.end > layout.bytes) {
-      return wrong(layout,
-                   fmt::format("a checksum of {} .. {} is outside the file, or not after the one before",
-                               checksum.begin, checksum.end));
+      return wrong(
+          layout,
+          fmt::format("the checksum of {} .. {} is outside the file, or does not follow the previous one",
+                      checksum.begin, checksum.end));
     }
     covered = checksum.end;
   }
@@ -75,7 +76,7 @@ Status check_checksum_fields(const FileLayout& layout) {
 
 Status FileLayout::arrange() {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-    return wrong(*this, fmt::format("{} bytes are beyond the largest file (2^63 - 1)", bytes));
+    return wrong(*this, fmt::format("{} bytes exceed the largest file (2^63 - 1)", bytes));
   }
   std::ranges::sort(extents, {}, &Extent::offset);
   std::ranges::sort(checksum_fields, {}, &ChecksumField::offset);

@@ -56,7 +56,7 @@ Status FileReader::check_sizes() const {
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format(
-            "reading {}: it has {} bytes and should have {}; it was cut off, or belongs to another set", path,
+            "reading {}: it has {} bytes but should have {}; it was cut off, or belongs to another set", path,
             *size, target.layout.bytes),
         path));
   }
@@ -215,7 +215,7 @@ void FileReader::check(const Arrived& arrived, std::vector<PartialChecksum> chec
         ChecksumMismatch{.layout = layout, .checksum = checksum, .expected = *expected, .found = found};
     fail(make_error(
         ErrorKind::corrupt,
-        fmt::format("{}: bytes {} to {} have the checksum {:08x} where {:08x} was recorded; they "
+        fmt::format("{}: bytes {} to {} have the checksum {:08x}, but {:08x} was recorded; they "
                     "changed after they were written",
                     of.path, of.checksums[checksum].begin, of.checksums[checksum].end, found, *expected),
         of.path));

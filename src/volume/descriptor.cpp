@@ -72,7 +72,7 @@ Result<Descriptor> parse_descriptor(std::string_view text, const std::string& pa
   if (text.size() > kMaxDescriptorBytes)
     return refuse(path, fmt::format("it is longer than {} bytes", kMaxDescriptorBytes));
   const auto json = parse_json_object(text, 1);
-  if (!json) return refuse(path, "it is not one flat JSON object");
+  if (!json) return refuse(path, "it is not a flat JSON object");
   if (string_of(*json, "format") != kFormat)
     return refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
   // Checked before the other fields, which another version may have changed.
@@ -82,7 +82,7 @@ Result<Descriptor> parse_descriptor(std::string_view text, const std::string& pa
     return std::unexpected(make_error(
         ErrorKind::format,
         fmt::format(
-            "{} is a stripe descriptor of version {}, and this build reads version {}; upgrade trunkline to "
+            "{} is a stripe descriptor of version {}, but this build reads version {}; upgrade trunkline to "
             "open the file",
             path, *version, kVersion),
         path));
@@ -95,12 +95,12 @@ Result<Descriptor> parse_descriptor(std::string_view text, const std::string& pa
   if (!id || !is_id(*id)) return refuse(path, "\"id\" is not 32 lower-case hexadecimal digits");
   const auto members = unsigned_of(*json, "members");
   if (!members || *members == 0 || *members > kMaxMembers)
-    return refuse(path, fmt::format("\"members\" is not an integer of 1 .. {}", kMaxMembers));
+    return refuse(path, fmt::format("\"members\" is not an integer in 1 .. {}", kMaxMembers));
   const auto member = unsigned_of(*json, "member");
   if (!member || *member >= *members) return refuse(path, "\"member\" is not an integer below \"members\"");
   const auto stripe_bytes = unsigned_of(*json, "stripe_bytes");
   if (!stripe_bytes || !is_stripe_size(*stripe_bytes)) {
-    return refuse(path, fmt::format("\"stripe_bytes\" is not a multiple of {} of at most {}", kMinStripeBytes,
+    return refuse(path, fmt::format("\"stripe_bytes\" is not a multiple of {}, at most {}", kMinStripeBytes,
                                     kMaxStripeBytes));
   }
   return Descriptor{*id, static_cast<unsigned>(*member), static_cast<unsigned>(*members), *stripe_bytes};

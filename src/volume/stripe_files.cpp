@@ -119,8 +119,8 @@ Result<std::uint64_t> StripeFiles::check() const {
     if (found->id != first.id) {
       return corrupt(
           *this, path,
-          fmt::format("belongs to another file than {}: their ids differ (a copy of another time, or an "
-                      "interrupted overwrite); restore the right one, or write the file again",
+          fmt::format("belongs to a different file than {}: their ids differ (a copy from another time, or "
+                      "an interrupted overwrite); restore the right one, or write the file again",
                       descriptors_[0]));
     }
     if (found->member != i) {

@@ -29,8 +29,8 @@ std::unexpected<Error> bad_argument(std::string message, std::string_view path =
 // Two spellings of one directory (a symbolic link, "a/../a") would silently put two members on one disk.
 Status check_directories(const std::vector<std::string>& directories) {
   if (directories.empty() || directories.size() > volume::kMaxMembers) {
-    return bad_argument(
-        fmt::format("directories: {} given, a volume has 1 .. {}", directories.size(), volume::kMaxMembers));
+    return bad_argument(fmt::format("directories: {} given, but a volume has 1 .. {}", directories.size(),
+                                    volume::kMaxMembers));
   }
   std::map<std::pair<dev_t, ino_t>, std::string> seen;
   for (const std::string& directory : directories) {
@@ -72,7 +72,7 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
     return std::unexpected(system_error(
         EEXIST,
         fmt::format(
-            "creating striped file {}: {} is in the way, and no descriptor says that it is part of a striped "
+            "creating striped file {}: {} exists, and no descriptor says that it is part of a striped "
             "file; choose another name or remove it",
             files.name(), path),
         path));
@@ -152,7 +152,7 @@ Result<File> open_striped(const std::optional<Engine>& engine, const std::vector
 
 Result<Volume> Volume::create(std::vector<std::string> directories, const VolumeOptions& options) {
   if (!volume::is_stripe_size(options.stripe_bytes)) {
-    return bad_argument(fmt::format("stripe_bytes: {} is not a multiple of {} of at most {}",
+    return bad_argument(fmt::format("stripe_bytes: {} is not a multiple of {}, at most {}",
                                     options.stripe_bytes, volume::kMinStripeBytes, volume::kMaxStripeBytes));
   }
   if (auto valid = check_directories(directories); !valid) return std::unexpected(valid.error());

@@ -101,7 +101,7 @@ TEST_F(CorruptVolumeTest, ADescriptorOfAnotherFile) {
   ASSERT_TRUE(store(make(paths_), "g", data_));
   std::filesystem::copy_file(in(1, "g.stripe"), in(1, "f.stripe"),
                              std::filesystem::copy_options::overwrite_existing);
-  expect_refused(make(paths_), ErrorKind::corrupt, in(1, "f.stripe"), "belongs to another file");
+  expect_refused(make(paths_), ErrorKind::corrupt, in(1, "f.stripe"), "belongs to a different file");
 }
 
 TEST_F(CorruptVolumeTest, DirectoriesInAnotherOrder) {

@@ -151,7 +151,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.option_defaults()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);  // for scripts that append options
   command.add_flag("--read", options.read,
-                   "Measure reading (default: both; reading alone of existing files)");
+                   "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
   command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]");
   command.add_option("--block", arguments.block, "Size of a transfer, a multiple of 4096")

@@ -56,7 +56,7 @@ Result<BenchFiles> BenchFiles::find(const BenchOptions& options) {
     const std::string& path = options.paths[target];
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0) {
-      return wrong(fmt::format("{}: {}; give a directory or a file that exists", path, errno_name(errno)),
+      return wrong(fmt::format("{}: {}; name a directory or an existing file", path, errno_name(errno)),
                    path);
     }
     if (S_ISDIR(status.st_mode)) {
@@ -114,14 +114,14 @@ Status BenchFiles::check_space() const {
   }
   for (const auto& [device, need] : needs) {
     if (need.bytes <= need.free_bytes) continue;
-    Error error =
-        make_error(ErrorKind::system,
-                   fmt::format("laying out {} of files in {}: {} are free, {} are missing; choose a smaller "
-                               "--size or --files, or "
-                               "another directory",
-                               format_bytes(need.bytes), need.directory, format_bytes(need.free_bytes),
-                               format_bytes(need.bytes - need.free_bytes)),
-                   need.directory);
+    Error error = make_error(
+        ErrorKind::system,
+        fmt::format("laying out {} of files in {}: {} are free, {} more are needed; choose a smaller "
+                    "--size or --files, or "
+                    "another directory",
+                    format_bytes(need.bytes), need.directory, format_bytes(need.free_bytes),
+                    format_bytes(need.bytes - need.free_bytes)),
+        need.directory);
     error.code = ENOSPC;
     return std::unexpected(std::move(error));
   }

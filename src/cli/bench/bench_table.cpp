@@ -106,7 +106,7 @@ std::string bench_table(const Json& document) {
   if (compared)
     result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
   if (document["options"]["verify"].get<bool>())
-    result += "\nverified: every byte read and written is right\n";
+    result += "\nverified: every byte read and written is correct\n";
   return result;
 }
 

@@ -55,7 +55,7 @@ Result<Finished> run_to_end(const std::vector<std::string>& command) {
   const os::UniqueFd output(::memfd_create("output", MFD_CLOEXEC));
   const os::UniqueFd errors(::memfd_create("errors", MFD_CLOEXEC));
   if (!output.valid() || !errors.valid()) {
-    return std::unexpected(system_error(errno, "making memory files for the output of " + command[0]));
+    return std::unexpected(system_error(errno, "creating memory files for the output of " + command[0]));
   }
   pid_t child = -1;
   if (const int code = spawn(command, output.get(), errors.get(), child); code != 0) {

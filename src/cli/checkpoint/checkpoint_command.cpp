@@ -56,7 +56,8 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   collect->add_flag("--dry-run", arguments->dry_run, "Only report what would be removed");
   collect->add_flag("--orphaned", arguments->orphaned,
                     "Also shards on volumes whose step was moved out of DIR, or removed, by hand");
-  add("adopt", "Make DIR the owner of the shards on its volumes, in place of an original that is gone",
+  add("adopt",
+      "Make DIR the owner of the shards on its volumes, in place of an original that no longer exists",
       adopt_volumes);
 }
 

@@ -24,7 +24,7 @@ void advise_on_io_uring(const Findings& findings, const BackendFinding& backend,
   const os::Environment& environment = findings.environment;
   if (environment.io_uring_disabled.value_or(0) != 0) {
     advice.push_back(fmt::format(
-        "io_uring is switched off by the administrator (kernel.io_uring_disabled is {}): sysctl -w "
+        "io_uring is disabled by the administrator (kernel.io_uring_disabled is {}): sysctl -w "
         "kernel.io_uring_disabled=0{}",
         *environment.io_uring_disabled,
         environment.io_uring_disabled == 1 ? ", or put this user's group into kernel.io_uring_group" : ""));
@@ -38,7 +38,7 @@ void advise_on_io_uring(const Findings& findings, const BackendFinding& backend,
         "container's profile (docker run --security-opt seccomp=PROFILE.json; Kubernetes: "
         "securityContext.seccompProfile)");
   } else {
-    advice.push_back("io_uring was refused; libaio or threads are used instead: " + backend.why);
+    advice.push_back("io_uring is not available; libaio or threads are used instead: " + backend.why);
   }
 }
 
@@ -78,9 +78,8 @@ void advise_on_gpus(const CudaFinding& cuda, std::vector<std::string>& advice) {
   for (const auto& [info, link] : cuda.gpus) {
     if (link.width == 0 || link.width >= link.most_width) continue;
     advice.push_back(
-        fmt::format("cuda:{} is connected by {} PCIe lanes of {}: put it into a slot with all of them, or "
-                    "look at riser and "
-                    "BIOS settings",
+        fmt::format("cuda:{} is connected by {} PCIe lanes of {}: move it to a slot that has all of them, or "
+                    "check riser and BIOS settings",
                     info.ordinal, link.width, link.most_width));
   }
 }
@@ -134,7 +133,7 @@ void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
   } else if (explanation.memory_alignment > kTorchAlignment) {
     advice.push_back(fmt::format(
         "{} requires memory aligned to {} bytes: ordinary torch and numpy memory costs a copy here; "
-        "trunkline.pinned_empty and trunkline.torch.empty_pinned do not",
+        "trunkline.pinned_empty and trunkline.torch.empty_pinned avoid it",
         path.path, explanation.memory_alignment));
   }
 }

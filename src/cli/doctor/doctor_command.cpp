@@ -119,7 +119,7 @@ std::string of_gpu(const GpuFinding& gpu) {
   const auto& [info, link] = gpu;
   std::string text = fmt::format("{}, {}, PCI {}", info.name, format_bytes(info.memory_bytes), info.pci);
   if (link.width != 0) {
-    text += fmt::format(", x{} at {} (most: x{} at {})", link.width, link.speed, link.most_width,
+    text += fmt::format(", x{} at {} (maximum: x{} at {})", link.width, link.speed, link.most_width,
                         link.most_speed);
   }
   if (link.numa_node) text += fmt::format(", NUMA node {}", *link.numa_node);
@@ -133,7 +133,7 @@ std::string gpus(const CudaFinding& cuda) {
                                    cuda.library));
   for (const GpuFinding& gpu : cuda.gpus) text += line(fmt::format("cuda:{}", gpu.info.ordinal), of_gpu(gpu));
   return text + line("GPUDirect", cuda.why_not_gds.empty()
-                                      ? "library and kernel module are there; see the paths"
+                                      ? "library and kernel module are installed; see the paths"
                                       : "not used: " + cuda.why_not_gds);
 }
 

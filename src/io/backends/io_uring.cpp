@@ -185,7 +185,7 @@ class IoUringBackend final : public Backend {
     reap(none, 1);
     if (wake_result_ != static_cast<int>(sizeof wake_count_))
       return std::unexpected(
-          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing read through io_uring"));
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a test read through io_uring"));
     proven_ = true;
     return {};
   }

@@ -38,7 +38,7 @@ class LibaioBackend final : public Backend {
     reap(completions, 1);
     if (wake_result_ <= 0 || (wake_result_ & POLLIN) == 0)
       return std::unexpected(
-          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a probing poll through libaio"));
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a test poll through libaio"));
     return {};
   }
 

@@ -58,7 +58,7 @@ Status FileCore::adopt_sizes() {
     if (sizes[index] == expected) continue;
     return std::unexpected(
         make_error(ErrorKind::corrupt,
-                   fmt::format("opening {}: member {} has {} bytes and the sizes of the others require {}; "
+                   fmt::format("opening {}: member {} has {} bytes, but the sizes of the others require {}; "
                                "it was cut off, or belongs to another file",
                                name, members[index].path, sizes[index], expected),
                    members[index].path));

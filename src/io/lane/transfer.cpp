@@ -85,8 +85,7 @@ Verdict advance(Transfer& transfer, std::int64_t result) {
   const auto bytes = static_cast<std::uint64_t>(result);
   if (bytes > transfer.piece.span_length - transfer.moved) {
     return failed(system_error(
-        EIO,
-        fmt::format("{}: the kernel reports {} bytes, more than were requested", describe(transfer), bytes),
+        EIO, fmt::format("{}: the kernel reports {} bytes, more than requested", describe(transfer), bytes),
         transfer.member->path));
   }
   transfer.moved += bytes;
