@@ -156,7 +156,7 @@ Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& d
   const std::optional<VolumeOwner>& found = *there;
   if (found && found->is_same_now(*here)) {
     const bool has_same_inode = recorded->inode == here->inode && (recorded->birth == 0 || here->birth == 0);
-    if (here->is_same_directory(*recorded) || has_same_inode || os::has_passing_inodes(directory)) {
+    if (here->is_same_directory(*recorded) || has_same_inode || os::has_unstable_inodes(directory)) {
       here->path = recorded->path;  // keeps the recorded one of its names
       return here;
     }

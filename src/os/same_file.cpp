@@ -15,21 +15,21 @@ namespace {
 constexpr std::uint32_t kCifsMagic = 0xFF534D42;
 constexpr std::uint32_t kSmb2Magic = 0xFE534D42;
 
-bool has_passing_inodes(const struct statfs& filesystem) {
+bool has_unstable_inodes(const struct statfs& filesystem) {
   const auto type = static_cast<std::uint32_t>(filesystem.f_type);
   return type == FUSE_SUPER_MAGIC || type == kCifsMagic || type == kSmb2Magic;
 }
 
 }  // namespace
 
-bool has_passing_inodes(int fd) {
+bool has_unstable_inodes(int fd) {
   struct statfs filesystem{};
-  return ::fstatfs(fd, &filesystem) != 0 || has_passing_inodes(filesystem);
+  return ::fstatfs(fd, &filesystem) != 0 || has_unstable_inodes(filesystem);
 }
 
-bool has_passing_inodes(const std::string& path) {
+bool has_unstable_inodes(const std::string& path) {
   struct statfs filesystem{};
-  return ::statfs(path.c_str(), &filesystem) != 0 || has_passing_inodes(filesystem);
+  return ::statfs(path.c_str(), &filesystem) != 0 || has_unstable_inodes(filesystem);
 }
 
 Status check_leads_to(const std::string& path, int fd) {
@@ -40,7 +40,7 @@ Status check_leads_to(const std::string& path, int fd) {
   if (::fstat(fd, &opened) != 0)
     return std::unexpected(system_error(errno, "checking what was opened as " + path, path));
   if (named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) return {};
-  if (named.st_dev == opened.st_dev && has_passing_inodes(fd)) return {};
+  if (named.st_dev == opened.st_dev && has_unstable_inodes(fd)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,
       .code = ESTALE,

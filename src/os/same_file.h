@@ -14,7 +14,7 @@ Status check_leads_to(const std::string& path, int fd);
 
 // Whether programs, or other systems, make up the filesystem's inode numbers (FUSE, CIFS), so that a file may
 // get another one after each mount, or after a rename. Also true where nothing is known about the filesystem.
-bool has_passing_inodes(int fd);
-bool has_passing_inodes(const std::string& path);
+bool has_unstable_inodes(int fd);
+bool has_unstable_inodes(const std::string& path);
 
 }  // namespace trunkline::os
