@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 constexpr std::string_view kSpace = " \t\n\r";
 
 // The end of the string that begins at `at`.
-std::size_t behind_string(std::string_view json, std::size_t at) {
+std::size_t end_of_string(std::string_view json, std::size_t at) {
   for (++at; at < json.size() && json[at] != '"'; ++at) {
     if (json[at] == '\\') ++at;
   }
@@ -24,13 +24,13 @@ std::size_t behind_string(std::string_view json, std::size_t at) {
 }
 
 // The end of the value that begins at `at`: the position of the comma or bracket that follows it.
-std::size_t behind_value(std::string_view json, std::size_t at) {
+std::size_t end_of_value(std::string_view json, std::size_t at) {
   int depth = 0;
   while (at < json.size()) {
     const char c = json[at];
     if (depth == 0 && (c == ',' || c == '}' || c == ']')) break;
     if (c == '"') {
-      at = behind_string(json, at);
+      at = end_of_string(json, at);
       continue;
     }
     if (c == '{' || c == '[') ++depth;
@@ -113,9 +113,9 @@ std::vector<std::pair<std::string_view, std::string_view>> members_of(std::strin
   while (true) {
     const std::size_t begin = object.find_first_of("\"}", at);
     if (begin >= object.size() || object[begin] == '}') return members;
-    const std::size_t end = behind_string(object, begin);
+    const std::size_t end = end_of_string(object, begin);
     const std::size_t value = object.find_first_not_of(kSpace, object.find(':', end) + 1);
-    at = behind_value(object, value);
+    at = end_of_value(object, value);
     members.emplace_back(object.substr(begin + 1, end - begin - 2),
                          without_space_behind(object.substr(value, at - value)));
   }
@@ -127,7 +127,7 @@ std::vector<std::string_view> items_of(std::string_view array) {
   while (true) {
     at = array.find_first_not_of(kSpace, at);
     if (at >= array.size() || array[at] == ']') return items;
-    const std::size_t end = behind_value(array, at);
+    const std::size_t end = end_of_value(array, at);
     items.push_back(without_space_behind(array.substr(at, end - at)));
     at = end < array.size() && array[end] == ',' ? end + 1 : end;
   }
@@ -146,11 +146,11 @@ std::string_view member_text(std::string_view object, std::string_view key) {
   while (at < object.size() && object[at] != '}') {
     const std::size_t begin = object.find('"', at);
     if (begin == std::string_view::npos) break;
-    const std::size_t end = behind_string(object, begin);
+    const std::size_t end = end_of_string(object, begin);
     const std::size_t colon = object.find(':', end);
     const std::size_t value = object.find_first_not_of(kSpace, colon + 1);
     if (colon == std::string_view::npos || value == std::string_view::npos) break;
-    at = behind_value(object, value);
+    at = end_of_value(object, value);
     const std::string_view written = object.substr(begin + 1, end - begin - 2);
     // A key with an escape differs from its spelling: the key "a\n" ends with a line feed.
     if (written != key || written.contains('\\')) continue;
