@@ -29,7 +29,7 @@ std::atomic<int> small_left{0};
 
 }  // namespace
 
-void make_present([[maybe_unused]] std::byte* data, [[maybe_unused]] std::uint64_t bytes) {
+void populate_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::uint64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   const std::byte* end = data + bytes;
   while (data < end) {

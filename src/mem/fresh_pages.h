@@ -14,6 +14,6 @@ namespace trunkline {
 // Documentation/mm/free_page_reporting.rst) has to get each huge page back from there: that was measured at
 // 2.5 s/GB, where small pages cost 0.4 s/GB and resident huge ones 0.1 s/GB. So the processor time of each
 // huge page is measured: after an expensive one, the next pages are small until another huge page is tried.
-void make_present(std::byte* data, std::uint64_t bytes);
+void populate_pages(std::byte* data, std::uint64_t bytes);
 
 }  // namespace trunkline

@@ -18,7 +18,7 @@ TEST(FreshPages, AllAreResidentAndKeepTheirBytes) {
   buffer->data()[5 * kMiB] = std::byte{7};
   // In pieces, like blocks of a file, each at a different offset within a huge page.
   for (std::uint64_t at = 0; at < bytes; at += 3 * kMiB + 4096)
-    make_present(buffer->data() + at, std::min<std::uint64_t>(3 * kMiB + 4096, bytes - at));
+    populate_pages(buffer->data() + at, std::min<std::uint64_t>(3 * kMiB + 4096, bytes - at));
   std::vector<unsigned char> present(bytes / 4096);
   ASSERT_EQ(::mincore(buffer->data(), bytes, present.data()), 0);
   for (const unsigned char page : present) ASSERT_EQ(page & 1, 1);

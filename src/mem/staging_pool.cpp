@@ -17,7 +17,7 @@ Result<StagingBlock> StagingPool::take() {
   }
   auto block = Buffer::allocate_pageable(kBlockBytes, budget_);
   if (!block) return std::unexpected(block.error());
-  make_present(block->data(), block->size());
+  populate_pages(block->data(), block->size());
   return StagingBlock{.memory = std::move(*block)};
 }
 

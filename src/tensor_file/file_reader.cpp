@@ -138,7 +138,7 @@ void FileReader::send(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   // Here, several threads do it ahead of the device; otherwise the kernel would, one page at a time during
   // the transfer.
-  if (block.direct != nullptr && block.direct->fresh) make_present(data, block.bytes);
+  if (block.direct != nullptr && block.direct->fresh) populate_pages(data, block.bytes);
   Future future = targets_[sent.place.layout].file.async_pread({data, block.bytes}, block.offset);
   future.on_done([this, sent, future] { arrived(sent, future.result()); });
   lock.lock();
