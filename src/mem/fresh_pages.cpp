@@ -12,8 +12,8 @@ namespace trunkline {
 namespace {
 
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
-constexpr std::int64_t kDearNs = 1'500'000;  // zeroing one takes 200 us
-constexpr int kSmallAfterDear = 16;          // in units of huge pages; keeps the trials cheap
+constexpr std::int64_t kExpensiveNs = 1'500'000;  // zeroing one takes 200 us
+constexpr int kSmallAfterExpensive = 16;          // in units of huge pages; keeps the trials cheap
 
 #ifdef MADV_POPULATE_WRITE
 std::int64_t thread_cpu_ns() {
@@ -43,8 +43,8 @@ void populate_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::uint
     } else {
       const std::int64_t before = thread_cpu_ns();
       ::madvise(data, piece, MADV_POPULATE_WRITE);
-      if (whole && thread_cpu_ns() - before > kDearNs)
-        small_left.store(kSmallAfterDear, std::memory_order_relaxed);
+      if (whole && thread_cpu_ns() - before > kExpensiveNs)
+        small_left.store(kSmallAfterExpensive, std::memory_order_relaxed);
     }
     data += piece;
   }
