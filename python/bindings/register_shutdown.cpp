@@ -17,7 +17,7 @@
 #include "gil.h"
 #include "interruptible.h"
 #include "notifier.h"
-#include "os/exit_patience.h"
+#include "os/exit_timeout.h"
 
 namespace trunkline::python {
 
@@ -58,7 +58,7 @@ void end_by_failure() {
 }
 
 // The wait for operations at the exit: after a while it says what it waits for, and it ends when none of them
-// has moved a byte for os::exit_patience().
+// has moved a byte for os::exit_timeout().
 class ExitWait {
  public:
   // Whether to go on waiting for `pending`. Needs the GIL.
@@ -92,7 +92,7 @@ class ExitWait {
   }
   static void tell(const std::string& text) { PySys_FormatStderr("trunkline: %s\n", text.c_str()); }
 
-  const std::chrono::milliseconds patience_ = os::exit_patience();
+  const std::chrono::milliseconds patience_ = os::exit_timeout();
   os::StallTimer<std::pair<std::size_t, std::uint64_t>> timer_{{0, 0}, Clock::now()};  // pending, bytes moved
   bool told_ = false;
 };

@@ -12,7 +12,7 @@
 
 #include "io/engine_core.h"
 #include "io/explain.h"
-#include "os/exit_patience.h"
+#include "os/exit_timeout.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {
@@ -44,16 +44,16 @@ void finish_at_exit() {
   if (!engine.valid()) return;
   // The process must end even where a device hangs, but then not with an exit code of success. A device that
   // is merely slow gets as long as it takes.
-  const std::chrono::milliseconds patience = os::exit_patience();
+  const std::chrono::milliseconds timeout = os::exit_timeout();
   os::StallTimer<std::uint64_t> timer(0, std::chrono::steady_clock::now());
   const auto goes_on = [&](std::uint64_t completed) {
-    return timer.stalled_for(completed, std::chrono::steady_clock::now()) < patience;
+    return timer.stalled_for(completed, std::chrono::steady_clock::now()) < timeout;
   };
   if (engine.core()->close_while(goes_on)) return;
   const std::string message = fmt::format(
       "trunkline: no progress for {} s: the process exits with operations in flight, whose writes may be "
       "incomplete; check whether the device responds (dmesg)\n",
-      std::chrono::duration<double>(patience).count());
+      std::chrono::duration<double>(timeout).count());
   std::fputs(message.c_str(), stderr);
   std::fflush(nullptr);
   ::_exit(EXIT_FAILURE);

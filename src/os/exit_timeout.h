@@ -8,7 +8,7 @@ namespace trunkline::os {
 
 // How long the exit waits without progress: TRUNKLINE_EXIT_TIMEOUT in the environment, in seconds, else 120.
 // Without a limit, a device that hangs would keep the process from exiting.
-std::chrono::milliseconds exit_patience();
+std::chrono::milliseconds exit_timeout();
 
 // How long `Progress`, a value that changes whenever something moves, has stayed the same.
 template <class Progress>

@@ -1,4 +1,4 @@
-#include "os/exit_patience.h"
+#include "os/exit_timeout.h"
 
 #include <gtest/gtest.h>
 
