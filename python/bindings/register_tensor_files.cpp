@@ -171,10 +171,10 @@ void FileLayoutObject::add_targets(const std::vector<std::uint64_t>& offsets,
 namespace {
 
 // Threads that copy and checksum at a few GB/s each: enough for fast disks, few enough for what else runs.
-constexpr unsigned kMostCopiers = 4;
+constexpr unsigned kMaxCopiers = 4;
 
 unsigned copiers(unsigned share) {
-  return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMostCopiers);
+  return std::clamp(std::thread::hardware_concurrency() / share, 1U, kMaxCopiers);
 }
 
 std::vector<tensor_file::FileLayout> arranged(const std::vector<nb::object>& objects) {

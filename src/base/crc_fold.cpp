@@ -9,7 +9,7 @@ namespace {
 
 #if defined(__x86_64__)
 // Below this, the setup costs more than folding saves.
-constexpr std::size_t kLeastBytes = 8 * kFoldedBytes;
+constexpr std::size_t kMinBytes = 8 * kFoldedBytes;
 
 template <bool kCopy>
 __attribute__((target("avx2,pclmul,vpclmulqdq"))) void fold_256(const std::byte* data, std::size_t rounds,
@@ -86,7 +86,7 @@ __attribute__((target("avx512f,pclmul,vpclmulqdq"))) void fold_512(const std::by
 template <bool kCopy>
 std::size_t fold_with(FoldWidth width, std::span<const std::byte> bytes, std::uint32_t state,
                       const FoldConstants& constants, std::byte* folded, std::byte* target) {
-  if (width == FoldWidth::none || bytes.size() < kLeastBytes) return 0;
+  if (width == FoldWidth::none || bytes.size() < kMinBytes) return 0;
   const std::size_t rounds = bytes.size() / kFoldedBytes;
   const auto fold = width == FoldWidth::bits512 ? fold_512<kCopy> : fold_256<kCopy>;
   fold(bytes.data(), rounds, state, constants, folded, target);

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kIdDigits = 16;
-constexpr unsigned kMostFolders = 1000;  // within one second
+constexpr unsigned kMaxFolders = 1000;  // within one second
 
 // For people to read: nothing is ordered by it, since clocks jump.
 std::string time_for_name() {
@@ -53,7 +53,7 @@ std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
 Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
                                 const DirectoryOps& ops) {
   const std::string time = time_for_name();
-  for (unsigned number = 1; number <= kMostFolders; ++number) {
+  for (unsigned number = 1; number <= kMaxFolders; ++number) {
     std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
     if (exists(path)) continue;
     if (auto made = ops.make_directory(path); !made) return std::unexpected(made.error());

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -41,7 +41,7 @@ std::byte* map_aligned(std::uint64_t bytes, std::uint64_t alignment) {
 Result<Buffer> Buffer::allocate_pageable(std::uint64_t bytes, std::shared_ptr<PinnedBudget> budget) {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  if (bytes > kMostBytes) {
+  if (bytes > kMaxBytes) {
     return std::unexpected(system_error(ENOMEM, fmt::format("allocating {} bytes of memory", bytes)));
   }
   const std::uint64_t mapped_bytes = round_up(bytes, kPageBytes);

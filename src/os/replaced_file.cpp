@@ -21,11 +21,11 @@ namespace {
 
 // Resolves symbolic links one by one, since the last one may lead to a file that does not exist yet.
 Result<std::string> resolve_links(const std::string& path, const std::string& action) {
-  constexpr int kMostLinks = 40;  // like the kernel (path_resolution(7))
+  constexpr int kMaxLinks = 40;  // like the kernel (path_resolution(7))
   std::filesystem::path target = path;
   std::error_code code;
   for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, code)); ++links) {
-    if (links == kMostLinks) return std::unexpected(system_error(ELOOP, action, path));
+    if (links == kMaxLinks) return std::unexpected(system_error(ELOOP, action, path));
     const auto next = std::filesystem::read_symlink(target, code);
     if (code) return std::unexpected(system_error(code.value(), action, path));
     target = target.parent_path() / next;

@@ -11,7 +11,7 @@
 namespace trunkline {
 namespace {
 
-constexpr std::size_t kLeastSlots = 2;  // one in use, one being read
+constexpr std::size_t kMinSlots = 2;  // one in use, one being read
 
 // Makes units resident until they hold a share of room / total of the bytes, as evenly as whole units allow.
 void spread(std::span<const std::uint64_t> bytes, std::uint64_t total, std::uint64_t& room,
@@ -52,15 +52,15 @@ Result<StreamPlacement> place_units(std::span<const std::uint64_t> unit_bytes, s
   if (total <= memory_bytes) return placement;
 
   const std::uint64_t largest = std::ranges::max(bytes);
-  if (memory_bytes / kLeastSlots < largest) {
+  if (memory_bytes / kMinSlots < largest) {
     return std::unexpected(make_error(
         ErrorKind::out_of_budget,
         fmt::format(
             "memory_bytes: {} cannot hold two slots of {}, the largest unit; the least is {} bytes ({})",
-            format_bytes(memory_bytes), format_bytes(largest), kLeastSlots * largest,
-            format_bytes(kLeastSlots * largest))));
+            format_bytes(memory_bytes), format_bytes(largest), kMinSlots * largest,
+            format_bytes(kMinSlots * largest))));
   }
-  placement.slots = std::clamp<std::size_t>(slots, kLeastSlots, memory_bytes / largest);
+  placement.slots = std::clamp<std::size_t>(slots, kMinSlots, memory_bytes / largest);
   std::uint64_t room = memory_bytes - placement.slots * largest;
   spread(bytes, total, room, placement.resident);
   fill(bytes, room, placement.resident);

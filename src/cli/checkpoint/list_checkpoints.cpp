@@ -47,11 +47,11 @@ std::string_view state_of(const Error& error) {
 // nullopt: the checkpoint was removed meanwhile. A run that is saving may remove or replace a checkpoint
 // while it is examined: it only counts as damaged if it is still the same one afterwards.
 std::optional<Listed> look_at(const checkpoint::Store& store, std::uint64_t step) {
-  constexpr int kMostLooks = 10;
+  constexpr int kMaxLooks = 10;
   for (int looks = 1;; ++looks) {
     Listed listed{.manifest = store.read_manifest(step)};
     if (listed.manifest) listed.shards_there = count_shards(store.directory(), *listed.manifest);
-    if (listed.is_whole() || looks == kMostLooks) return listed;
+    if (listed.is_whole() || looks == kMaxLooks) return listed;
     const auto steps = store.steps();
     if (steps && std::ranges::find(*steps, step) == steps->end()) return std::nullopt;
     const auto again = store.read_manifest(step);

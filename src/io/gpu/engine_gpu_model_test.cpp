@@ -63,14 +63,14 @@ class GpuModelTest : public GpuTest,
 TEST_P(GpuModelTest, RandomReadsAndWritesMatch) {
   const File under_test = file(engine_, {}, open_);
   constexpr std::size_t kMemory = 400'000;
-  constexpr std::uint64_t kMostOffset = 500'000;
+  constexpr std::uint64_t kMaxOffset = 500'000;
   const GpuMemory memory(kMemory);
   std::vector<std::byte> on_device = random_bytes(kMemory, 1);
   memory.set(on_device);
   std::vector<std::byte> in_file;
   std::mt19937_64 random(29);
   for (int round = 0; round < 120; ++round) {
-    std::uint64_t offset = random() % kMostOffset;
+    std::uint64_t offset = random() % kMaxOffset;
     if (random() % 3 == 0) offset = offset / 4096 * 4096;
     std::uint64_t length = random() % (random() % 2 == 0 ? 9000 : 300'000);
     if (random() % 3 == 0) length = length / 4096 * 4096;

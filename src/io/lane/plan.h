@@ -29,9 +29,9 @@ struct PlanLimits {
 
 // The limit for pieces whose bytes are copied. Large pieces save commands and wake-ups where the device moves
 // the bytes; a copy should stay in the caches, overlap the next one, and not need much memory.
-inline constexpr std::uint64_t kMostSlotBytes = 1ULL << 20;
+inline constexpr std::uint64_t kMaxSlotBytes = 1ULL << 20;
 constexpr std::uint64_t slot_bytes(std::uint64_t block_bytes) {
-  return block_bytes < kMostSlotBytes ? block_bytes : kMostSlotBytes;
+  return block_bytes < kMaxSlotBytes ? block_bytes : kMaxSlotBytes;
 }
 
 struct Piece {
