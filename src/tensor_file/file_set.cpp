@@ -44,41 +44,42 @@ FileSet::~FileSet() {
 }
 
 Result<File> FileSet::create_file(const FileLayout& layout) {
-  Place place;
+  OutputFile output;
   mode_t mode = 0666;
   if (options_.replace) {
     auto replaced = os::ReplacedFile::find(layout.path, "saving to " + layout.path);
     if (!replaced) return std::unexpected(replaced.error());
-    place.path = replaced->path();
+    output.path = replaced->path();
     mode = replaced->create_mode();
-    place.replaced = std::make_unique<os::ReplacedFile>(std::move(*replaced));
+    output.replaced = std::make_unique<os::ReplacedFile>(std::move(*replaced));
   } else {
-    place.path = layout.path;
+    output.path = layout.path;
   }
-  place.directory = os::directory_of(place.path);
-  if (options_.replace && std::ranges::find(places_, place.directory, &Place::directory) == places_.end())
-    os::remove_dead_temporary_files(place.directory);
+  output.directory = os::directory_of(output.path);
+  if (options_.replace &&
+      std::ranges::find(outputs_, output.directory, &OutputFile::directory) == outputs_.end())
+    os::remove_dead_temporary_files(output.directory);
   for (;;) {
-    place.written = options_.replace ? os::temporary_name(place.directory) : place.path;
-    auto file = io::open_members(engine_, {place.written}, {}, {.mode = Mode::create}, place.written, mode);
+    output.written = options_.replace ? os::temporary_name(output.directory) : output.path;
+    auto file = io::open_members(engine_, {output.written}, {}, {.mode = Mode::create}, output.written, mode);
     if (file) {
-      if (auto claimed = claim(place, *file); !claimed) {
-        ::unlink(place.written.c_str());
+      if (auto claimed = claim(output, *file); !claimed) {
+        ::unlink(output.written.c_str());
         return std::unexpected(claimed.error());
       }
-      if (place.claim && place.claim->lost()) {
-        place.claim.reset();  // the file that it replaces must still be known
-        place.claimed.reset();
+      if (output.claim && output.claim->lost()) {
+        output.claim.reset();  // the file that it replaces must still be known
+        output.claimed.reset();
         continue;
       }
-      places_.push_back(std::move(place));
+      outputs_.push_back(std::move(output));
       return file;
     }
     if (options_.replace && file.error().code == EEXIST) continue;
     Error error = file.error();
     if (options_.replace && error.code != 0) {
       error = system_error(error.code,
-                           fmt::format("saving {}: creating a file in {}", layout.path, place.directory),
+                           fmt::format("saving {}: creating a file in {}", layout.path, output.directory),
                            layout.path);
     }
     return std::unexpected(std::move(error));
@@ -87,20 +88,20 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
 
 // Through a separate descriptor, since the file is closed before it gets its name: some filesystems only then
 // send the last bytes.
-Status FileSet::claim(Place& place, const File& file) const {
+Status FileSet::claim(OutputFile& output, const File& file) const {
   // Files of the memory backend have no names that others can see.
   if (engine_.config().backend == BackendKind::memory) return {};
   const int fd = file.core()->members.front().pair.buffered.get();
-  place.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!place.claimed.valid()) {
+  output.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!output.claimed.valid()) {
     return std::unexpected(system_error(
-        errno, fmt::format("saving {}: creating a file in {}", place.path, place.directory), place.path));
+        errno, fmt::format("saving {}: creating a file in {}", output.path, output.directory), output.path));
   }
-  if (options_.replace) place.claim = std::make_unique<os::WriterClaim>(place.claimed.get());
+  if (options_.replace) output.claim = std::make_unique<os::WriterClaim>(output.claimed.get());
   return {};
 }
 
-void FileSet::Place::release() {
+void FileSet::OutputFile::release() {
   claim.reset();
   claimed.reset();
   replaced.reset();
@@ -113,11 +114,11 @@ Status FileSet::finish() { return ended(write_files()); }
 // The error names the final file, not the temporary one, which is removed.
 Status FileSet::ended(Status status) {
   if (status) return status;
-  for (const Place& place : places_) {
+  for (const OutputFile& output : outputs_) {
     Error& error = status.error();
-    if (!options_.replace || place.written.empty() || error.path != place.written) continue;
-    error.path = place.path;
-    error.message = fmt::format("saving {}: {}", place.path, error.message);
+    if (!options_.replace || output.written.empty() || error.path != output.written) continue;
+    error.path = output.path;
+    error.message = fmt::format("saving {}: {}", output.path, error.message);
   }
   discard();
   return status;
@@ -127,8 +128,8 @@ Status FileSet::write_files() {
   // 1. All bytes are in the files.
   if (auto written = writer_->finish(); !written) return written;
   // 2. They have the owners, modes and attributes of the files that they replace.
-  for (Place& place : places_) {
-    if (auto copied = place.copy_attributes(); !copied) return std::unexpected(copied.error());
+  for (OutputFile& output : outputs_) {
+    if (auto copied = output.copy_attributes(); !copied) return std::unexpected(copied.error());
   }
   // 3. Sync everything to the device before any name leads to it; a failed fsync is not repeated (ATC 2020).
   if (options_.durable) {
@@ -144,25 +145,25 @@ Status FileSet::write_files() {
   return check_names();
 }
 
-Result<bool> FileSet::Place::copy_attributes() {
+Result<bool> FileSet::OutputFile::copy_attributes() {
   return replaced && claimed.valid() ? replaced->copy_attributes_to(claimed.get()) : Result<bool>(false);
 }
 
 // Saving takes a while: meanwhile, this process or others may have lost access.
-Status FileSet::check_again(Place& place) const {
-  const auto changed = place.copy_attributes();
+Status FileSet::check_again(OutputFile& output) const {
+  const auto changed = output.copy_attributes();
   if (!changed) return std::unexpected(changed.error());
-  if (!*changed || !options_.durable || ::fsync(place.claimed.get()) == 0) return {};
-  return std::unexpected(system_error(errno, "fsync of " + place.written, place.written));
+  if (!*changed || !options_.durable || ::fsync(output.claimed.get()) == 0) return {};
+  return std::unexpected(system_error(errno, "fsync of " + output.written, output.written));
 }
 
 // All concurrently: the files may be on several disks.
 Status FileSet::sync_files() {
   std::vector<std::future<Status>> others;
-  for (std::size_t i = 1; i < places_.size(); ++i) {
+  for (std::size_t i = 1; i < outputs_.size(); ++i) {
     others.push_back(std::async(std::launch::async, [this, i] { return writer_->file(i).sync(); }));
   }
-  Status first = places_.empty() ? Status{} : writer_->file(0).sync();
+  Status first = outputs_.empty() ? Status{} : writer_->file(0).sync();
   for (auto& other : others) {
     if (auto status = other.get(); !status && first) first = std::move(status);
   }
@@ -170,42 +171,42 @@ Status FileSet::sync_files() {
 }
 
 Status FileSet::name_files() {
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    Place& place = places_[i];
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    OutputFile& output = outputs_[i];
     if (auto closed = writer_->file(i).close(); !closed) return closed;
-    if (auto checked = check_again(place); !checked) return checked;
+    if (auto checked = check_again(output); !checked) return checked;
     // Someone may have moved the directory to another disk, or copied it and swapped the two: then the copy
     // has an incomplete file.
-    if (place.claimed.valid()) {
-      if (auto same = os::check_leads_to(place.written, place.claimed.get()); !same) return same;
+    if (output.claimed.valid()) {
+      if (auto same = os::check_leads_to(output.written, output.claimed.get()); !same) return same;
     }
-    if (options_.replace && ::rename(place.written.c_str(), place.path.c_str()) != 0) {
+    if (options_.replace && ::rename(output.written.c_str(), output.path.c_str()) != 0) {
       return std::unexpected(
-          system_error(errno, fmt::format("renaming {} to {}", place.written, place.path), place.path));
+          system_error(errno, fmt::format("renaming {} to {}", output.written, output.path), output.path));
     }
-    if (options_.replace) place.written.clear();
-    place.claim.reset();
-    place.replaced.reset();
+    if (options_.replace) output.written.clear();
+    output.claim.reset();
+    output.replaced.reset();
   }
   return {};
 }
 
 Status FileSet::check_names() {
-  for (Place& place : places_) {
-    if (options_.replace || !place.claimed.valid()) continue;  // another save may have replaced it since
-    if (auto same = os::check_leads_to(place.path, place.claimed.get()); !same) return same;
+  for (OutputFile& output : outputs_) {
+    if (options_.replace || !output.claimed.valid()) continue;  // another save may have replaced it since
+    if (auto same = os::check_leads_to(output.path, output.claimed.get()); !same) return same;
   }
-  for (Place& place : places_) {
+  for (OutputFile& output : outputs_) {
     // Files that were created under their own names are kept only now, when everything has succeeded.
-    place.written.clear();
-    place.release();
+    output.written.clear();
+    output.release();
   }
   return {};
 }
 
 Status FileSet::sync_directories() {
   std::vector<std::string> directories;
-  for (const Place& place : places_) directories.push_back(place.directory);
+  for (const OutputFile& output : outputs_) directories.push_back(output.directory);
   std::ranges::sort(directories);
   const auto repeated = std::ranges::unique(directories);
   directories.erase(repeated.begin(), repeated.end());
@@ -217,10 +218,10 @@ Status FileSet::sync_directories() {
 
 void FileSet::discard() {
   if (writer_) writer_->stop();
-  for (Place& place : places_) {
-    if (!place.written.empty()) ::unlink(place.written.c_str());
-    place.written.clear();
-    place.release();
+  for (OutputFile& output : outputs_) {
+    if (!output.written.empty()) ::unlink(output.written.c_str());
+    output.written.clear();
+    output.release();
   }
 }
 

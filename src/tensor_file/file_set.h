@@ -58,7 +58,7 @@ class FileSet {
   const std::vector<std::uint32_t>& checksums(std::size_t layout) const { return writer_->checksums(layout); }
 
  private:
-  struct Place {
+  struct OutputFile {
     std::string path;       // the file's final path
     std::string directory;  // of it
     std::string written;    // the file's current path; empty once it has its name
@@ -74,11 +74,11 @@ class FileSet {
 
   FileSet(const Engine& engine, const FileSetOptions& options);
   Result<File> create_file(const FileLayout& layout);
-  Status claim(Place& place, const File& file) const;
+  Status claim(OutputFile& output, const File& file) const;
   Status write_files();
   Status ended(Status status);
   Status sync_files();
-  Status check_again(Place& place) const;
+  Status check_again(OutputFile& output) const;
   Status name_files();
   Status check_names();
   Status sync_directories();
@@ -86,7 +86,7 @@ class FileSet {
   const Engine engine_;
   const FileSetOptions options_;
   const unsigned generation_;  // a forked child must not remove its parent's files
-  std::vector<Place> places_;
+  std::vector<OutputFile> outputs_;
   std::unique_ptr<FileWriter> writer_;
 };
 
