@@ -125,11 +125,11 @@ TEST_F(ContinuationTest, RetentionKeepsCheckpointsThatWereNeitherLoadedNorSaved)
     store.release();
     return collected.value_or(CollectionResult{}).problems;
   };
-  const auto told = save_and_retain(*one, 3);
-  ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(told.front().code, EEXIST);
+  const auto problems = save_and_retain(*one, 3);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems.front().code, EEXIST);
   for (const char* part : {"steps 1, 2", "keep=1", "load()", "delete()"})
-    EXPECT_NE(told.front().message.find(part), std::string::npos) << told.front().message;
+    EXPECT_NE(problems.front().message.find(part), std::string::npos) << problems.front().message;
   EXPECT_TRUE(save_and_retain(*one, 4).empty()) << "says so once";
   EXPECT_EQ(one->steps(), (Steps{1, 2, 4})) << "removes what it saved itself";
   EXPECT_EQ(save_and_retain(*other, 5).size(), 1U);
@@ -324,9 +324,9 @@ TEST_F(ContinuationTest, AStepMovedBackFromASetAsideRunStays) {
     saving.release();
     return collected.value_or(CollectionResult{}).problems;
   };
-  const auto told = save_and_retain(*store, 2);
-  ASSERT_EQ(told.size(), 1U) << "the run goes on";
-  EXPECT_NE(told.front().message.find("step 200"), std::string::npos) << told.front().message;
+  const auto problems = save_and_retain(*store, 2);
+  ASSERT_EQ(problems.size(), 1U) << "the run goes on";
+  EXPECT_NE(problems.front().message.find("step 200"), std::string::npos) << problems.front().message;
   EXPECT_EQ(store->steps(), (Steps{1, 2, 200}));
   EXPECT_EQ(refusal(*store, 200).code, EEXIST);
   store = open({.volumes = {{root_.file("other")}}});  // changing the descriptor keeps its other contents

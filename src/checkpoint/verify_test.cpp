@@ -175,8 +175,8 @@ TEST_F(VerifyTest, ASmallBudgetSuffices) {
 }
 
 TEST_F(VerifyTest, CancellingStopsItAndLeavesNothingInFlight) {
-  int asked = 0;
-  const auto report = verify(engine_, directory(), manifest_, {.cancelled = [&] { return ++asked == 1; }});
+  int calls = 0;
+  const auto report = verify(engine_, directory(), manifest_, {.cancelled = [&] { return ++calls == 1; }});
   ASSERT_FALSE(report);
   EXPECT_EQ(report.error().kind, ErrorKind::cancelled);
   EXPECT_TRUE(check().mismatches.empty());

@@ -60,16 +60,16 @@ bool add_ring(int fd, Fingerprint& fingerprint) {
   for (int attempt = 0; attempt < kTries; ++attempt) {
     std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
     std::string name;
-    bool told = false;
+    bool is_known = false;
     while (info >> name) {
       if (name != "SqHead:" && name != "CachedSqHead:" && name != "CqTail:" && name != "CachedCqTail:")
         continue;
       std::uint64_t count = 0;
       if (!(info >> count)) return false;
       fingerprint.add(count);
-      told = true;
+      is_known = true;
     }
-    if (told) return true;
+    if (is_known) return true;
   }
   return false;
 }

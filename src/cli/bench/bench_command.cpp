@@ -65,11 +65,11 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
 
 // Decides what the options leave open, by what the paths are.
 Result<BenchFiles> settle(BenchOptions& options) {
-  const bool asked = options.read || options.write;
+  const bool is_selected = options.read || options.write;
   auto files = BenchFiles::find(options);
   if (!files) return files;
-  if (!asked) options.read = options.write = true;
-  if (!asked && files->existing()) options.write = false;
+  if (!is_selected) options.read = options.write = true;
+  if (!is_selected && files->existing()) options.write = false;
   const std::uint64_t first = files->all().front().bytes;
   const bool equal =
       std::ranges::all_of(files->all(), [&](const BenchFile& file) { return file.bytes == first; });

@@ -35,8 +35,8 @@ class GdsTest : public GpuTest {
   void SetUp() override {
     ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
     cufile::forget_verdicts();
-    const auto told = engine({.lanes = 1, .gpu = GpuPath::bounce}).explain(directory_.path());
-    if (!told || !told->direct) GTEST_SKIP() << "no direct I/O here";
+    const auto explanation = engine({.lanes = 1, .gpu = GpuPath::bounce}).explain(directory_.path());
+    if (!explanation || !explanation->direct) GTEST_SKIP() << "no direct I/O here";
   }
   void TearDown() override {
     ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
@@ -124,12 +124,12 @@ TEST_F(GdsTest, ReadsByOtherQueuesAreDetected) {
     for (const int each : {static_cast<int>(direct), static_cast<int>(mode)}) {
       fakeCufileMode(each);
       cufile::forget_verdicts();
-      const auto told = made.explain(directory_.path());
-      ASSERT_TRUE(told);
-      EXPECT_EQ(told->gpu, each == direct ? "gds" : "bounce") << told->gpu_why;
+      const auto explanation = made.explain(directory_.path());
+      ASSERT_TRUE(explanation);
+      EXPECT_EQ(explanation->gpu, each == direct ? "gds" : "bounce") << explanation->gpu_why;
       if (each != direct) {
-        EXPECT_NE(told->gpu_why.find("by io_uring or AIO in this process"), std::string::npos)
-            << told->gpu_why;
+        EXPECT_NE(explanation->gpu_why.find("by io_uring or AIO in this process"), std::string::npos)
+            << explanation->gpu_why;
       }
     }
     over = true;
@@ -141,7 +141,7 @@ TEST_F(GdsTest, ReadsByOtherQueuesAreDetected) {
 TEST_F(GdsTest, ChosenWhereItIsDirect) {
   struct Case {
     int mode;
-    GpuPath asked;
+    GpuPath path_option;
     std::string path;
     const char* why;
   };
@@ -156,17 +156,17 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
     SCOPED_TRACE(each.why);
     fakeCufileMode(each.mode);
     cufile::forget_verdicts();
-    const Engine made = gds_engine(each.asked);
+    const Engine made = gds_engine(each.path_option);
     const auto bytes = random_bytes(2 * kMiB, 4);
     const File target = file(made, bytes);
-    const auto told = made.explain(target.path());
-    ASSERT_TRUE(told);
-    EXPECT_EQ(told->gpu, each.path);
+    const auto explanation = made.explain(target.path());
+    ASSERT_TRUE(explanation);
+    EXPECT_EQ(explanation->gpu, each.path);
     const auto of_directory = made.explain(directory_.path());
     ASSERT_TRUE(of_directory);
     EXPECT_EQ(of_directory->gpu, each.path);
     EXPECT_NE(of_directory->gpu_why.find(each.why), std::string::npos) << of_directory->gpu_why;
-    EXPECT_NE(told->gpu_why.find(each.why), std::string::npos) << told->gpu_why;
+    EXPECT_NE(explanation->gpu_why.find(each.why), std::string::npos) << explanation->gpu_why;
     const GpuMemory memory(bytes.size());
     begin_with(made);
     ASSERT_TRUE(target.pread(memory.view(), 0));
@@ -180,8 +180,8 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
 TEST_F(GdsTest, RequiredWhereItDoesNotWork) {
   fakeCufileMode(wrong);
   const Engine made = engine({.lanes = 1, .gpu = GpuPath::gds});
-  const auto told = made.explain(directory_.path());
-  ASSERT_TRUE(told);
+  const auto explanation = made.explain(directory_.path());
+  ASSERT_TRUE(explanation);
   const GpuMemory memory(kMiB, 1);  // no file was opened before
   const File target = file(made, random_bytes(kMiB, 5));
   const auto read = target.pread(memory.view(), 0);
@@ -204,8 +204,8 @@ TEST_F(GdsTest, OnlyWhereDirectIoIsUsed) {
   ASSERT_TRUE(buffered.pread(memory.view(), 0));
   EXPECT_EQ(memory.contents(), bytes);
   EXPECT_EQ(automatic.stats().bytes_gds, 0U);
-  const File asked = file(gds_engine(), bytes, {.direct = Direct::never});
-  const auto read = asked.pread(memory.view(), 0);
+  const File buffered = file(gds_engine(), bytes, {.direct = Direct::never});
+  const auto read = buffered.pread(memory.view(), 0);
   ASSERT_FALSE(read);
   EXPECT_NE(read.error().message.find("direct I/O is not used"), std::string::npos) << read.error().message;
 }
@@ -291,15 +291,15 @@ TEST_F(GdsTest, PinnedMemoryAtAnyAddress) {
 TEST_F(GdsTest, EnginesThatShareAFileDecideForThemselves) {
   fakeCufileMode(compatible);
   const auto bytes = random_bytes(2 * kMiB, 21);
-  const Engine asked = gds_engine();
+  const Engine required = gds_engine();
   const Engine automatic = gds_engine(GpuPath::automatic);
-  const File target = file(asked, bytes);
+  const File target = file(required, bytes);
   const GpuMemory memory(bytes.size());
   const Request request{.op = Op::read, .file = &target, .memory = memory.view(), .offset = 0};
   ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
   EXPECT_EQ(automatic.stats().bytes_gds, 0U);
-  ASSERT_TRUE(asked.submit({&request, 1}).front().result());
-  EXPECT_EQ(asked.stats().bytes_gds, bytes.size());
+  ASSERT_TRUE(required.submit({&request, 1}).front().result());
+  EXPECT_EQ(required.stats().bytes_gds, bytes.size());
   ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
   EXPECT_EQ(automatic.stats().bytes_gds, 0U);
 }
@@ -366,14 +366,14 @@ TEST_F(GdsTest, AFailedTransferIsCopiedInstead) {
     // A failure with a kernel error may be temporary; after others, it is not tried again.
     const bool named = result == -5L;
     EXPECT_EQ(made.stats().bytes_gds > before, named);
-    const auto told = made.explain(target.path());
-    ASSERT_TRUE(told);
-    EXPECT_NE(named, std::ranges::any_of(told->refused, [](const Refusal& refusal) {
+    const auto explanation = made.explain(target.path());
+    ASSERT_TRUE(explanation);
+    EXPECT_NE(named, std::ranges::any_of(explanation->refused, [](const Refusal& refusal) {
                 return refusal.what == "GPUDirect Storage";
               }));
   }
-  const Engine asked = gds_engine();
-  const File target = file(asked, bytes);
+  const Engine required = gds_engine();
+  const File target = file(required, bytes);
   ASSERT_TRUE(target.pread(memory.view(0, 4096), 0));
   fakeCufileResult(-kInternalError, 0, 1);
   const auto read = target.pread(memory.view(), 0);
@@ -469,9 +469,9 @@ TEST_F(GdsTest, ALinkFromAnotherFilesystemIsHarmless) {
   const GpuMemory memory(bytes.size());
   ASSERT_TRUE(linked->pread(memory.view(), 0));
   EXPECT_EQ(memory.contents(), bytes);
-  const auto told = made.explain(target.path());
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->gpu, "gds") << told->gpu_why;
+  const auto explanation = made.explain(target.path());
+  ASSERT_TRUE(explanation);
+  EXPECT_EQ(explanation->gpu, "gds") << explanation->gpu_why;
   ASSERT_TRUE(target.pread(memory.view(), 0));
   EXPECT_EQ(made.stats().bytes_gds, 2 * bytes.size());
 }
@@ -496,9 +496,9 @@ TEST_F(GdsTest, LeftoversOfOneProbeDoNotPassTheNext) {
 TEST_F(GdsTest, RequiringGdsIsNotOverriddenByOthersFallback) {
   const auto bytes = random_bytes(2 * kMiB, 33);
   const GpuMemory memory(bytes.size());
-  const Engine asked = gds_engine();
+  const Engine required = gds_engine();
   const Engine automatic = gds_engine(GpuPath::automatic);
-  const File target = file(asked, bytes);
+  const File target = file(required, bytes);
   const Request request{.op = Op::read, .file = &target, .memory = memory.view(), .offset = 0};
   fakeCufileResult(-kInternalError, 0, 1);
   ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
@@ -506,8 +506,8 @@ TEST_F(GdsTest, RequiringGdsIsNotOverriddenByOthersFallback) {
   EXPECT_LT(bounced, bytes.size());
   ASSERT_TRUE(automatic.submit({&request, 1}).front().result());
   EXPECT_EQ(automatic.stats().bytes_gds, bounced);
-  ASSERT_TRUE(asked.submit({&request, 1}).front().result());
-  EXPECT_EQ(asked.stats().bytes_gds, bytes.size());
+  ASSERT_TRUE(required.submit({&request, 1}).front().result());
+  EXPECT_EQ(required.stats().bytes_gds, bytes.size());
 }
 
 TEST_F(GdsTest, ATemporaryFailureIsNotRemembered) {

@@ -51,8 +51,8 @@ class GpuModelTest : public GpuTest,
     ::unsetenv("TRUNKLINE_CUFILE");  // NOLINT(concurrency-mt-unsafe)
     // Checks that the parameters took effect: the I/O paths differ.
     const auto [kind, disturbed, direct, with_cufile] = GetParam();
-    const auto told = engine_.valid() ? engine_.explain(directory_.path()) : Result<Explanation>();
-    const bool expected = with_cufile && told && told->direct;
+    const auto explanation = engine_.valid() ? engine_.explain(directory_.path()) : Result<Explanation>();
+    const bool expected = with_cufile && explanation && explanation->direct;
     EXPECT_EQ(engine_.valid() && engine_.stats().bytes_gds > 0, expected);
   }
 

@@ -210,11 +210,11 @@ TEST_F(GpuTest, MemoryThatCannotBePinnedIsSlowerAndReported) {
   ASSERT_TRUE(target.pread(memory.view(), 0));
   EXPECT_EQ(memory.contents(), bytes);
   EXPECT_GT(fakeCudaPageableCopies(), 0U);
-  const auto explained = made.explain(directory_.path());
-  ASSERT_TRUE(explained);
-  const bool told = std::ranges::any_of(
-      explained->refused, [](const Refusal& refusal) { return refusal.what == "pinned bounce buffers"; });
-  EXPECT_TRUE(told);
+  const auto explanation = made.explain(directory_.path());
+  ASSERT_TRUE(explanation);
+  const bool is_reported = std::ranges::any_of(
+      explanation->refused, [](const Refusal& refusal) { return refusal.what == "pinned bounce buffers"; });
+  EXPECT_TRUE(is_reported);
 }
 
 TEST_F(GpuTest, ADeviceThatBreaksFailsOperationsInFlight) {
@@ -402,15 +402,15 @@ TEST_F(GpuTest, AForkedChildGetsAnErrorAndChangesNothing) {
     pinned->reset();
     source.reset();
     made.reset();
-    const auto told = [](const auto& result) {
+    const auto says_spawn = [](const auto& result) {
       return !result && result.error().kind == ErrorKind::unsupported &&
              result.error().message.find("spawn") != std::string::npos;
     };
     const Engine own = *Engine::create({.lanes = 1});
     const File again = *File::open(own, directory_.file("file"), {});
-    const bool right = told(again.pread(view, 0)) && told(cuda_device(0)) && told(cuda_info()) &&
-                       told(cuda_device_of(view.data)) &&
-                       told(register_host_memory({reinterpret_cast<std::byte*>(this), 1})) &&
+    const bool right = says_spawn(again.pread(view, 0)) && says_spawn(cuda_device(0)) &&
+                       says_spawn(cuda_info()) && says_spawn(cuda_device_of(view.data)) &&
+                       says_spawn(register_host_memory({reinterpret_cast<std::byte*>(this), 1})) &&
                        !cuda_device_in_use() && fakeCudaPending("cuCtxPushCurrent_v2");
     ::_exit(right ? 0 : 1);
   }
