@@ -56,8 +56,8 @@ TEST_F(CollectionPaceTest, AnotherStoreSavesInThePauses) {
     const auto collected = store->collect_if_used();
     ASSERT_TRUE(collected) << collected.error().message;
     EXPECT_FALSE(collected->busy);
-    EXPECT_GT(saved, kSteps + 2) << "it paused";
-    EXPECT_EQ(debris_left(), 0U) << "and did all the same what it was asked for";
+    EXPECT_GT(saved, kSteps + 2) << "it should have paused";
+    EXPECT_EQ(debris_left(), 0U) << "it should still remove all debris";
     EXPECT_TRUE(collected->problems.empty());
     std::set<std::string> paths;
     for (const Removed& each : collected->removed) EXPECT_TRUE(paths.insert(each.path).second) << each.path;

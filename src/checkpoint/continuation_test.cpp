@@ -104,14 +104,14 @@ TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotOverwritten) {
     for (const char* part : {"101", "load()", "another directory", "fresh=True"})
       EXPECT_NE(error.message.find(part), std::string::npos) << error.message;
   }
-  EXPECT_EQ(everything(), before) << "nothing is written";
-  EXPECT_TRUE(fresh_run->begin(102, Steps{1})) << "later steps are in nobody's way";
+  EXPECT_EQ(everything(), before) << "nothing may be written";
+  EXPECT_TRUE(fresh_run->begin(102, Steps{1})) << "later steps do not conflict";
   fresh_run->release();
   load(*fresh_run);
   save(*fresh_run, 51, 2);
   EXPECT_EQ(open()->steps(), (Steps{50, 51}));
   save(*fresh_run, 51, 2);
-  EXPECT_EQ(open()->steps(), (Steps{50, 51})) << "what it saved itself it may replace";
+  EXPECT_EQ(open()->steps(), (Steps{50, 51})) << "it may replace its own saves";
 }
 
 TEST_F(ContinuationTest, RetentionKeepsCheckpointsThatWereNeitherLoadedNorSaved) {
@@ -130,8 +130,8 @@ TEST_F(ContinuationTest, RetentionKeepsCheckpointsThatWereNeitherLoadedNorSaved)
   EXPECT_EQ(problems.front().code, EEXIST);
   for (const char* part : {"steps 1, 2", "keep=1", "load()", "delete()"})
     EXPECT_NE(problems.front().message.find(part), std::string::npos) << problems.front().message;
-  EXPECT_TRUE(save_and_retain(*one, 4).empty()) << "says so once";
-  EXPECT_EQ(one->steps(), (Steps{1, 2, 4})) << "removes what it saved itself";
+  EXPECT_TRUE(save_and_retain(*one, 4).empty()) << "it is reported once";
+  EXPECT_EQ(one->steps(), (Steps{1, 2, 4})) << "retention removes its own saves";
   EXPECT_EQ(save_and_retain(*other, 5).size(), 1U);
   EXPECT_EQ(save_and_retain(*one, 6).size(), 1U) << "of step 5";
   EXPECT_EQ(one->steps(), (Steps{1, 2, 5, 6})) << "each keeps its last one";
@@ -149,13 +149,13 @@ TEST_F(ContinuationTest, RetentionFirstRemovesStepsLaterThanTheRunIsAt) {
   store = open();
   load(*store);
   save(*store, 52, 4);
-  EXPECT_EQ(store->steps(), (Steps{40, 50, 51, 52})) << "the run was started again, and is behind it still";
+  EXPECT_EQ(store->steps(), (Steps{40, 50, 51, 52})) << "the restarted run is still behind that step";
   save(*store, 53, 3);
   EXPECT_EQ(store->steps(), (Steps{51, 52, 53}));
   save(*store, 52, 2);
-  EXPECT_EQ(store->steps(), (Steps{51, 52})) << "also behind what it saved itself";
+  EXPECT_EQ(store->steps(), (Steps{51, 52})) << "also when behind its own saves";
   save(*store, 1, 1);
-  EXPECT_EQ(store->steps(), (Steps{1})) << "what was saved last stays in any case";
+  EXPECT_EQ(store->steps(), (Steps{1})) << "the last save always stays";
 }
 
 TEST_F(ContinuationTest, OthersCheckpointsAreReportedOnceThereAreMoreThanAreKept) {
@@ -192,7 +192,7 @@ TEST_F(ContinuationTest, AReusedNumberIsADifferentCheckpoint) {
   ASSERT_TRUE(one->commit(write_shards(2, begin(*one, 2))));
   ASSERT_TRUE(one->retain(1));
   one->release();
-  EXPECT_EQ(one->steps(), (Steps{1, 2})) << "nor does retention remove it";
+  EXPECT_EQ(one->steps(), (Steps{1, 2})) << "retention does not remove it either";
   EXPECT_TRUE(is_whole(*one, *one->read_manifest(1)));
 }
 
@@ -247,7 +247,7 @@ TEST_F(ContinuationTest, ARunContinuesWithoutTheDescriptor) {
   save(**other, 9);
   fs::remove(directory() + "/trunkline-checkpoints.json");
   EXPECT_EQ(refusal(*store, 5).code, EEXIST) << "9 is of another";
-  EXPECT_TRUE(store->check_continues(10)) << "as with the descriptor";
+  EXPECT_TRUE(store->check_continues(10)) << "the same as with the descriptor";
 }
 
 // The number of a deleted commit is used again.
@@ -278,7 +278,7 @@ TEST_F(ContinuationTest, AJobStaysRejectedAfterABeginThatFailedInTheNewRun) {
   const auto other = open({.volumes = volumes(), .fresh = true});
   save(*other, 1);
   ASSERT_TRUE(other->remove(1));
-  EXPECT_FALSE(job->begin(2, Steps{1})) << "the run that has taken the directory has two volumes";
+  EXPECT_FALSE(job->begin(2, Steps{1})) << "the run that took over the directory has two volumes";
   save(*other, 1);
   EXPECT_EQ(refusal(*job, 2).code, EEXIST);
 }
@@ -286,11 +286,11 @@ TEST_F(ContinuationTest, AJobStaysRejectedAfterABeginThatFailedInTheNewRun) {
 TEST_F(ContinuationTest, AFreshRunSetsTheOldOneAside) {
   save_old_run();
   const auto store = open({.fresh = true});
-  EXPECT_EQ(store->steps(), (Steps{7, 8, 9})) << "nothing has moved before the first save";
+  EXPECT_EQ(store->steps(), (Steps{7, 8, 9})) << "nothing may move before the first save";
   save(*store, 1, 1);
   save(*store, 2, 1);
   EXPECT_EQ(open()->steps(), Steps{2});
-  ASSERT_EQ(asides().size(), 1U) << "only the first save does";
+  ASSERT_EQ(asides().size(), 1U) << "only the first save sets a run aside";
   expect_old_run();
   collect_everywhere();
   expect_old_run();
@@ -325,18 +325,18 @@ TEST_F(ContinuationTest, AStepMovedBackFromASetAsideRunStays) {
     return collected.value_or(CollectionResult{}).problems;
   };
   const auto problems = save_and_retain(*store, 2);
-  ASSERT_EQ(problems.size(), 1U) << "the run goes on";
+  ASSERT_EQ(problems.size(), 1U) << "the run continues";
   EXPECT_NE(problems.front().message.find("step 200"), std::string::npos) << problems.front().message;
   EXPECT_EQ(store->steps(), (Steps{1, 2, 200}));
   EXPECT_EQ(refusal(*store, 200).code, EEXIST);
   store = open({.volumes = {{root_.file("other")}}});  // changing the descriptor keeps its other contents
   load(*store);
   EXPECT_EQ(save_and_retain(*store, 3).size(), 1U);
-  EXPECT_TRUE(save_and_retain(*store, 4).empty()) << "says so once";
+  EXPECT_TRUE(save_and_retain(*store, 4).empty()) << "it is reported once";
   EXPECT_EQ(store->steps(), (Steps{3, 4, 200}));
   load(*store);
   save_and_retain(*store, 201);
-  EXPECT_EQ(store->steps(), (Steps{4, 200, 201})) << "also where it is continued";
+  EXPECT_EQ(store->steps(), (Steps{4, 200, 201})) << "also in the run that continues";
 }
 
 TEST_F(ContinuationTest, AStepMovedBackStaysWhereverSettingAsideStops) {
@@ -390,7 +390,7 @@ TEST_F(ContinuationTest, CommitNumbersGrowAcrossRunsThatWereSetAside) {
   EXPECT_EQ(store->read_manifest(1)->commit, 4U);
   ASSERT_TRUE(store->remove(1));
   save(*store, 1);
-  EXPECT_EQ(store->read_manifest(1)->commit, 4U) << "on from there, whatever is left of the others";
+  EXPECT_EQ(store->read_manifest(1)->commit, 4U) << "numbering continues even if the other runs are gone";
 }
 
 TEST_F(ContinuationTest, AFailedFreshSaveSetsNoOtherRunAside) {
@@ -407,7 +407,7 @@ TEST_F(ContinuationTest, AFailedFreshSaveSetsNoOtherRunAside) {
     ASSERT_TRUE(failed);
     ASSERT_EQ(asides().size(), 1U);
     save(*open(), 7);
-    EXPECT_EQ(refusal(*failing, 1).code, EEXIST) << "of another job, since";
+    EXPECT_EQ(refusal(*failing, 1).code, EEXIST) << "another job saved it meanwhile";
     save(*failing, 9);
   }
   EXPECT_EQ(asides().size(), 1U);
@@ -474,7 +474,7 @@ TEST_F(ContinuationTest, ARunWithADamagedManifestIsSetAsideWithItsShards) {
   ASSERT_EQ(asides().size(), 1U);
   EXPECT_EQ(store->aside(), asides()[0]);
   ASSERT_TRUE(store->commit(write_shards(1, placement)));
-  EXPECT_EQ(store->aside(), std::nullopt) << "the save is there";
+  EXPECT_EQ(store->aside(), std::nullopt) << "nothing is set aside once the save is committed";
   store->release();
   const auto aside = Store::open(asides()[0]);
   ASSERT_TRUE(aside);
@@ -569,7 +569,7 @@ TEST_F(ContinuationTest, TheLatestStepStaysTheLatestWhereverSettingAsideStops) {
     EXPECT_EQ(store->latest(), 51U) << "after " << allowed << " changes";
     load(*store);
     save(*store, 52);
-    EXPECT_EQ(store->read_manifest(52)->commit, 4U) << "above all that moved";
+    EXPECT_EQ(store->read_manifest(52)->commit, 4U) << "above all steps that moved";
     ASSERT_LT(allowed, 200U);
   }
 }

@@ -54,7 +54,7 @@ TEST(ListingTest, AStepThatCannotBeExaminedIsAnErrorAndNotAbsent) {
   EXPECT_EQ(step_directories_in(directory), (std::vector<std::uint64_t>{1}));
   fs::remove(folder);
   fs::create_directory_symlink(directory + "/nowhere", folder);
-  EXPECT_EQ(step_directories_in(directory), (std::vector<std::uint64_t>{})) << "a link that leads nowhere";
+  EXPECT_EQ(step_directories_in(directory), (std::vector<std::uint64_t>{})) << "a dangling link";
   fs::remove(folder);
   fs::create_directory_symlink(std::string(300, 'x'), folder);
   const auto steps = step_directories_in(directory);

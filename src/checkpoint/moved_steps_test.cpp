@@ -57,7 +57,7 @@ TEST_F(MovedStepsTest, AStepMovedBackDuringACollectionKeepsItsShards) {
   });
   GarbageCollector collector(directory(), open()->descriptor(), ops, GarbageCollector::DryRun::no);
   collector.clean_all();
-  ASSERT_TRUE(fs::exists(step(1))) << "the debris is removed after the steps were listed";
+  ASSERT_TRUE(fs::exists(step(1))) << "the debris should be removed after the steps were listed";
   EXPECT_TRUE(is_first_whole());
 }
 
@@ -165,7 +165,7 @@ TEST_F(MovedStepsTest, DeletingAStepKeepsTheShardsOfItsCopy) {
 
 TEST_F(MovedStepsTest, AStepUnderAnotherStepsNumberKeepsItsShards) {
   fs::rename(step(1), step(101));
-  EXPECT_EQ(open()->collect()->problems.size(), 1U) << "its manifest is of another step";
+  EXPECT_EQ(open()->collect()->problems.size(), 1U) << "its manifest belongs to another step";
   EXPECT_TRUE(is_first_whole());
   fs::rename(step(101), directory() + "/step-1");
   train_on();
@@ -231,7 +231,7 @@ TEST_F(MovedStepsTest, ARenamedManifestKeepsTheShardsOfItsStep) {
 }
 
 TEST_F(MovedStepsTest, AnUnreadableFileKeepsAllShardsOnVolumes) {
-  if (::geteuid() == 0) GTEST_SKIP() << "root reads everything";
+  if (::geteuid() == 0) GTEST_SKIP() << "root can read everything";
   fs::create_directory(directory() + "/private");
   fs::permissions(directory() + "/private", fs::perms(0));
   EXPECT_EQ(open()->remove(1).error().code, EACCES);
@@ -353,7 +353,7 @@ TEST_F(MovedStepsTest, AVolumeThatIsNoLongerUsedIsCleanedOnceItIsMountedAgain) {
     EXPECT_EQ(collected->problems.front().path, gone);
   }
   ASSERT_TRUE(open()->collect_if_used());
-  EXPECT_TRUE(fs::exists(step(1))) << "it says that shards are left";
+  EXPECT_TRUE(fs::exists(step(1))) << "it reports that shards are left";
   fs::rename(root_.file("unmounted"), gone);
   const auto collected = open()->collect();
   ASSERT_TRUE(collected);

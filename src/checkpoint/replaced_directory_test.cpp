@@ -76,7 +76,7 @@ TEST_F(ReplacedDirectoryTest, AMissingLockIsCreatedAgain) {
   const Manifest manifest = write_shards(2, begin(*store, 2));
   fs::remove(lock_path());
   EXPECT_TRUE(store->commit(manifest));
-  EXPECT_TRUE(open()->collect()->busy) << "it is locked again";
+  EXPECT_TRUE(open()->collect()->busy) << "it should be locked again";
   store->release();
   EXPECT_FALSE(open()->collect()->busy);
 }
@@ -139,7 +139,7 @@ TEST_F(ReplacedDirectoryTest, ADeletionStopsWhereTheDirectoryIsReplacedByOneWith
   }});
   EXPECT_FALSE(store->remove(2));
   EXPECT_TRUE(done);
-  EXPECT_EQ(open()->steps(), (Steps{1, 2})) << "those of the backup";
+  EXPECT_EQ(open()->steps(), (Steps{1, 2})) << "the backup's steps";
   for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
 }
 
@@ -247,7 +247,7 @@ TEST_F(ReplacedDirectoryTest, DeletingInACopyRemovesNothingFromAVolumeWithoutARe
   ASSERT_TRUE(other);
   EXPECT_FALSE((*other)->remove(1));
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
-  EXPECT_EQ((*other)->steps(), (Steps{1, 2})) << "nor is the manifest of the copy";
+  EXPECT_EQ((*other)->steps(), (Steps{1, 2})) << "the copy's manifest stays too";
 }
 
 // A purge removed the record of the volume's owner: a copy that is opened must not take the volume over.
@@ -265,7 +265,7 @@ TEST_F(ReplacedDirectoryTest, OpeningACopyRemovesNothingFromAVolumeWithoutARecor
   EXPECT_FALSE((*other)->collect()->problems.empty());
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
   save(*store, 2);
-  EXPECT_TRUE(open()->collect()->problems.empty()) << "recorded again";
+  EXPECT_TRUE(open()->collect()->problems.empty()) << "the owner is recorded again";
 }
 
 TEST_F(ReplacedDirectoryTest, RetentionStopsWhereTheDirectoryIsReplaced) {
@@ -286,7 +286,7 @@ TEST_F(ReplacedDirectoryTest, RetentionStopsWhereTheDirectoryIsReplaced) {
   const auto collected = store->retain(1);
   ASSERT_TRUE(collected);
   EXPECT_FALSE(collected->problems.empty());
-  EXPECT_EQ(open()->steps(), (Steps{1, 2, 3, 4, 5})) << "those of the backup";
+  EXPECT_EQ(open()->steps(), (Steps{1, 2, 3, 4, 5})) << "the backup's steps";
 }
 
 TEST_F(ReplacedDirectoryTest, AStepThatIsMovedBackIsOlderThanWhatWasSavedMeanwhile) {

@@ -129,7 +129,7 @@ TEST_F(VerifyTest, MissingShortAndLongFilesAreReported) {
   EXPECT_NE(report.mismatches[0].message.find("ENOENT"), std::string::npos);
   EXPECT_EQ(report.mismatches[0].tensors, std::vector<std::string>{"t0"});
   EXPECT_EQ(report.mismatches[2].chunk, 4U);
-  EXPECT_EQ(report.bytes, 5 * kMiB + kBytes) << "what can be read is";
+  EXPECT_EQ(report.bytes, 5 * kMiB + kBytes) << "what can be read is verified";
   EXPECT_EQ(progress, 4 * kBytes);
 }
 

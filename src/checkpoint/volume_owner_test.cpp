@@ -90,7 +90,7 @@ TEST_F(VolumeOwnerTest, AMovedDirectoryContinuesAndItsOldPathIsForgotten) {
 
 TEST_F(VolumeOwnerTest, ACopyReplacesAMissingOriginalOnRequest) {
   const std::string other = copy("copy");
-  EXPECT_EQ((*Store::open(other))->adopt().error().kind, ErrorKind::unsupported) << "the original is there";
+  EXPECT_EQ((*Store::open(other))->adopt().error().kind, ErrorKind::unsupported) << "the original exists";
   fs::remove_all(directory());
   expect_refused(other, "adopt " + other);
   const auto adopted = (*Store::open(other))->adopt();

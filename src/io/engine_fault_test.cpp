@@ -156,7 +156,7 @@ TEST_P(FaultTest, AFailedSyncIsFinal) {
   const auto first = file.sync();
   ASSERT_FALSE(first);
   EXPECT_EQ(first.error().code, EIO);
-  EXPECT_FALSE(file.sync()) << "a later fsync of the kernel would succeed though data may be lost";
+  EXPECT_FALSE(file.sync()) << "a later fsync would succeed although data may be lost";
   EXPECT_FALSE(file.pwrite(content_.view(), 0));
   TestMemory memory(kBytes);
   EXPECT_TRUE(file.pread(memory.view(), 0));

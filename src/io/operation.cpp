@@ -137,8 +137,8 @@ void Operation::complete() {
   std::vector<std::function<void()>> callbacks;
   {
     const std::scoped_lock lock(mutex_);
-    // Under the lock: whoever waited until the file had nothing pending finds the operation done, and vice
-    // versa.
+    // Under the lock: a thread that waited until the file had nothing pending finds the operation done, and
+    // vice versa.
     file->end(op(), write_epoch);
     file.reset();
     done_ = true;

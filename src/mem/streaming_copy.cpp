@@ -35,8 +35,8 @@ __attribute__((target("avx2"))) void copy_avx2(std::byte* target, const std::byt
     _mm256_stream_si256(to + 2, third);
     _mm256_stream_si256(to + 3, fourth);
   }
-  _mm_sfence();  // streaming stores are weakly ordered; a thread that is told that the bytes are there must
-                 // see them
+  // Streaming stores are weakly ordered; a thread that learns that the bytes were written must see them.
+  _mm_sfence();
   std::memcpy(target + at, source + at, bytes - at);
 }
 #endif

@@ -32,7 +32,7 @@ TEST(WriteFileDurably, CreatesAndReplaces) {
     const auto written = write_file_durably(path, contents);
     ASSERT_TRUE(written) << written.error().message;
     EXPECT_EQ(read_text(path), contents);
-    EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file stayed";
+    EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file was left";
   }
 }
 
@@ -82,7 +82,7 @@ TEST(WriteFileDurably, FollowsLinks) {
 }
 
 TEST(WriteFileDurably, RejectsFilesThatMayNotBeWritten) {
-  if (::geteuid() == 0) GTEST_SKIP() << "root may write every file";
+  if (::geteuid() == 0) GTEST_SKIP() << "root can write every file";
   const TempDirectory directory;
   const std::string path = directory.file("a");
   ASSERT_TRUE(write_file_durably(path, "old"));
@@ -114,7 +114,7 @@ TEST(WriteFileDurably, AFailureLeavesNoTrace) {
   const auto over_directory = write_file_durably(directory.file("taken"), "x");
   ASSERT_FALSE(over_directory);
   EXPECT_EQ(over_directory.error().code, EISDIR);
-  EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file stayed";
+  EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file was left";
 }
 
 TEST(WriteFileDurably, AFailedWriteKeepsTheOldFile) {
@@ -132,7 +132,7 @@ TEST(WriteFileDurably, AFailedWriteKeepsTheOldFile) {
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code, EFBIG);
   EXPECT_EQ(read_text(directory.file("a")), "old");
-  EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file stayed";
+  EXPECT_EQ(entries(directory.path()), 1U) << "a temporary file was left";
 }
 
 TEST(FsyncDirectory, FailsOnWhatIsNotADirectory) {

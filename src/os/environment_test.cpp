@@ -41,7 +41,7 @@ TEST(HasIpcLock, NeedsTheCapabilityInTheInitialNamespace) {
   constexpr std::string_view kAll = "CapPrm:\t0\nCapEff:\t000001ffffffffff\n";
   EXPECT_TRUE(has_ipc_lock(kAll, kInitial));
   EXPECT_TRUE(has_ipc_lock("CapEff:\t0000000000004000\n", kInitial));
-  EXPECT_FALSE(has_ipc_lock("CapEff:\t00000000a80425fb\n", kInitial)) << "the usual set of a container";
+  EXPECT_FALSE(has_ipc_lock("CapEff:\t00000000a80425fb\n", kInitial)) << "the usual set in a container";
   EXPECT_FALSE(has_ipc_lock("CapEff:\t0000000000000000\n", kInitial));
   EXPECT_FALSE(has_ipc_lock(kAll, "0 1000 1\n")) << "root of a user namespace";
   EXPECT_FALSE(has_ipc_lock("", kInitial));
@@ -63,7 +63,7 @@ TEST(MemoryLimitFiles, OfVersionOneForTheMemoryControllerOnly) {
 TEST(MemoryLimitFiles, TerminatesOnMalformedText) {
   EXPECT_TRUE(memory_limit_files("").empty());
   EXPECT_TRUE(memory_limit_files("nonsense\n1:memory\n").empty());
-  EXPECT_TRUE(memory_limit_files("0::no-slash/at-start\n1:memory:x\n").empty()) << "is not below the mount";
+  EXPECT_TRUE(memory_limit_files("0::no-slash/at-start\n1:memory:x\n").empty()) << "the path is not below the mount";
 }
 
 TEST(ParseMemoryLimit, RecognizesNoLimit) {

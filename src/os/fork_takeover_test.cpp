@@ -32,7 +32,7 @@ TEST(ForkTakeover, EachChildRenewsOnce) {
   int renewed = 0;
   const auto use = [&] { owner.take_over([&] { ++renewed; }); };
   use();
-  EXPECT_EQ(renewed, 0) << "it belongs to the process that made it";
+  EXPECT_EQ(renewed, 0) << "it belongs to the process that created it";
   const auto child = [&] {
     use();
     use();
@@ -45,7 +45,7 @@ TEST(ForkTakeover, EachChildRenewsOnce) {
   };
   EXPECT_EQ(exit_code_in_child(child), 0);
   use();
-  EXPECT_EQ(renewed, 0) << "a child takes nothing from its parent";
+  EXPECT_EQ(renewed, 0) << "a child does not change its parent's object";
 }
 
 TEST(ForkTakeover, OtherThreadsOfTheChildWaitUntilItIsRenewed) {

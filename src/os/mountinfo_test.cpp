@@ -39,7 +39,7 @@ TEST(ParseMountinfo, SkipsMalformedLines) {
   EXPECT_TRUE(parse_mountinfo("1 1 0 / / rw - ext4 src rw\n").empty());
   EXPECT_TRUE(parse_mountinfo("1 1 0:1 / / rw shared:1\n").empty()) << "cut off before the separator";
   const auto mounts = parse_mountinfo("garbage\n1 1 0:1 / / rw - ext4 src rw");
-  ASSERT_EQ(mounts.size(), 1U) << "a last line without newline counts";
+  ASSERT_EQ(mounts.size(), 1U) << "a last line without a newline counts";
   EXPECT_EQ(mounts[0].source, "src");
 }
 
@@ -62,8 +62,8 @@ TEST(FindMount, PrefersTheDeepestOfTheSameDevice) {
 TEST(FindMount, MatchesByPathWhereDeviceIdsAreAnonymous) {
   const auto mounts = parse_mountinfo(kMounts);
   EXPECT_EQ(find_mount(mounts, at("/home/user", {0, 77}))->filesystem, "btrfs");
-  EXPECT_EQ(find_mount(mounts, at("/homely", {0, 77}))->point, "/") << "a prefix of the name is no parent";
-  EXPECT_EQ(find_mount(mounts, at("/data", {0, 77}))->source, "/dev/mapper/vg-cover") << "the later covers";
+  EXPECT_EQ(find_mount(mounts, at("/homely", {0, 77}))->point, "/") << "a prefix of the name is not a parent";
+  EXPECT_EQ(find_mount(mounts, at("/data", {0, 77}))->source, "/dev/mapper/vg-cover") << "the later mount covers the earlier";
 }
 
 TEST(FindMount, ReturnsNullWhenNoneFits) {

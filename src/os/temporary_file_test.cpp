@@ -78,7 +78,7 @@ TEST_F(TemporaryFileTest, AClaimHasOneHolderAtATime) {
   }
   const auto dead = DeadWriter::find(path);
   ASSERT_NE(dead, nullptr);
-  EXPECT_TRUE(WriterClaim(fd.get()).lost()) << "who removes it has it until it is gone";
+  EXPECT_TRUE(WriterClaim(fd.get()).lost()) << "the one that removes it holds it until it is gone";
   EXPECT_EQ(DeadWriter::find(path), nullptr) << "and nobody else";
   EXPECT_EQ(DeadWriter::find(directory_.file("none")), nullptr);
   EXPECT_EQ(DeadWriter::find(directory_.path()), nullptr);

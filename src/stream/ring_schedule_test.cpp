@@ -18,7 +18,7 @@ TEST(RingSchedule, FetchesInCyclicOrder) {
   RingSchedule schedule(3);
   for (const std::size_t unit : {0, 1, 2, 0, 1}) EXPECT_EQ(schedule.take_next(), unit);
   EXPECT_EQ(schedule.next(), 2U);
-  EXPECT_EQ(schedule.next(), 2U) << "it was not taken";
+  EXPECT_EQ(schedule.next(), 2U) << "next() should not consume it";
 }
 
 TEST(RingSchedule, SkipsUnitsThatHaveALocation) {

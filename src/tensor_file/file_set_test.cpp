@@ -204,7 +204,7 @@ TEST_F(FileSetTest, AFailureReleasesFilesAndMemoryAtOnce) {
       EXPECT_TRUE(names().empty());
       engine.core()->staging()->trim();
       EXPECT_EQ(engine.stats().pinned_bytes, 0U);
-      EXPECT_FALSE((*set)->finish()) << "and it stays an error";
+      EXPECT_FALSE((*set)->finish()) << "the error should persist";
       (*set)->discard();
     }
   }

@@ -38,8 +38,8 @@ class StripeFiles {
   // Writes the descriptors of a new file, all with one new id.
   Status write_descriptors(std::uint64_t stripe_bytes, os::IfPresent if_present) const;
 
-  // Empties existing members durably, so that no old contents can be taken for contents of the new file. Also
-  // removes members whose descriptor in the same directory gives them a different index.
+  // Empties existing members durably, so that no old contents can be mistaken for contents of the new file.
+  // Also removes members whose descriptor in the same directory gives them a different index.
   Status empty_members(const Presence& presence) const;
 
   // Removes everything that exists: members before descriptors, so that what an interruption leaves behind is

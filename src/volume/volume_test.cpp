@@ -193,7 +193,7 @@ TEST_F(VolumeTest, ACreationThatFailsAmongTheDescriptorsLeavesNoTrace) {
 
 TEST_F(VolumeTest, ACreationThatRunsOutOfFileDescriptorsLeavesNoTrace) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "the sanitizers look at memory through a pipe, which takes descriptors";
+  GTEST_SKIP() << "the sanitizers examine memory through a pipe, which needs descriptors";
 #endif
   const Volume volume = make(5);
   for (const Mode mode : {Mode::create, Mode::write}) {

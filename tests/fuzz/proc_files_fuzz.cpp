@@ -1,5 +1,4 @@
-// Kernel files about mounts, memory and cgroups: no content causes a crash, and what is found is what was
-// asked for.
+// Kernel files about mounts, memory and cgroups: no content causes a crash, and results match the query.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
