@@ -28,9 +28,7 @@ std::string_view hint(int code) {
       return "check the permissions of the file and of every directory above it, for this user";
     case EPERM:
       return "the kernel does not allow it for this process: an immutable file, a security policy (seccomp, "
-             "LSM) or "
-             "a missing "
-             "capability; check lsattr and the container's profile";
+             "LSM) or a missing capability; check lsattr and the container's profile";
     case EROFS:
       return "the filesystem is mounted read-only; remount it writable or use another path";
     case ENOENT:

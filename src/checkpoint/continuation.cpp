@@ -23,9 +23,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kNeitherLoadedNorSaved =
     "this run has neither loaded nor saved: they belong to an earlier run, were moved or copied in, or "
-    "another "
-    "job saves into the directory; call load() to continue from them or move them out again, and let one job "
-    "at a time save into a directory";
+    "another job saves into the directory; call load() to continue from them or move them out again, and let "
+    "one job at a time save into a directory";
 constexpr std::string_view kNotLoaded =
     "this run did not load. To continue the earlier run, call load() before saving; to start over, use "
     "another directory, or fresh=True, which moves the earlier run into a separate folder and deletes "

@@ -121,8 +121,7 @@ std::string advice_for(const std::string& directory) {
       return fmt::format(
           "its {} is a checkpoint of torch.distributed.checkpoint; load that with the storage reader that "
           "matches its writer (trunkline.dcp.StorageReader, or torch's FileSystemReader), and give those of "
-          "a "
-          "Checkpointer a directory of their own",
+          "a Checkpointer a directory of their own",
           name);
     }
     if (step_of(name) && has_any(fmt::format("{}/{}", directory, name), is_shard_file)) {
