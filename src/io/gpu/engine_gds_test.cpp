@@ -182,7 +182,7 @@ TEST_F(GdsTest, RequiredWhereItDoesNotWork) {
   const Engine made = engine({.lanes = 1, .gpu = GpuPath::gds});
   const auto explanation = made.explain(directory_.path());
   ASSERT_TRUE(explanation);
-  const GpuMemory memory(kMiB, 1);  // no file was opened before
+  const GpuMemory memory(kMiB, 1);  // no file was opened for this device before
   const File target = file(made, random_bytes(kMiB, 5));
   const auto read = target.pread(memory.view(), 0);
   ASSERT_FALSE(read);

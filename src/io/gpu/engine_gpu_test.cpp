@@ -396,7 +396,7 @@ TEST_F(GpuTest, AForkedChildGetsAnErrorAndChangesNothing) {
   Future pending = source->async_pread(view, 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    fakeCudaFail("cuCtxPushCurrent_v2", 1, 0, 1);  // the call consumes it
+    fakeCudaFail("cuCtxPushCurrent_v2", 1, 0, 1);  // any driver call would consume it
     pending = Future();
     registered->reset();
     pinned->reset();
