@@ -56,7 +56,7 @@ TEST(Locate, KnowsMemory) {
   struct statfs status{};
   constexpr long kTmpfsMagic = 0x01021994;
   if (::statfs("/dev/shm", &status) != 0 || status.f_type != kTmpfsMagic)
-    GTEST_SKIP() << "/dev/shm is no tmpfs on this machine";
+    GTEST_SKIP() << "/dev/shm is not a tmpfs on this machine";
   const auto location = locate("/dev/shm");
   ASSERT_TRUE(location) << location.error().message;
   EXPECT_EQ(location->filesystem, "tmpfs");

@@ -208,7 +208,7 @@ int begin_locked(const char* function, bool needs_context = true) {
 int begin_unsafe_locked(const char* function) {
   const int code = begin_locked(function);
   if (code == kSuccess && driver().capturing != nullptr && capture_mode != kRelaxedCapture)
-    complain_locked(std::string(function) + " spoils the capture of a stream");
+    complain_locked(std::string(function) + " invalidates the capture of a stream");
   return code;
 }
 
@@ -486,7 +486,7 @@ int cuStreamDestroy_v2(void* handle) {
   {
     const std::scoped_lock lock(driver().mutex);
     if (driver().streams.erase(stream) == 0) {
-      complain_locked("cuStreamDestroy of what is no stream");
+      complain_locked("cuStreamDestroy of something that is not a stream");
       return kInvalidHandle;
     }
   }
@@ -520,7 +520,7 @@ int cuEventCreate(void** event, unsigned /*flags*/) {
 int cuEventDestroy_v2(void* event) {
   const std::scoped_lock lock(driver().mutex);
   if (driver().events.erase(event) == 0) {
-    complain_locked("cuEventDestroy of what is no event");
+    complain_locked("cuEventDestroy of something that is not an event");
     return kInvalidHandle;
   }
   return kSuccess;
