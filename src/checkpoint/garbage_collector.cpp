@@ -24,7 +24,7 @@ namespace {
 // Larger manifests are read only where there is something to remove.
 constexpr off_t kReadBytes = 64 << 10;
 
-bool is_there(const std::string& path) {
+bool exists(const std::string& path) {
   struct stat status{};
   return ::lstat(path.c_str(), &status) == 0;
 }
@@ -231,7 +231,7 @@ Status GarbageCollector::clean_volumes(const std::vector<StepDirectory>& directo
     const std::size_t before = result_.removed.size();
     if (auto collected = clean_directory(directories[i], step_stays); !collected) return collected;
     if (step_stays || dry_run_ == DryRun::yes || result_.removed.size() == before) continue;
-    const std::string& changed = is_there(directories[i].path) ? directories[i].path : directories[i].volume;
+    const std::string& changed = exists(directories[i].path) ? directories[i].path : directories[i].volume;
     if (auto synced = ops_.sync_directory(changed); !synced) return synced;
   }
   return {};
@@ -246,7 +246,7 @@ std::vector<std::string> GarbageCollector::missing_volumes(const std::vector<Ste
     const bool may_be_used =
         !names_are_known || !directory.known.empty() ||
         std::ranges::find(descriptor_.volumes, directory.volume) != descriptor_.volumes.end();
-    if (!directory.volume.empty() && may_be_used && !is_there(directory.volume))
+    if (!directory.volume.empty() && may_be_used && !exists(directory.volume))
       missing.push_back(directory.volume);
   }
   return missing;
@@ -298,8 +298,7 @@ bool GarbageCollector::is_one_save(const StepEntry& entry) const {
   for (const StepDirectory& directory : directories_of(entry.step, nullptr)) {
     const auto names = names_in(directory.path);
     if (!names) return false;
-    if (!directory.volume.empty() && names->empty() && is_there(directory.path))
-      return false;  // to be removed
+    if (!directory.volume.empty() && names->empty() && exists(directory.path)) return false;  // to be removed
     for (const std::string& name : *names) {
       if (os::is_temporary_name(name)) return false;
       const auto shard = shard_of(name);
@@ -381,7 +380,7 @@ bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgres
   for (const std::uint64_t step : *steps) {
     if (!progress.done.insert(step).second) continue;
     // Moved or copied into the directory since its steps were listed: its manifests have not been examined.
-    if (is_there(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
+    if (exists(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
     auto none = orphans_ == Orphans::leave ? check_orphans(step) : Status{};
     note(none ? remove_left_behind(step) : std::move(none));
     if (progress.should_pause()) return false;
