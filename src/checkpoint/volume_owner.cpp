@@ -49,7 +49,7 @@ std::uint64_t birth_of(const std::string& path) {
 }
 
 // nullopt: there is no directory at that path.
-Result<std::optional<VolumeOwner>> look_at(const std::string& path) {
+Result<std::optional<VolumeOwner>> identity_of(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode)) return std::nullopt;
@@ -63,7 +63,7 @@ Result<std::optional<VolumeOwner>> look_at(const std::string& path) {
 Result<VolumeOwner> owner_at(const std::string& directory) {
   std::error_code error;
   const fs::path canonical = fs::canonical(directory, error);
-  const auto found = look_at(error ? directory : canonical.string());
+  const auto found = identity_of(error ? directory : canonical.string());
   if (!found) return std::unexpected(found.error());
   if (const std::optional<VolumeOwner>& owner = *found) return *owner;
   return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
@@ -151,7 +151,7 @@ Result<VolumeOwner> agreed_owner(const std::string& volume, const std::string& d
   auto here = owner_at(directory);
   if (!here) return std::unexpected(here.error());
   if (!recorded) return here;
-  const auto there = look_at(recorded->path);
+  const auto there = identity_of(recorded->path);
   if (!there) return std::unexpected(there.error());
   const std::optional<VolumeOwner>& found = *there;
   if (found && found->is_same_now(*here)) {
@@ -238,7 +238,7 @@ Status check_can_adopt(const std::string& volume, const std::string& directory) 
   if (!recorded) return {};  // an unreadable record proves nothing; the user has decided
   const std::optional<VolumeOwner>& owner = *recorded;
   if (!owner) return {};
-  const auto there = look_at(owner->path);
+  const auto there = identity_of(owner->path);
   if (!there) return std::unexpected(there.error());
   const std::optional<VolumeOwner>& found = *there;
   if (found && !found->is_same_now(*here) && refers_to(owner->path, volume))
