@@ -25,8 +25,8 @@ std::uint32_t copy_piece(Checksum checksum, std::byte* target, std::span<const s
 }
 
 // Piece by piece, so that each is still in the cache when it is copied after its checksum was computed.
-std::uint32_t copy_in_turns(Checksum checksum, std::byte* target, std::span<const std::byte> source,
-                            std::uint32_t value) {
+std::uint32_t copy_piecewise(Checksum checksum, std::byte* target, std::span<const std::byte> source,
+                             std::uint32_t value) {
   while (!source.empty()) {
     const std::span<const std::byte> piece = source.first(std::min(source.size(), kLongBytes));
     value = checksum(piece, value);
@@ -45,7 +45,7 @@ std::uint32_t copy_with(Checksum checksum, const FoldConstants& constants, std::
   std::array<std::byte, kFoldedBytes> folded;
   const std::uint32_t before = checksum(source.first(head), value);
   const std::size_t done = fold_and_copy(source.subspan(head), ~before, constants, folded, target + head);
-  if (done == 0) return copy_in_turns(checksum, target, source, value);
+  if (done == 0) return copy_piecewise(checksum, target, source, value);
   std::memcpy(target, source.data(), head);
   // The published checksums invert the register before and after: this makes the register zero before
   // `folded`.
