@@ -30,7 +30,7 @@ std::uint64_t device_bytes(const StreamUnit& unit) {
 }
 
 // How many units of the host's stream may be held at once; the next read needs one of its slots.
-std::size_t most_held(const StreamPlacement& placement, std::size_t units) {
+std::size_t max_held(const StreamPlacement& placement, std::size_t units) {
   return placement.slots == 0 ? units : placement.slots;
 }
 
@@ -57,7 +57,7 @@ UploadRing::UploadRing(StreamCore& host, const MemoryView& memory)
     : host_(host),
       memory_(memory),
       units_(host.units()),
-      most_held_(most_held(host.placement(), units_.size())),
+      max_held_(max_held(host.placement(), units_.size())),
       slots_(memory.bytes / device_slot_bytes(units_)),
       schedule_(units_.size()) {
   const std::uint64_t slot_bytes = device_slot_bytes(units_);
@@ -111,7 +111,7 @@ void UploadRing::work() {
   pthread_setname_np(pthread_self(), "trunkline-h2d");
   Lock lock(mutex_);
   while (!stopping_) {
-    Slot* slot = held_ < most_held_ ? next_slot() : nullptr;
+    Slot* slot = held_ < max_held_ ? next_slot() : nullptr;
     if (slot == nullptr) {
       changed_.wait(lock);
     } else {

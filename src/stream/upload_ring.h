@@ -72,7 +72,7 @@ class UploadRing {
   StreamCore& host_;
   const MemoryView memory_;
   const std::vector<StreamUnit>& units_;
-  const std::size_t most_held_;  // units of the host's stream held at once, leaving room to read others
+  const std::size_t max_held_;  // units of the host's stream held at once, leaving room to read others
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
