@@ -124,12 +124,12 @@ Status check_continues(const std::string& directory, const std::string& id, std:
     // It may have been removed since the listing, as the directory may not be locked. A dangling link does
     // not count as removed.
     std::error_code error;
-    const bool has_gone =
+    const bool was_removed =
         !commit &&
         !fs::exists(fs::symlink_status(manifest_path(directory, entry.step, entry.commits.back()), error)) &&
         !error;
     const bool is_known = is_same && commit && known.knows(*commit);
-    if (started_over || !(is_known || has_gone)) steps.push_back(entry.step);
+    if (started_over || !(is_known || was_removed)) steps.push_back(entry.step);
   }
   if (steps.empty()) return {};
   return std::unexpected(Error{

@@ -83,7 +83,7 @@ Verdict removed_meanwhile(std::uint64_t step, bool ok) {
 
 // Whether the files of the manifest have been removed since it was read, either along with the manifest or
 // for a newer save of the step.
-bool has_gone(const checkpoint::Store& store, const Manifest& manifest) {
+bool was_removed(const checkpoint::Store& store, const Manifest& manifest) {
   const auto now = store.read_manifest(manifest.step);
   return now ? now->shards != manifest.shards : now.error().code == ENOENT;
 }
@@ -104,7 +104,8 @@ Result<Verdict> verify_step(const Engine& engine, const checkpoint::Store& store
                                          {.on_progress = show, .cancelled = interrupted});
   progress.end();
   if (!report) return std::unexpected(report.error());
-  if (!report->mismatches.empty() && has_gone(store, *manifest)) return verify_step(engine, store, step, all);
+  if (!report->mismatches.empty() && was_removed(store, *manifest))
+    return verify_step(engine, store, step, all);
   return verdict_of(*manifest, *report, std::chrono::duration<double>(Clock::now() - began).count());
 }
 
