@@ -46,7 +46,7 @@ std::string_view state_of(const Error& error) {
 
 // nullopt: the checkpoint was removed meanwhile. A run that is saving may remove or replace a checkpoint
 // while it is examined: it only counts as damaged if it is still the same one afterwards.
-std::optional<Listed> look_at(const checkpoint::Store& store, std::uint64_t step) {
+std::optional<Listed> examine(const checkpoint::Store& store, std::uint64_t step) {
   constexpr int kMaxLooks = 10;
   for (int looks = 1;; ++looks) {
     Listed listed{.manifest = store.read_manifest(step)};
@@ -79,7 +79,7 @@ int list_checkpoints(const CheckpointArguments& arguments) {
   bool whole = true;
   for (const std::uint64_t step : *steps) {
     const std::string mark = step == last ? "latest" : "";
-    const std::optional<Listed> listed = look_at(**store, step);
+    const std::optional<Listed> listed = examine(**store, step);
     if (!listed) continue;
     const auto& manifest = listed->manifest;
     if (!manifest) {
