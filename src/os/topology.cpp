@@ -61,7 +61,7 @@ struct Found {
   struct statx status{};
 };
 
-Result<Found> look_at(const std::string& path) {
+Result<Found> stat_path_or_parent(const std::string& path) {
   constexpr unsigned kWanted = STATX_TYPE | STATX_MNT_ID;
   Found found{path};
   if (::statx(AT_FDCWD, found.path.c_str(), 0, kWanted, &found.status) == 0) return found;
@@ -83,7 +83,7 @@ Result<std::string> canonical(const std::string& path) {
 }  // namespace
 
 Result<StorageLocation> locate(const std::string& path) {
-  auto found = look_at(path);
+  auto found = stat_path_or_parent(path);
   if (!found) return std::unexpected(found.error());
   auto resolved = canonical(found->path);
   if (!resolved) return std::unexpected(resolved.error());
