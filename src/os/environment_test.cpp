@@ -63,7 +63,8 @@ TEST(MemoryLimitFiles, OfVersionOneForTheMemoryControllerOnly) {
 TEST(MemoryLimitFiles, TerminatesOnMalformedText) {
   EXPECT_TRUE(memory_limit_files("").empty());
   EXPECT_TRUE(memory_limit_files("nonsense\n1:memory\n").empty());
-  EXPECT_TRUE(memory_limit_files("0::no-slash/at-start\n1:memory:x\n").empty()) << "the path is not below the mount";
+  EXPECT_TRUE(memory_limit_files("0::no-slash/at-start\n1:memory:x\n").empty())
+      << "the path is not below the mount";
 }
 
 TEST(ParseMemoryLimit, RecognizesNoLimit) {

@@ -37,7 +37,8 @@ TEST(FilePair, ACachedFileIsReadThroughThePageCache) {
   ASSERT_TRUE(usual);
   if (!usual->limits.usable) GTEST_SKIP() << "no direct I/O here: " << usual->limits.why;
   const std::uint64_t cached_now = cached_bytes(usual->buffered.get()).value_or(0);
-  if (cached_now == 0) GTEST_SKIP() << "the kernel does not report what is cached, at least not for this filesystem";
+  if (cached_now == 0)
+    GTEST_SKIP() << "the kernel does not report what is cached, at least not for this filesystem";
   EXPECT_EQ(cached_now, 1U << 20);
   const auto cached = open_pair(path, O_RDONLY, DirectPolicy::unless_cached);
   ASSERT_TRUE(cached);

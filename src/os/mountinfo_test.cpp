@@ -63,7 +63,8 @@ TEST(FindMount, MatchesByPathWhereDeviceIdsAreAnonymous) {
   const auto mounts = parse_mountinfo(kMounts);
   EXPECT_EQ(find_mount(mounts, at("/home/user", {0, 77}))->filesystem, "btrfs");
   EXPECT_EQ(find_mount(mounts, at("/homely", {0, 77}))->point, "/") << "a prefix of the name is not a parent";
-  EXPECT_EQ(find_mount(mounts, at("/data", {0, 77}))->source, "/dev/mapper/vg-cover") << "the later mount covers the earlier";
+  EXPECT_EQ(find_mount(mounts, at("/data", {0, 77}))->source, "/dev/mapper/vg-cover")
+      << "the later mount covers the earlier";
 }
 
 TEST(FindMount, ReturnsNullWhenNoneFits) {
