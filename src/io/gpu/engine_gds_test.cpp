@@ -204,8 +204,8 @@ TEST_F(GdsTest, OnlyWhereDirectIoIsUsed) {
   ASSERT_TRUE(buffered.pread(memory.view(), 0));
   EXPECT_EQ(memory.contents(), bytes);
   EXPECT_EQ(automatic.stats().bytes_gds, 0U);
-  const File buffered = file(gds_engine(), bytes, {.direct = Direct::never});
-  const auto read = buffered.pread(memory.view(), 0);
+  const File required = file(gds_engine(), bytes, {.direct = Direct::never});
+  const auto read = required.pread(memory.view(), 0);
   ASSERT_FALSE(read);
   EXPECT_NE(read.error().message.find("direct I/O is not used"), std::string::npos) << read.error().message;
 }
