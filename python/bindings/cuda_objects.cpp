@@ -30,7 +30,8 @@ std::uint64_t item_bytes(const std::string& typestr, const char* name) {
     bytes = bytes * 10 + static_cast<std::uint64_t>(digit - '0');
   }
   if (bytes == 0 || bytes == UINT64_MAX || typestr[1] == 'O')
-    raise_value_error(fmt::format("{}: its typestr {:?} is none whose bytes can be moved", name, typestr));
+    raise_value_error(
+        fmt::format("{}: its typestr {:?} is not supported: its bytes cannot be transferred", name, typestr));
   return typestr[1] == 'U' ? 4 * bytes : bytes;  // those count characters
 }
 
@@ -77,7 +78,8 @@ CudaArray cuda_array(nb::handle interface, const char* name) {
   CudaArray array;
   const nb::object get = interface.attr("get");
   if (!nb::object(get("mask")).is_none())
-    raise_value_error(fmt::format("{}: has a mask; give its data without", name));
+    raise_value_error(
+        fmt::format("{}: has a mask, which is not supported; pass its data without the mask", name));
   const nb::object data = interface["data"];
   const std::uint64_t address = count_argument(data[0], name);
   array.read_only = nb::cast<bool>(data[1]);

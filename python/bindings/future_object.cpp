@@ -106,11 +106,9 @@ std::vector<Future> FutureObject::pending() {
 
 Error wait_timed_out(Future::Timeout timeout) {
   const double seconds = std::chrono::duration<double>(timeout.value_or(std::chrono::nanoseconds{0})).count();
-  return make_error(
-      ErrorKind::timed_out,
-      fmt::format("wait for an operation: it was not done after {} s and goes on; wait again, or cancel() it "
-                  "and wait",
-                  seconds));
+  return make_error(ErrorKind::timed_out, fmt::format("wait for an operation: it was not done after {} s, "
+                                                      "but continues; wait again, or cancel() it and wait",
+                                                      seconds));
 }
 
 }  // namespace trunkline::python

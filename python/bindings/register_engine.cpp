@@ -184,10 +184,10 @@ void register_engine(nb::module_& module) {
            "\"gpu\" is the way of memory of GPUs (\"path\"), with \"why\";\n"
            "\"refused\" lists what was tried and refused, each with \"what\" and \"why\".")
       .def("stats", &stats, nb::sig("def stats(self) -> trunkline._types.Stats"),
-           "Counters since the engine was made, as a dict: payload bytes by the way they took, operations,\n"
+           "Counters since the engine was made, as a dict: payload bytes by I/O path, operations,\n"
            "transfers, retries, errors, pinned memory (bytes) and latencies of transfers (nanoseconds).")
       .def("close", &close,
-           "Finishes what was submitted, then refuses further operations with Error (EBADF). Idempotent.")
+           "Finishes what was submitted, then rejects further operations with Error (EBADF). Idempotent.")
       .def_prop_ro(
           "backend",
           [](const EngineObject& self) { return std::string(to_string(self.engine.config().backend)); },

@@ -91,7 +91,7 @@ void register_future(nb::module_& module) {
       .def(
           "wait", [](FutureObject& self, nb::handle timeout) { return self.wait(timeout_argument(timeout)); },
           "timeout"_a = nb::none(), nb::sig("def wait(self, timeout: float | None = None) -> bool"),
-          "True once the operation is done, False when `timeout` (seconds; None: without end) came first.\n\n"
+          "True once the operation is done, False when `timeout` (seconds; None: no limit) expires first.\n\n"
           "Ctrl-C ends the wait, not the operation.")
       .def(
           "result",

@@ -73,7 +73,7 @@ class ExitWait {
       tell(fmt::format("the exit waits for {}; Ctrl-C ends the wait", names_of(pending)));
     }
     if (stalled < patience_) return true;
-    tell(fmt::format("no progress for {} s: gave up {}; see whether the device responds (dmesg)",
+    tell(fmt::format("no progress for {} s: gave up {}; check whether the device responds (dmesg)",
                      std::chrono::duration<double>(patience_).count(), names_of(pending)));
     return false;
   }
