@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"OverflowOfBits", "{" + entry("a", "F64", "[2305843009213693952]", "[0,0]") + "}", 0,
             "do not match its shape"},
         Bad{"HalfBytes", "{" + entry("a", "F4", "[3]", "[0,1]") + "}", 1, "do not match its shape"},
-        Bad{"CutOff", "{" + kA + "}", 3, "take 4 bytes and 3 follow"},
-        Bad{"BytesBehind", "{" + kA + "}", 5, "take 4 bytes and 5 follow"},
+        Bad{"CutOff", "{" + kA + "}", 3, "need 4 bytes, but 3 follow"},
+        Bad{"BytesBehind", "{" + kA + "}", 5, "need 4 bytes, but 5 follow"},
         Bad{"MetadataNoObject", "{\"__metadata__\":null}", 0, "__metadata__"},
         Bad{"MetadataNoString", "{\"__metadata__\":{\"a\":1}}", 0, "\"a\" is not a string"}),
     [](const auto& bad) { return std::string(bad.param.what); });
