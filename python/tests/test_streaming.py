@@ -104,10 +104,10 @@ def test_every_way_to_generate(options: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_prompt_is_one_pass(tmp_path: Path) -> None:
     model = streamed(make_folder(tmp_path), unit_bytes=1)
-    binding = streaming_of[model].binding
-    assert binding
+    hooks = streaming_of[model].hooks
+    assert hooks
     model.generate(torch.arange(3, 50).reshape(1, -1), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    assert binding.passes == 5
+    assert hooks.passes == 5
 
 
 def test_stats_say_what_was_done(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_stats_say_what_was_done(tmp_path: Path) -> None:
 
 def test_weights_are_the_slots_themselves_and_only_while_they_are_used(tmp_path: Path) -> None:
     model = streamed(make_folder(tmp_path))
-    memory = [range(m.data_ptr(), m.data_ptr() + m.nbytes) for m in streaming_of[model].binding._memory]  # type: ignore[union-attr]
+    memory = [range(m.data_ptr(), m.data_ptr() + m.nbytes) for m in streaming_of[model].hooks._memory.tensors]  # type: ignore[union-attr]
     seen = []
     linear = model.model.layers[2].mlp.up_proj
     linear.register_forward_pre_hook(lambda module, _: seen.append(module.weight.data_ptr()))

@@ -19,7 +19,7 @@ class Streaming:
     """The stream of a model and what counts its use."""
 
     stream: WeightStream | None  # none: there is nothing that could be streamed
-    binding: Passes | None
+    hooks: Passes | None
     resident_bytes: int  # outside of the stream
     streamed_bytes: int  # through slots, by each pass
     pack: str  # the file that is read, or the folder of the checkpoint
@@ -57,8 +57,8 @@ def stats(model: Any) -> dict[str, Any]:
         )
     counts: dict[str, Any] = {} if streaming.stream is None else streaming.stream.stats()
     placement = {"memory_bytes": 0, "slots": 0} if streaming.stream is None else streaming.stream.placement
-    passes = 0 if streaming.binding is None else streaming.binding.passes
-    seconds = 0.0 if streaming.binding is None else streaming.binding.seconds
+    passes = 0 if streaming.hooks is None else streaming.hooks.passes
+    seconds = 0.0 if streaming.hooks is None else streaming.hooks.seconds
     wait, verify = counts.get("wait_seconds", 0.0), counts.get("verify_seconds", 0.0)
     slots = placement["slots"] * placement.get("slot_bytes", 0)
     compute = max(0.0, seconds - wait - verify)

@@ -22,10 +22,11 @@ from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._types import Path
 from trunkline.transformers import skeleton
+from trunkline.transformers._bound_unit import UnitMemory, advised
 from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._packing import location_argument, opened, planned
 from trunkline.transformers._tiers import Memory, StoredUnit, memory_arguments, plan_placement
-from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks, advised
+from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline.transformers.stored_model import look_into
 
 
@@ -166,9 +167,10 @@ def _stream(
     stream = WeightStream(
         list(files), [each.described for each in passing], memory_bytes=host_bytes, device_memory=slots
     )
-    places = [each.views(memory) for each in passing]
+    views = [each.views(memory) for each in passing]
     streaming.stream = stream
-    streaming.binding = WeightHooks(layers, [each.unit for each in passing], places, stream, remedy, slots)
+    unit_memory = UnitMemory(stream, remedy, slots)
+    streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)
     # On a GPU none of them stays, whatever main memory keeps.
     stays = [False] * len(passing) if memory.on_gpu else stream.placement["resident"]
     streaming.streamed_bytes = sum(

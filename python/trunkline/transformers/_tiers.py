@@ -13,6 +13,7 @@ from trunkline._streaming.memory import budget_argument, default_budget
 from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, slots_bytes
 from trunkline._streaming.stored import Stored, StreamUnit
 from trunkline._tensor_io.memory import Device, device_argument
+from trunkline.transformers._bound_unit import WeightView
 from trunkline.transformers.layers import Unit
 from trunkline.transformers.stored_model import Checkpoint
 
@@ -73,11 +74,11 @@ class StoredUnit:
         """How much main memory it takes."""
         return self.described[1]
 
-    def views(self, memory: Memory) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
+    def views(self, memory: Memory) -> list[WeightView]:
         """Where each weight begins in the memory that it is used in, its dtype and shape."""
         begins = _core.device_layout(self.described) if memory.on_gpu else [at for at, _ in self.placed]
         return [
-            (begin, stored.dtype, stored.shape)
+            WeightView(begin, stored.dtype, stored.shape)
             for begin, (_, stored) in zip(begins, self.placed, strict=True)
         ]
 
