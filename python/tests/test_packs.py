@@ -20,7 +20,7 @@ import trunkline as tl
 from trunkline._streaming import location as pack_location
 from trunkline._streaming import pack as packing
 from trunkline._streaming.location import PackLocation
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import streaming_of
 from trunkline.transformers import _packing, skeleton
 
@@ -253,10 +253,10 @@ def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: 
         warn(directory)
         os.close(holder)
 
-    monkeypatch.setattr(pack_location, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(pack_location, "_WARN_AFTER_SECONDS", -1.0)
     monkeypatch.setattr(pack_location, "_warn_of_waiting", warned)
     with (
-        pytest.warns(RuntimeWarning, match=rf"waiting for another .* on {disks[0]}"),
+        pytest.warns(RuntimeWarning, match=rf"waiting to make a pack in {disks[0]}"),
         location.lock() as locked,
     ):
         assert locked
@@ -309,7 +309,7 @@ def test_a_manifest_does_not_come_back(
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))
     location = PackLocation((a,))
-    checkpoint = _packing.look_into(folder, None, None)
+    checkpoint = _packing.read_checkpoint(folder, None, None)
     sums = packing.Source.data_checksums
 
     def removed(source: packing.Source) -> list[int]:
@@ -340,9 +340,9 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
         ({"pack_dir": ""}, ValueError, "pack_dir: must not be empty"),
         ({"volumes": [""]}, ValueError, "volumes: must not be empty"),
         ({"volumes": [a, b""]}, ValueError, "volumes: must not be empty"),
-        ({"volumes": {a}}, TypeError, "list, whose order counts, not set"),
-        ({"volumes": {a: b}}, TypeError, "list, whose order counts, not dict"),
-        ({"volumes": iter([a, b])}, TypeError, "list, whose order counts"),
+        ({"volumes": {a}}, TypeError, "list, since its order matters, not set"),
+        ({"volumes": {a: b}}, TypeError, "list, since its order matters, not dict"),
+        ({"volumes": iter([a, b])}, TypeError, "list, since its order matters"),
         ({"volumes": [a, a]}, ValueError, "same directory"),
         ({"pack_dir": folder}, ValueError, "pack_dir: .* the model's own folder"),
         ({"volumes": [a, folder / ".." / folder.name]}, ValueError, "volumes: .* the model's own folder"),
@@ -433,7 +433,7 @@ def test_a_pack_with_another_alignment_is_made_anew(tmp_path: Path, disks: list[
     for path in folder.glob("*.safetensors"):
         shift(path, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stored, "misalignment", 0)
+        patch.setattr(FileTensor, "misalignment", 0)
         assert made(folder, disks[:1])
     assert made(folder, disks[:1])
     assert not made(folder, disks[:1])
@@ -483,8 +483,8 @@ def test_files_that_change_while_they_are_loaded_are_told(
 
 def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
     """What is written after the look, and in the same tick of the kernel's clock, would have the same one."""
-    headers = _packing.look_into(folder, None, None).headers
+    headers = _packing.read_checkpoint(folder, None, None).headers
     for header in headers:
         os.utime(header.path)
-    looked = packing.look(headers)
+    looked = packing.file_versions(headers)
     assert all(time.time_ns() - file.changed_ns >= 20_000_000 for file in looked)

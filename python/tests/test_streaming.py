@@ -401,9 +401,9 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(tl.Format, match=r"lacks .* of the model's weights: model.layers.4"):
         tl.transformers.from_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
-    with pytest.raises(tl.Format, match=r"has the shape .* where the model's config asks for"):
+    with pytest.raises(tl.Format, match=r"has the shape .* but the model.s config requires"):
         tl.transformers.from_pretrained(folder)
-    with pytest.raises(tl.Error, match="there is no such folder"):
+    with pytest.raises(tl.Error, match="no such folder"):
         tl.transformers.from_pretrained(tmp_path / "nowhere")
 
 
@@ -554,7 +554,7 @@ def test_files_of_others_are_never_replaced_by_a_pack(tmp_path: Path) -> None:
     precious.mkdir()
     save_file({"mine": torch.ones(3)}, precious / "weights.safetensors")
     contents = (precious / "weights.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="no part of a pack"):
+    with pytest.raises(FileExistsError, match="not part of a pack"):
         streamed(folder, pack_dir=precious)
     assert (precious / "weights.safetensors").read_bytes() == contents
 
@@ -652,7 +652,7 @@ def test_files_and_dtypes_are_chosen_as_transformers_does(tmp_path: Path) -> Non
 def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tl.transformers.from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
         tl.stream.plan(tmp_path / "nowhere", bandwidth=1e9, flops=1e12)
     folder = make_folder(tmp_path / "model")
     (folder / "config.json").write_text("{")

@@ -166,7 +166,7 @@ def test_a_failing_gpu_is_reported_and_the_model_works_again(gpu: Any, tmp_path:
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
-    with pytest.raises(ValueError, match="host_memory: is for a model on a GPU"):
+    with pytest.raises(ValueError, match="host_memory: only for a model on a GPU"):
         tl.transformers.from_pretrained(folder, host_memory="1GB")
     with pytest.raises(tl.Unsupported, match="device: mps"):
         tl.transformers.from_pretrained(folder, device="mps")

@@ -1,31 +1,31 @@
-"""Where the tensors of a pack lie: units one behind the other, each tensor where memory wants it."""
+"""Where the tensors of a pack are: unit after unit, each tensor aligned as it is to be in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trunkline import _core
-from trunkline._streaming.stored import TENSOR_ALIGNMENT, Stored
+from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline._tensor_io.tensors import dtype_name
 
-ALIGNMENT = 4096  # of the data, and of what is read as a whole
+ALIGNMENT = 4096  # of the data, and of each unit
 _PADDING = "trunkline.padding."
-MARK = "trunkline.pack"  # in the metadata: the file is ours, to be made anew and removed
+MARK = "trunkline.pack"  # in the metadata: the file is a pack, which may be replaced and removed
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A safetensors file: what stands before its data, and where each tensor is."""
+    """A safetensors file: `head`, the bytes before its data, and where each tensor is."""
 
     head: bytes
-    tensors: list[Stored]
+    tensors: list[FileTensor]
     nbytes: int
 
 
-def lay_out(tensors: Sequence[Stored], starts: set[str]) -> Layout:
-    """Lay tensors out in their order, each with the `misalignment` that it is given with.
+def lay_out(tensors: Sequence[FileTensor], starts: set[str]) -> Layout:
+    """Lay tensors out in their order, each with its own `misalignment`.
 
-    Those whose names are in `starts` begin with a page, or so far into it. The format allows no gaps, so what
-    they are filled with is tensors too.
+    Those whose names are in `starts` begin a page, or that far into it. The format allows no gaps, so padding
+    is stored as tensors too.
     """
     described: list[tuple[str, str, tuple[int, ...]]] = []
     at = 0

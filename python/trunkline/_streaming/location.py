@@ -1,4 +1,4 @@
-"""Where a pack lies, and whose the files are that are there already. docs/formats/pack.md."""
+"""Where a pack is stored, and which files there belong to one. docs/formats/pack.md."""
 
 import errno
 import json
@@ -21,15 +21,15 @@ from trunkline._streaming.layout import MARK
 
 WEIGHTS = "weights.safetensors"
 _DESCRIPTOR = f"{WEIGHTS}.stripe"  # docs/formats/stripe.md
-MARK_BYTES = 4096  # of a file hold its metadata, and lie in the first directory of several
-_METADATA = '{"__metadata__":'  # with which the head of a pack begins
-_LOCK_SECONDS = 0.1  # between two attempts
-_SILENT_SECONDS = 30.0  # of waiting, which may take as long as another process makes a pack
+MARK_BYTES = 4096  # of a file hold its metadata, and are in the first directory of several
+_METADATA = '{"__metadata__":'  # the beginning of a pack's header
+_LOCK_RETRY_SECONDS = 0.1  # between two attempts to lock
+_WARN_AFTER_SECONDS = 30.0  # of waiting for the lock, which another process holds while it makes a pack
 
 
 @dataclass(frozen=True)
 class PackLocation:
-    """Where a pack is: its manifest in the first directory, its weights in all of them."""
+    """The directories of a pack: its manifest is in the first, its weights are in all of them."""
 
     directories: tuple[Path, ...]
 
@@ -40,7 +40,7 @@ class PackLocation:
         return self._volume.open(WEIGHTS, mode)  # type: ignore[arg-type]
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The directories, for messages."""
         return ", ".join(map(str, self.directories))
 
@@ -51,7 +51,7 @@ class PackLocation:
         return Volume([str(each) for each in self.directories])
 
     def remove(self) -> None:
-        """Remove what is there; first the manifest, so that there is never one without its weights."""
+        """Remove the pack; its manifest first, so that there is never a manifest without its weights."""
         manifest = self.directories[0] / pack_manifest.NAME
         with suppress(FileNotFoundError):
             manifest.unlink()
@@ -59,7 +59,7 @@ class PackLocation:
         self.remove_weights()
 
     def remove_weights(self) -> None:
-        """Remove the weights that are there, whole or not."""
+        """Remove the weights, complete or not."""
         volume = self._volume
         with suppress(FileNotFoundError):
             if volume is None:
@@ -69,29 +69,29 @@ class PackLocation:
 
     @contextmanager
     def lock(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold others off who want to make a pack in any of these directories; wait for those who do.
+        """Lock these directories and those of previous() against other processes that make a pack in them.
 
-        The directories are made. Those of former() are locked too. Yields False where others hold a lock and
-        that is not waited for.
+        Creates the directories. Yields whether they are locked: False only where another process holds a lock
+        and `wait` is False.
         """
         for directory in self.directories:
             directory.mkdir(parents=True, exist_ok=True)
         while True:
-            wanted = self._to_lock()
+            wanted = self._lock_targets()
             with _locked(wanted, wait) as locked:
-                if not locked or self._to_lock() == wanted:
+                if not locked or self._lock_targets() == wanted:
                     yield locked
                     return
 
-    def _to_lock(self) -> dict[tuple[int, int], Path]:
-        former = self.former()
-        directories = self.directories + (former.directories if former else ())
+    def _lock_targets(self) -> dict[tuple[int, int], Path]:
+        previous = self.previous()
+        directories = self.directories + (previous.directories if previous else ())
         return {_identity(directory): directory for directory in directories}
 
-    def former(self) -> "PackLocation | None":
-        """Return where the pack of the manifest that is here has its weights, if that is elsewhere.
+    def previous(self) -> "PackLocation | None":
+        """Return where the weights of this directory's manifest are, if they are elsewhere.
 
-        None too where that is not known: the manifest of a striped one may be old, or a copy. Raises Format.
+        None also where that is unknown: the manifest of a striped pack may be old, or a copy. Raises Format.
         """
         manifest = pack_manifest.read(self.directories[0])
         if manifest is None:
@@ -108,32 +108,32 @@ class PackLocation:
             return None
         return PackLocation(directories)
 
-    def check_is_free(self, headers: Sequence[Header]) -> "PackLocation | None":
-        """Raise an error where anything else than an older pack of this place is in the way of one.
+    def check_no_conflict(self, headers: Sequence[Header]) -> "PackLocation | None":
+        """Raise an error if making a pack here would overwrite anything but an older pack of this location.
 
-        Returns former() if its weights are there: they are to be removed. The place is locked, and the
-        manifest in it, if any, that of the same model.
+        Returns previous() if its weights exist: the caller removes them. The location must be locked, and its
+        manifest, if any, be that of the same model.
         """
-        former = self.former()
-        if former is not None and not former._holds_weights_of_a_pack(headers):
-            former = None
+        previous = self.previous()
+        if previous is not None and not previous._holds_weights_of_a_pack(headers):
+            previous = None
         if len(self.directories) == 1:
             weights = self.directories[0] / WEIGHTS
             descriptor = self.directories[0] / _DESCRIPTOR
-            if not _is_free(weights, headers):
-                raise _taken(weights, "is there, and no part of a pack")
-            if os.path.lexists(descriptor) and former is None:
-                raise _taken(descriptor, "is there, of a file that is striped over several directories")
-            return former
-        _ = self._volume  # raises an error for directories that are none
+            if not _is_absent_or_pack(weights, headers):
+                raise _conflict(weights, "exists and is not part of a pack")
+            if os.path.lexists(descriptor) and previous is None:
+                raise _conflict(descriptor, "exists and describes a file striped over several directories")
+            return previous
+        _ = self._volume  # raises an error for paths that are not directories
         for directory in self.directories[1:]:
             if os.path.lexists(directory / pack_manifest.NAME):
-                raise _taken(directory / pack_manifest.NAME, "is there, of a pack with other directories")
+                raise _conflict(directory / pack_manifest.NAME, "belongs to a pack in other directories")
         self._check_striped(headers)
-        return former
+        return previous
 
     def _holds_weights_of_a_pack(self, headers: Sequence[Header]) -> bool:
-        """Whether they are there in all directories, and may be removed."""
+        """Whether all directories hold them, and they may be removed."""
         try:
             if len(self.directories) > 1:
                 self._check_striped(headers)
@@ -149,42 +149,42 @@ class PackLocation:
         return [directory / f"{WEIGHTS}.{index}" for index, directory in enumerate(self.directories)]
 
     def _check_striped(self, headers: Sequence[Header]) -> None:
-        """Raise an error unless what is there of a striped file is a pack's, and lies in these directories.
+        """Raise an error if a striped file here is not a pack, or is striped over other directories.
 
-        The descriptors tell: they are written from the first to the last before there are members, and
-        removed from the last to the first when there are none.
+        The descriptors show that: they are written from the first to the last before there are members, and
+        removed from the last to the first once there are none.
         """
         descriptors = [directory / _DESCRIPTOR for directory in self.directories]
         present = [os.path.lexists(descriptor) for descriptor in descriptors]
-        found = [_described(descriptor) for descriptor in descriptors]
+        found = [_read_descriptor(descriptor) for descriptor in descriptors]
         for index, descriptor in enumerate(descriptors):
             expected = (found[0] or ("",))[0], index, len(descriptors)
             if present[index] and found[index] != expected:
-                raise _taken(descriptor, "is there, of a file that is striped over other directories")
+                raise _conflict(descriptor, "describes a file striped over other directories")
         complete = all(present)
-        ours = complete and _is_marked(self._members[0])
+        is_pack = complete and _is_marked(self._members[0])
         for member, described in zip(self._members, present, strict=True):
             if not os.path.lexists(member):
                 continue
             if described and not complete:
-                raise _taken(member, "is there, of a file that is striped over other directories")
-            if not complete or not (ours or _is_empty(member)) or _is_one_of(member, headers):
-                raise _taken(member, "is there, and no part of a pack")
+                raise _conflict(member, "is part of a file striped over other directories")
+            if not complete or not (is_pack or _is_empty(member)) or _is_one_of(member, headers):
+                raise _conflict(member, "exists and is not part of a pack")
 
 
 @contextmanager
 def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bool]:
     with ExitStack() as stack:
         locked = True
-        for identity in sorted(directories):  # in the same order by all, who else would wait for each other
+        for identity in sorted(directories):  # the same order in all processes, which prevents deadlocks
             lock = stack.enter_context(DirectoryLock(directories[identity]))
-            until_warned = time.monotonic() + _SILENT_SECONDS
+            until_warned = time.monotonic() + _WARN_AFTER_SECONDS
             with suppress(OSError):  # a filesystem without locks
                 while not (locked := lock.take()) and wait:
                     if time.monotonic() > until_warned:
                         _warn_of_waiting(directories[identity])
                         until_warned = math.inf
-                    time.sleep(_LOCK_SECONDS)
+                    time.sleep(_LOCK_RETRY_SECONDS)
             if not locked:
                 break
         yield locked
@@ -192,9 +192,9 @@ def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bo
 
 def _warn_of_waiting(directory: Path) -> None:
     warnings.warn(
-        f"waiting for another process that has a lock (flock) on {directory}, to make a pack there; "
-        f"`lslocks` or `fuser -v {directory}` shows which. If it is `flock` that runs this program, this "
-        "waits for ever: interrupt it, and have `flock` lock a file beside the directory "
+        f"waiting to make a pack in {directory}: another process holds a lock (flock) on it; `lslocks` or "
+        f"`fuser -v {directory}` shows which one. If this program was started by `flock {directory}`, it "
+        "waits forever: interrupt it, and let `flock` lock a file beside the directory instead "
         f"(flock {directory}.lock ...)",
         RuntimeWarning,
         stacklevel=2,
@@ -206,13 +206,15 @@ def _identity(directory: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _taken(path: Path, how: str) -> Exception:
-    message = f"{path} {how}; give another directory for the pack, or remove it if nobody needs it"
+def _conflict(path: Path, why: str) -> Exception:
+    message = (
+        f"cannot make a pack: {path} {why}; use another directory, or remove the file if it is not needed"
+    )
     return exception_of("system", errno.EEXIST, message, str(path))
 
 
-def _is_free(weights: Path, headers: Sequence[Header]) -> bool:
-    """Whether nobody has the name, or the weights of a pack do, whole or what a crash left of them."""
+def _is_absent_or_pack(weights: Path, headers: Sequence[Header]) -> bool:
+    """Whether there is no such file, or it holds the weights of a pack, complete or cut off by a crash."""
     if not os.path.lexists(weights):
         return True
     return not _is_one_of(weights, headers) and (_is_empty(weights) or _is_marked(weights))
@@ -227,7 +229,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _is_marked(path: Path) -> bool:
-    """Whether the file begins as a pack does: that is made durable before anything else is written."""
+    """Whether the file begins like a pack: that part is made durable before anything else is written."""
     if not path.is_file():
         return False
     try:
@@ -242,8 +244,8 @@ def _is_marked(path: Path) -> bool:
     return isinstance(metadata, dict) and MARK in metadata
 
 
-def _described(descriptor: Path) -> tuple[str, int, int] | None:
-    """Return id, member and number of members, or None for what is not a descriptor."""
+def _read_descriptor(descriptor: Path) -> tuple[str, int, int] | None:
+    """Return id, member and number of members; None if the file is not a descriptor."""
     try:
         found = json.loads(descriptor.read_bytes())
         return str(found["id"]), found["member"], found["members"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trunkline._core import FileLayout
 from trunkline._errors import Format
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 from trunkline._tensor_io.tensors import dtype_name, dtype_named
 from trunkline._tensor_io.transfer import write_layouts
 
@@ -24,7 +24,7 @@ class SourceFile:
     name: str
     nbytes: int
     modified_ns: int
-    head_sha256: str  # of what stands before the data
+    head_sha256: str  # of the bytes before the data
     data_crc32c: int
     changed_ns: int = 0  # of the inode
     inode: int = 0
@@ -32,11 +32,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What else decides what a pack holds; a pack of another one is made anew."""
+    """Everything else that decides what a pack holds; a pack made by another recipe is replaced."""
 
     config_sha256: str
     dtype: str
-    converter: str  # what changed the tensors on the way: a library and its version, or ""
+    converter: str  # the library that converted the tensors, and its version; "" if none did
 
 
 @dataclass
@@ -48,11 +48,11 @@ class Manifest:
     volumes: int
     recipe: Recipe
     source: list[SourceFile]
-    tensors: list[Stored] = field(default_factory=list)  # in the order of their bytes; `file` is 0
-    directories: list[str] = field(default_factory=list)  # of several; [] in older ones
+    tensors: list[FileTensor] = field(default_factory=list)  # in the order of their bytes; `file` is 0
+    directories: list[str] = field(default_factory=list)  # if there are several; [] in older manifests
 
     def write(self, directory: Path) -> None:
-        """Put the manifest into the directory, durably and in one piece: from now on the pack exists."""
+        """Write the manifest into the directory, atomically and durably: from now on the pack exists."""
         weights: dict[str, Any] = {"name": self.weights, "bytes": self.nbytes, "volumes": self.volumes}
         if self.directories:
             weights["directories"] = self.directories
@@ -79,8 +79,8 @@ class Manifest:
         write_layouts([layout])
 
 
-def stamp(directory: Path) -> tuple[int, int, int] | None:
-    """Return what differs once another manifest stands in the directory; None where there is none."""
+def file_version(directory: Path) -> tuple[int, int, int] | None:
+    """Return inode and times of the manifest, which change when it is replaced; None if there is none."""
     try:
         status = (directory / NAME).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -89,7 +89,7 @@ def stamp(directory: Path) -> tuple[int, int, int] | None:
 
 
 def read(directory: Path) -> Manifest | None:
-    """Return the manifest of the pack in the directory; None where there is none. Raises Format."""
+    """Return the manifest of the pack in the directory; None if there is none. Raises Format."""
     path = directory / NAME
     try:
         with path.open("rb") as file:
@@ -97,28 +97,30 @@ def read(directory: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     if len(text) > _MAX_BYTES:
-        raise _no_manifest(path, f"it has more than {_MAX_BYTES} bytes")
+        raise _invalid(path, f"it is larger than {_MAX_BYTES} bytes")
     return parse(text, path)
 
 
 def parse(text: bytes, path: Path) -> Manifest:
-    """Return the manifest that the text of the file at `path` is. Raises Format."""
+    """Parse the text of the manifest at `path`. Raises Format."""
     try:
         document = json.loads(text)
         if document["format"] != _FORMAT:
             raise ValueError(f"its format is {document['format']!r}")
         if document["version"] != _VERSION:
-            raise ValueError(f"it is of version {document['version']}, and this Trunkline reads {_VERSION}")
+            raise ValueError(
+                f"it has format version {document['version']}, and this Trunkline reads {_VERSION}"
+            )
         return _of(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise _no_manifest(path, error) from error
+        raise _invalid(path, error) from error
 
 
-def _no_manifest(path: Path, why: object) -> Format:
+def _invalid(path: Path, why: object) -> Format:
     return Format(
         None,
-        f"{path} is not the manifest of a pack that this Trunkline reads ({why}); remove it to have the pack "
-        "made anew",
+        f"cannot read {path}: it is not the manifest of a pack that this Trunkline supports ({why}); remove "
+        "it to make the pack again",
         str(path),
     )
 
@@ -132,7 +134,7 @@ def _of(document: dict[str, Any]) -> Manifest:
         recipe=Recipe(**document["recipe"]),
         source=[SourceFile(**file) for file in document["source"]],
         tensors=[
-            Stored(
+            FileTensor(
                 str(entry["name"]),
                 0,
                 int(entry["offset"]),
@@ -145,12 +147,12 @@ def _of(document: dict[str, Any]) -> Manifest:
         directories=list(map(str, weights.get("directories", []))),
     )
     if manifest.directories and len(manifest.directories) != manifest.volumes:
-        raise ValueError("it does not name each of its directories")
+        raise ValueError("its list of directories is incomplete")
     if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
-        raise ValueError(f"its weights are named {manifest.weights!r}")
+        raise ValueError(f"{manifest.weights!r} is not a file name for its weights")
     for stored in manifest.tensors:
         if not 0 <= (stored.checksum or 0) < 1 << 32:
-            raise ValueError(f"the checksum of {stored.name!r} is no CRC-32C")
+            raise ValueError(f"the checksum of {stored.name!r} is not a CRC-32C")
         if min((stored.offset, *stored.shape)) < 0 or stored.offset + stored.nbytes > manifest.nbytes:
-            raise ValueError(f"the tensor {stored.name!r} lies outside of the file")
+            raise ValueError(f"the tensor {stored.name!r} is outside of the file")
     return manifest

@@ -1,4 +1,4 @@
-"""How much memory there is for weights when nobody says."""
+"""How much memory weights may use by default."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +11,7 @@ _SHARE = 0.5
 
 
 def budget_argument(memory_budget: int | str | None, device: torch.device) -> int:
-    """Return how much memory of the device weights may take, by default a share of what is free."""
+    """Return how many bytes of the device's memory weights may use: by default half of what is free."""
     if memory_budget is not None:
         return parse_size(memory_budget, "memory_budget")
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Packs: the weights of a model in one file that is read as it is used. docs/formats/pack.md."""
+"""Packs: the weights of a model in one file, in the order of their use. docs/formats/pack.md."""
 
 import hashlib
 import os
@@ -19,19 +19,19 @@ from trunkline._streaming.location import MARK_BYTES, WEIGHTS, PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe, SourceFile
 from trunkline._streaming.progress import Progress
 from trunkline._streaming.source import Source
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 from trunkline._tensor_io.tensors import bytes_of, contiguous
 
-_NOT_WHOLE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # what opening such weights raises
-_SETTLED_NS = 20_000_000  # times of files go by the ticks of the kernel, of up to 10 ms
+_INCOMPLETE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # raised by opening such weights
+_SETTLED_NS = 20_000_000  # timestamps of files have the resolution of the kernel's ticks, of up to 10 ms
 
 
 def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
-    """Return the manifest of a pack that was made from these very files by this recipe; None for others.
+    """Return the manifest of the pack, if it was made from exactly these files by this recipe; else None.
 
-    Files that look as they did then (size, times, inode, header) are taken for the same. Where only times and
-    inode differ, as in a copy of a folder, their contents decide. Raises Format for a manifest that cannot be
-    read.
+    Files with the same size, times, inode and header count as unchanged. Where only times and inode differ,
+    as in a copy of a folder, the checksums of their contents decide. Raises Format for a manifest that cannot
+    be read.
     """
     manifest = pack_manifest.read(location.directories[0])
     if (
@@ -41,27 +41,27 @@ def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> M
         or len(manifest.source) != len(headers)
     ):
         return None
-    now = look(headers)
-    same = [_lasting(was) == _lasting(is_) for was, is_ in zip(manifest.source, now, strict=True)]
+    now = file_versions(headers)
+    same = [_without_times(was) == _without_times(is_) for was, is_ in zip(manifest.source, now, strict=True)]
     if not all(same) or not _has_weights(location, manifest):
         return None
-    touched = [
+    changed_times = [
         index
         for index, (was, is_) in enumerate(zip(manifest.source, now, strict=True))
         if replace(was, data_crc32c=0) != is_
     ]
-    if not touched:
+    if not changed_times:
         return manifest
     source = list(now)
     for index, was in enumerate(manifest.source):
         source[index] = replace(now[index], data_crc32c=was.data_crc32c)
-    for index in touched:
+    for index in changed_times:
         with Source([headers[index]]) as file:
             if file.data_checksums() != [source[index].data_crc32c]:
                 return None
     renewed = replace(manifest, source=source)
-    # If it cannot be written now, the files are looked through again next time. Whoever makes another pack
-    # here has removed this one's manifest: it must not come back.
+    # If it cannot be written now, the files are read again next time. A process that makes another pack here
+    # has removed this one's manifest, which must not come back.
     with suppress(OSError), location.lock(wait=False) as locked:
         if locked and pack_manifest.read(location.directories[0]) == manifest:
             renewed.write(location.directories[0])
@@ -79,18 +79,17 @@ def make(
 ) -> Manifest:
     """Write a pack of tensors whose values `contents` yields from `source`, in any order.
 
-    Nothing of it is there before all of it is durable. `before`: look() at the files before `source` opened
-    them. The location is locked. Memory is needed for one tensor that is written, and what `source` reads
-    ahead.
-    `source`, of these headers, is closed. Raises OSError for files of others that are in the way, and for
-    what cannot be written; nothing is left of it then.
+    The pack exists only once all of it is durable. `before`: file_versions() from before `source` opened the
+    files. The location must be locked. Needs memory for one tensor, and for what `source` reads ahead. Closes
+    `source`. Raises OSError for other files in the way, and for errors of writing; then nothing is left of
+    the pack.
     """
     with source:
-        former = location.check_is_free(headers)
-        if former is not None:
-            former.remove_weights()
+        previous = location.check_no_conflict(headers)
+        if previous is not None:
+            previous.remove_weights()
         location.remove()
-        file = location.open("x")  # from here on what has the name is ours
+        file = location.open("x")  # from here on the file is this pack's
         try:
             with file:
                 manifest = Manifest(WEIGHTS, layout.nbytes, len(location.directories), recipe, [])
@@ -113,12 +112,12 @@ def make(
         return manifest
 
 
-def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[Stored]:
+def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[FileTensor]:
     places = {stored.name: stored for stored in layout.tensors}
-    written: dict[str, Stored] = {}
+    written: dict[str, FileTensor] = {}
     progress = Progress("packing", layout.nbytes)
     try:
-        # First what tells whose file it is: also what a crash leaves must be known.
+        # First the mark: also a file that a crash left incomplete must be known as a pack.
         file.pwrite(layout.head[:MARK_BYTES], 0)
         file.sync()
         file.truncate(layout.nbytes)
@@ -127,8 +126,8 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
             if tensor.dtype != stored.dtype or tuple(tensor.shape) != stored.shape:
                 raise Format(
                     None,
-                    f"the tensor {name!r} is {tensor.dtype} {list(tensor.shape)} where {stored.dtype} "
-                    f"{list(stored.shape)} was expected",
+                    f"cannot make the pack: the tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, "
+                    f"expected {stored.dtype} {list(stored.shape)}",
                 )
             data = bytes_of(contiguous(tensor))
             writing = file.async_pwrite(data, stored.offset) if stored.nbytes else None
@@ -141,19 +140,19 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
         progress.close()
     missing = places.keys() - written.keys()
     if missing:
-        raise Format(None, f"the tensors {sorted(missing)[:4]} were not found")
+        raise Format(None, f"cannot make the pack: the tensors {sorted(missing)[:4]} are missing")
     return [written[stored.name] for stored in layout.tensors]
 
 
 def open_weights(location: PackLocation, manifest: Manifest, count: int) -> list[File] | None:
-    """Open the weights of a manifest that was found, `count` times; None if it is not there any more."""
+    """Open the weights of a manifest `count` times; None if the manifest has been replaced or removed."""
     files: list[File] = []
     try:
         for _ in range(count):
             files.append(location.open())  # noqa: PERF401 - those before an error are to be closed
-        # While a manifest is there, so are its weights: who replaces a pack removes its manifest first.
+        # While a manifest exists, so do its weights: replacing a pack removes its manifest first.
         now = pack_manifest.read(location.directories[0])
-    except _NOT_WHOLE:
+    except _INCOMPLETE:
         now = None
     if now is not None and (now.nbytes, now.tensors) == (manifest.nbytes, manifest.tensors):
         return files
@@ -166,26 +165,26 @@ def _has_weights(location: PackLocation, manifest: Manifest) -> bool:
     try:
         with location.open() as file:
             return file.size == manifest.nbytes
-    except _NOT_WHOLE:
+    except _INCOMPLETE:
         return False
 
 
-def look(headers: Sequence[Header]) -> list[SourceFile]:
-    """Return what identifies the files now. Raises Corrupt for one that has another header by now."""
-    return [_look(header) for header in headers]
+def file_versions(headers: Sequence[Header]) -> list[SourceFile]:
+    """Return what identifies the present version of each file. Raises Corrupt if a header has changed."""
+    return [_file_version(header) for header in headers]
 
 
 def check_unchanged(headers: Sequence[Header], before: Sequence[SourceFile]) -> None:
-    """Raise Corrupt unless the files are those that look() saw."""
-    for header, was, now in zip(headers, before, look(headers), strict=True):
+    """Raise Corrupt unless the files are still those of `before`."""
+    for header, was, now in zip(headers, before, file_versions(headers), strict=True):
         if was != now:
             raise _changed(header)
 
 
-def _look(header: Header) -> SourceFile:
+def _file_version(header: Header) -> SourceFile:
     with open(header.path, "rb") as file:  # noqa: PTH123 - a str, as messages show it
         status = os.fstat(file.fileno())
-        # What is written into it in the tick of its last change does not change its time.
+        # A write in the same tick as the last change does not change the file's timestamp.
         age_ns = time.time_ns() - status.st_ctime_ns
         if 0 <= age_ns < _SETTLED_NS:
             time.sleep((_SETTLED_NS - age_ns) / 1e9)
@@ -205,10 +204,12 @@ def _look(header: Header) -> SourceFile:
 
 
 def _changed(header: Header) -> Corrupt:
-    message = f"{header.path} was modified or replaced while it was read; load it again when it is complete"
+    message = (
+        f"{header.path} was modified or replaced while it was being read; load it again once it is complete"
+    )
     return Corrupt(None, message, header.path)
 
 
-def _lasting(file: SourceFile) -> SourceFile:
-    """What a copy of the file has too, and can be seen without reading all of it."""
+def _without_times(file: SourceFile) -> SourceFile:
+    """Return what a copy of the file shares with it, apart from the checksum of its data."""
     return replace(file, modified_ns=0, changed_ns=0, inode=0, data_crc32c=0)

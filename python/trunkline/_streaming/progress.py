@@ -1,9 +1,9 @@
-"""A line on the terminal for what takes longer than two seconds."""
+"""A progress line on the terminal for operations that take longer than two seconds."""
 
 import sys
 import time
 
-_PATIENCE_SECONDS = 2.0
+_DELAY_SECONDS = 2.0
 _INTERVAL_SECONDS = 0.2
 
 
@@ -11,7 +11,7 @@ class Progress:
     """Shows bytes done of `total` on standard error, where that is a terminal. Used from one thread."""
 
     def __init__(self, what: str, total: int) -> None:
-        """`what` is being done, as in "packing model"."""
+        """`what`: the operation, as in "packing model"."""
         self._what = what
         self._total = total
         self._done = 0
@@ -23,11 +23,7 @@ class Progress:
         """Count bytes that are done."""
         self._done += nbytes
         now = time.monotonic()
-        if (
-            not self._terminal
-            or now - self._start < _PATIENCE_SECONDS
-            or now - self._shown < _INTERVAL_SECONDS
-        ):
+        if not self._terminal or now - self._start < _DELAY_SECONDS or now - self._shown < _INTERVAL_SECONDS:
             return
         self._shown = now
         self._visible = True

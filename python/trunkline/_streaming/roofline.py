@@ -1,4 +1,4 @@
-"""How fast a model whose weights are streamed can be: bytes by bandwidth, or computing."""
+"""How fast a streamed model can be: bounded by bytes over bandwidth, or by computing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from trunkline._errors import OutOfBudget
 
 PAGE_BYTES = 4096
 
-# Seconds of computing a pass over so many bytes of weights takes for a batch of so many rows.
+# Seconds that a pass computes: (bytes of weights, rows in the batch).
 Compute = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a model's weights: what stays in any case, and the units that may be streamed."""
+    """Bytes of a model's weights: those that always stay in memory, and the units that may be streamed."""
 
     resident_bytes: int
     unit_bytes: tuple[int, ...]
@@ -22,7 +22,7 @@ class Sizes:
 
     @property
     def weight_bytes(self) -> int:
-        """All of them."""
+        """Bytes of all weights."""
         return self.resident_bytes + sum(self.unit_bytes)
 
     @property
@@ -30,13 +30,13 @@ class Sizes:
         """The smallest memory_budget that is accepted."""
         counts = self.unit_weights or (1,) * len(self.unit_bytes)
         return self.resident_bytes + slots_bytes(
-            [most_unit_bytes(nbytes, count) for nbytes, count in zip(self.unit_bytes, counts, strict=True)]
+            [max_unit_bytes(nbytes, count) for nbytes, count in zip(self.unit_bytes, counts, strict=True)]
         )
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one step (a token for each row of the batch) takes, in seconds, and what bounds it."""
+    """How long one step (a token for each row of the batch) takes, in seconds, and what bounds it."""
 
     batch_size: int
     storage_seconds: float
@@ -45,12 +45,12 @@ class Rate:
 
     @property
     def seconds(self) -> float:
-        """Of the step: reading, copying and computing overlap."""
+        """Duration of the step: reading, copying and computing overlap."""
         return max(self.storage_seconds, self.bus_seconds, self.compute_seconds)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all rows together."""
+        """Tokens of all rows together."""
         return self.batch_size / self.seconds if self.seconds else float("inf")
 
     @property
@@ -61,23 +61,23 @@ class Rate:
         return "bus" if self.bus_seconds >= self.compute_seconds else "compute"
 
 
-def most_unit_bytes(nbytes: int, weights: int) -> int:
-    """Return the most memory that a unit of this many bytes in so many weights takes.
+def max_unit_bytes(nbytes: int, weights: int) -> int:
+    """Return the most memory that a unit with `nbytes` in this many weights can need.
 
-    In memory each weight is as far into a page as it is in its file. So a unit can need up to a page more for
-    each weight, depending on which pack there is and for which unit_bytes it was made. The least budget must
-    be one number that holds for all of them: an error names it before it is known which pack will be read.
+    In memory each weight has the same offset in its page as in its file. So a unit can need up to a page more
+    for each weight, depending on the pack and the unit_bytes that it was made for. The least budget must be
+    one number for all of them, since the error names it before the pack is known.
     """
     return nbytes + weights * PAGE_BYTES
 
 
 def paged_bytes(unit_bytes: Sequence[int]) -> int:
-    """Return how much memory all of the units need."""
+    """Return how much memory all units need, each in whole pages."""
     return sum(_whole_pages(nbytes) for nbytes in unit_bytes)
 
 
 def slots_bytes(unit_bytes: Sequence[int]) -> int:
-    """Return how much memory units need that are laid out: two slots of the largest one, or all of them."""
+    """Return the least memory that units need: two slots of the largest one, or room for all of them."""
     return min(paged_bytes(unit_bytes), 2 * _whole_pages(max(unit_bytes, default=0)))
 
 
@@ -90,13 +90,13 @@ def streamed_bytes(sizes: Sizes, memory_budget: int) -> int:
     return sum(passing_units(sizes, memory_budget))
 
 
-# On a GPU one is computed with, one is being filled, one waits to be.
+# On a GPU: one in use, one that is being filled, one that is filled next.
 GPU_SLOTS = 3
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """What a GPU and main memory may hold of a model that computes on the GPU, in bytes."""
+    """How many bytes of a model's weights a GPU and main memory may hold."""
 
     budget: int
     host_bytes: int
@@ -112,14 +112,14 @@ def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
     if memory.host_bytes < least:
         raise OutOfBudget(
             None,
-            f"host_memory: {memory.host_bytes} bytes cannot hold two units of what passes through main "
-            f"memory to the GPU; the least is {least} bytes",
+            f"host_memory: {memory.host_bytes} bytes cannot hold two of the units that are streamed through "
+            f"main memory to the GPU; the least is {least} bytes",
         )
     return sum(copied), sum(_passing(copied, memory.host_bytes, 2))
 
 
 def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]:
-    """Return the sizes of the units that pass through memory with that budget, of which the others stay.
+    """Return the sizes of the units that are streamed with that budget; the others stay in memory.
 
     Raises OutOfBudget, naming the least.
     """
@@ -127,8 +127,9 @@ def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]
     if memory_budget < least:
         raise OutOfBudget(
             None,
-            f"memory_budget: {memory_budget} bytes cannot hold what stays in memory ({sizes.resident_bytes} "
-            f"bytes) and two units; the least is {least} bytes ({least / 1e9:.3f} GB)",
+            f"memory_budget: {memory_budget} bytes cannot hold the weights that stay in memory "
+            f"({sizes.resident_bytes} bytes) and two units; the least is {least} bytes "
+            f"({least / 1e9:.3f} GB)",
         )
     return _passing(sizes.unit_bytes, memory_budget - sizes.resident_bytes, slots)
 
@@ -141,7 +142,7 @@ def _passing(unit_bytes: Sequence[int], memory_bytes: int, slots: int) -> list[i
 
 
 def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute) -> Rate:
-    """Return the rate of decoding; `bandwidth` of the storage in bytes a second."""
+    """Return the rate of decoding; `bandwidth`: of the storage, in bytes per second."""
     return Rate(
         batch_size,
         streamed_bytes(sizes, memory_budget) / bandwidth,
@@ -152,6 +153,6 @@ def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, co
 def rate_on_gpu(
     sizes: Sizes, memory: GpuMemory, storage: float, bus: float, batch_size: int, compute: Compute
 ) -> Rate:
-    """Return the rate of decoding on a GPU; bandwidths of storage and bus in bytes a second."""
+    """Return the rate of decoding on a GPU; `storage` and `bus`: bandwidths in bytes per second."""
     copied, read = gpu_streams(sizes, memory)
     return Rate(batch_size, read / storage, compute(sizes.weight_bytes, batch_size), copied / bus)

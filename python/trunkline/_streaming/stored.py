@@ -1,4 +1,4 @@
-"""Tensors that are stored somewhere, and how they are read."""
+"""Tensors in files, and how they are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 # A unit of WeightStream: its name, bytes of memory, and parts of (file, offset, bytes, at, CRC-32C).
 StreamUnit: TypeAlias = tuple[str, int, list[tuple[int, int, int, int, int | None]]]
 
-TENSOR_ALIGNMENT = 64  # as torch aligns its own: some kernels round differently elsewhere
+TENSOR_ALIGNMENT = 64  # what torch uses; with another alignment some kernels round differently
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor in a file: `file` is its index among some files, `offset` counts bytes from its start."""
+class FileTensor:
+    """A tensor in a file: `file` is an index into a list of files, `offset` counts bytes from its start."""
 
     name: str
     file: int
@@ -37,27 +37,27 @@ class Stored:
 
     @property
     def misalignment(self) -> int:
-        """Where a tensor in the mapped file begins, counted from TENSOR_ALIGNMENT; 0 where no view could."""
+        """Its offset modulo TENSOR_ALIGNMENT; 0 if the dtype could not be viewed there in a mapped file."""
         found = self.offset % TENSOR_ALIGNMENT
         return found if found % self.dtype.itemsize == 0 else 0
 
 
-def of_headers(headers: Sequence[Header]) -> dict[str, Stored]:
-    """Return the tensors of safetensors files by name; `file` counts the headers."""
+def of_headers(headers: Sequence[Header]) -> dict[str, FileTensor]:
+    """Return the tensors of safetensors files by name; `file` is an index into `headers`."""
     return {
-        stored.name: Stored(stored.name, index, stored.begin, *dtype_and_shape(stored, header.path))
+        stored.name: FileTensor(stored.name, index, stored.begin, *dtype_and_shape(stored, header.path))
         for index, header in enumerate(headers)
         for stored in header.tensors
     }
 
 
 def read(
-    tensors: Sequence[Stored], files: Sequence[File], paths: Sequence[str], device: torch.device = CPU
+    tensors: Sequence[FileTensor], files: Sequence[File], paths: Sequence[str], device: torch.device = CPU
 ) -> list[torch.Tensor]:
-    """Read tensors into memory of their own, all at once, and compare those that have a checksum with it.
+    """Read tensors into new memory, all at once, and verify those that have a checksum.
 
-    They have the alignment there that they have in the file, on a GPU that of its allocator. The files are
-    closed. Raises Corrupt, with `tensor`, for one that differs.
+    They are aligned in memory as in the file; on a GPU as by its allocator. Closes the files. Raises Corrupt,
+    with the attribute `tensor`, for one whose checksum differs.
     """
     shifts = [stored.misalignment if device.type == "cpu" else 0 for stored in tensors]
     sizes = [shift + stored.nbytes for shift, stored in zip(shifts, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""What is behind a model whose weights are streamed."""
+"""The state and the statistics of a model whose weights are streamed."""
 
 import weakref
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from trunkline._core import WeightStream
 
 
 class Passes(Protocol):
-    """What counts how often the layers ran."""
+    """Counts passes through the layers, and the seconds that they took."""
 
     passes: int
     seconds: float
@@ -18,33 +18,34 @@ class Passes(Protocol):
 class Streaming:
     """The stream of a model and what counts its use."""
 
-    stream: WeightStream | None  # none: there is nothing that could be streamed
+    stream: WeightStream | None  # None: no weight is streamed
     hooks: Passes | None
     resident_bytes: int  # outside of the stream
-    streamed_bytes: int  # through slots, by each pass
+    streamed_bytes: int  # through slots, in each pass
     pack: str  # the file that is read, or the folder of the checkpoint
-    gpu_slots_bytes: int | None = None  # of a model on a GPU, where all of resident_bytes is
+    gpu_slots_bytes: int | None = None  # of a model on a GPU, which holds all of resident_bytes
 
 
 streaming_of: "weakref.WeakKeyDictionary[Any, Streaming]" = weakref.WeakKeyDictionary()
 
 
 def stats(model: Any) -> dict[str, Any]:
-    """Return what a model of trunkline.transformers.from_pretrained has done so far.
+    """Return statistics of a model that trunkline.transformers.from_pretrained returned.
 
-    "passes" through its layers (one for the prompt, one for each further token) and the "seconds" that they
-    took, of which "wait_seconds" were spent waiting for storage, "verify_seconds" on checksums, and
-    "compute_seconds" on the rest; "gb_s", streamed bytes by second of the passes. "bytes_read" since the
-    model was loaded, also ahead of the next pass, and "storage_gb_s", that by second in which anything was
-    being read. "limit_seconds" is what the passes would have taken at the least, the longer of reading at
-    that rate and computing, and "of_limit" the share of it in "seconds" (None before the first pass).
-    "streamed_bytes" are read in each pass, "resident_bytes" stay, "memory_bytes" is what all weights and
-    slots take; "source" is the file that is read, or the folder.
+    "passes" counts passes through its layers (one for the prompt, one for each further token), and "seconds"
+    the time that they took: "wait_seconds" waiting for storage, "verify_seconds" computing checksums, and
+    "compute_seconds" for the rest. "gb_s" is streamed bytes per second of the passes. "bytes_read" counts
+    from when the model was loaded, including what was read ahead for the next pass; "storage_gb_s" divides
+    it by the seconds in which any read was in flight. "limit_seconds" is the shortest time that the passes
+    could have taken, the longer of reading at that rate and computing, and "of_limit" its share of "seconds"
+    (None before the first pass). "streamed_bytes" are read in each pass, "resident_bytes" stay in memory,
+    and "memory_bytes" is the size of all weights and slots in memory; "source" is the file or folder that is
+    read.
 
-    Of a model on a GPU "streamed_bytes" are copied to it in each pass, and "resident_bytes" and
-    "memory_bytes" are in its memory; "host_bytes" is what weights take in main memory, of which those that
-    stay there are not read again, so that each pass reads "storage_bytes". "seconds" are those of the host:
-    what the GPU still has to do does not count.
+    For a model on a GPU "streamed_bytes" are copied to it in each pass, and "resident_bytes" and
+    "memory_bytes" are in its memory. "host_bytes" is the size of weights in main memory; those that stay
+    there are not read again, so that each pass reads "storage_bytes". "seconds" are those of the host: work
+    that the GPU has yet to finish does not count.
 
     `model` may be wrapped by torch.compile. Raises TypeError for any other model. Thread-safe.
     """
@@ -52,7 +53,7 @@ def stats(model: Any) -> dict[str, Any]:
     streaming = streaming_of.get(model) if hasattr(model, "parameters") else None
     if streaming is None:
         raise TypeError(
-            "model: must be one that trunkline.transformers.from_pretrained returned, not "
+            "model: must be a model returned by trunkline.transformers.from_pretrained, not "
             f"{type(model).__name__}"
         )
     counts: dict[str, Any] = {} if streaming.stream is None else streaming.stream.stats()

@@ -1,4 +1,4 @@
-"""Weights larger than memory: what a model that streams them does, and what it would do.
+"""Models whose weights are larger than memory: predict their speed, and measure it.
 
 trunkline.stream.plan("path/of/model", batch_size=32, memory_budget="8GB")
 model = trunkline.transformers.from_pretrained("path/of/model", memory_budget="8GB")

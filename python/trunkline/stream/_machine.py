@@ -1,4 +1,4 @@
-"""What this machine can do, measured in about a second: computing with weights, and reading from storage."""
+"""Measures this machine, in about a second: computing with weights, copying to a GPU, reading storage."""
 
 import os
 import time
@@ -13,15 +13,15 @@ from trunkline._errors import exception_of
 
 _SECONDS = 0.3  # for each measurement
 _EDGE = 2048  # of the matrices, in elements
-_GPU_EDGE = 8192  # for which starting the work takes no time to speak of
-_MATRICES_BYTES = 256 << 20  # more than caches hold, so that weights come from memory as in a model
+_GPU_EDGE = 8192  # so large that the time to launch kernels is negligible
+_MATRICES_BYTES = 256 << 20  # more than caches hold, so that weights come from memory, as in a model
 _REQUEST_BYTES = 16 << 20
-_REQUESTS = 4  # under way
+_REQUESTS = 4  # in flight
 _COPIED_BYTES = 64 << 20
 
 
-def computing(dtype: torch.dtype, device: torch.device) -> Callable[[int, int], float]:
-    """Return a function: seconds of a pass over so many bytes of weights for a batch of so many rows.
+def measure_compute(dtype: torch.dtype, device: torch.device) -> Callable[[int, int], float]:
+    """Return a function of (bytes of weights, rows in the batch): the seconds that a pass over them computes.
 
     Measured by multiplying matrices that are not in the processor's caches, one batch size at a time.
     """
@@ -52,7 +52,7 @@ def _seconds_per_byte(matrices: list[torch.Tensor], batch_size: int) -> float:
             before = time.perf_counter()
             torch.nn.functional.linear(rows, matrices[len(times) % len(matrices)])
             times.append(time.perf_counter() - before)
-    return median(times) / matrices[0].nbytes  # others may use the processor now and then
+    return median(times) / matrices[0].nbytes  # the median: other programs may use the processor, too
 
 
 def _seconds_per_byte_on_gpu(matrices: "list[torch.Tensor]", rows: torch.Tensor) -> float:
@@ -60,7 +60,7 @@ def _seconds_per_byte_on_gpu(matrices: "list[torch.Tensor]", rows: torch.Tensor)
     times: list[float] = []
     with torch.no_grad():
         start = time.perf_counter()
-        while len(times) < 2 or time.perf_counter() - start < _SECONDS:  # the first one sets things up
+        while len(times) < 2 or time.perf_counter() - start < _SECONDS:  # the first one warms up
             before = time.perf_counter()
             for matrix in matrices:
                 torch.nn.functional.linear(rows, matrix)
@@ -69,8 +69,8 @@ def _seconds_per_byte_on_gpu(matrices: "list[torch.Tensor]", rows: torch.Tensor)
     return median(times[1:]) / sum(matrix.nbytes for matrix in matrices)
 
 
-def copying(device: torch.device) -> float:
-    """Return the bandwidth, in bytes a second, of copies from pinned memory to the GPU."""
+def measure_copying(device: torch.device) -> float:
+    """Return the bandwidth, in bytes per second, of copies from pinned memory to the GPU."""
     source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device)
     stream = torch.cuda.current_stream(device)
@@ -84,10 +84,10 @@ def copying(device: torch.device) -> float:
     return _COPIED_BYTES / median(times[1:])
 
 
-def reading(directories: "list[Path]") -> float:
-    """Return the bandwidth, in bytes a second, with which large files below directories are read at once.
+def measure_reading(directories: "list[Path]") -> float:
+    """Return the bandwidth, in bytes per second, of reading the largest file of each directory, all at once.
 
-    Raises FileNotFoundError where a directory has no file that is large enough to be measured.
+    Raises FileNotFoundError for a directory without a file that is large enough.
     """
     files = [_core.open(_largest(directory)) for directory in directories]
     try:
@@ -102,12 +102,12 @@ def reading(directories: "list[Path]") -> float:
             return files[which].async_pread(buffers[index], at[which])
 
         start = time.perf_counter()
-        under_way = [send(index) for index in range(len(buffers))]
+        in_flight = [send(index) for index in range(len(buffers))]
         while time.perf_counter() - start < _SECONDS:
-            for index, future in enumerate(under_way):
+            for index, future in enumerate(in_flight):
                 done += future.result()
-                under_way[index] = send(index)
-        for future in under_way:
+                in_flight[index] = send(index)
+        for future in in_flight:
             done += future.result()
         return done / (time.perf_counter() - start)
     finally:
@@ -122,8 +122,9 @@ def _largest(directory: Path) -> Path:
         raise exception_of(
             "system",
             2,
-            f"{os.fspath(directory)} has no file of at least {_REQUEST_BYTES >> 20} MiB whose reading could "
-            'be measured; give the bandwidth, as --bandwidth 6.8GB (bandwidth="6.8GB" in Python)',
+            f"cannot measure the bandwidth of {os.fspath(directory)}: it has no file of at least "
+            f"{_REQUEST_BYTES >> 20} MiB; give the bandwidth, for example --bandwidth 6.8GB "
+            '(bandwidth="6.8GB" in Python)',
             os.fspath(directory),
         )
     return found

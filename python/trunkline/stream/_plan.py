@@ -1,4 +1,4 @@
-"""What a model would do with its weights streamed: trunkline.stream.plan."""
+"""Predicts how fast a model generates with its weights streamed: trunkline.stream.plan."""
 
 import math
 import os
@@ -36,29 +36,29 @@ def plan(
     dtype: torch.dtype | str | None = None,
     flops: float | None = None,
 ) -> dict[str, Any]:
-    """Predict the speed of trunkline.transformers.from_pretrained for a model; its weights need not be there.
+    """Predict how fast a model of trunkline.transformers.from_pretrained generates; needs no weights.
 
     `model_dir`: a folder with the config.json of a model. `batch_size`: rows that are generated at once.
-    `memory_budget`, `host_memory`, `dtype`: as those of from_pretrained. `bandwidth`: bytes a second of the
-    storage (a number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`,
-    else of `model_dir`. `flops`: operations a second that the machine computes; None measures how long
-    multiplying takes here.
+    `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the storage, in bytes per
+    second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`,
+    or else of `model_dir`. `flops`: operations per second that the machine computes; None measures how long
+    multiplications take.
 
-    With `device` "cuda" the weights are in three places: in the GPU's memory what `memory_budget` has room
-    for, of the rest in main memory what `host_memory` has room for, and the others in storage.
-    `bus_bandwidth`: bytes a second from main memory to the GPU; None measures it. No GPU is needed where
+    With `device` "cuda" the weights are in three places: as many as `memory_budget` allows in the GPU's
+    memory, of the rest as many as `host_memory` allows in main memory, and the others in storage.
+    `bus_bandwidth`: bytes per second from main memory to the GPU; None measures it. No GPU is needed if
     `memory_budget`, `bus_bandwidth` and `flops` are given.
 
     Returns a dict: "model", "weight_bytes", "least_budget", "memory_budget", "resident_bytes" that stay in
-    memory with it ("least_resident_bytes" in any case), "streamed_bytes" by each step, "bandwidth",
+    memory with it ("least_resident_bytes" with any budget), "streamed_bytes" in each step, "bandwidth",
     "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
-    "compute_seconds", "bound" ("storage" or "compute"); and what else would bring how much: "batch_sizes",
+    "compute_seconds", "bound" ("storage" or "compute"); and the speed with other choices: "batch_sizes",
     "memory" and "disks", lists of dicts with "tokens_per_second". On a GPU also "host_memory",
-    "copied_bytes" to it by each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
+    "copied_bytes" to it in each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
     "bus".
 
-    Raises OutOfBudget, naming the least that would do, Unsupported as from_pretrained does, FileNotFoundError
-    where nothing can be measured, ValueError for arguments out of range.
+    Raises OutOfBudget, which names the least budget; Unsupported as from_pretrained does; FileNotFoundError
+    if there is no file to measure; ValueError for arguments out of range.
     """
     target = torch.device(device)
     _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
@@ -69,17 +69,17 @@ def plan(
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
-    model: _OnCpu | _OnGpu
+    predictor: _CpuPredictor | _GpuPredictor
     if target.type == "cpu":
-        model = _OnCpu(sizes, compute)
+        predictor = _CpuPredictor(sizes, compute)
     else:
         host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
         bus = (
-            _machine.copying(target)
+            _machine.measure_copying(target)
             if bus_bandwidth is None
             else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
         )
-        model = _OnGpu(sizes, compute, host, bus)
+        predictor = _GpuPredictor(sizes, compute, host, bus)
     least = sizes.least_budget
     return {
         "device": str(target),
@@ -88,49 +88,51 @@ def plan(
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
-        **model.streams(budget),
+        **predictor.streamed_fields(budget),
         "bandwidth": bytes_per_second,
-        **model.rate(budget, bytes_per_second, batch_size),
-        **model.more(budget, bytes_per_second, batch_size),
-        "batch_sizes": [model.rate(budget, bytes_per_second, rows) for rows in BATCH_SIZES],
+        **predictor.rate(budget, bytes_per_second, batch_size),
+        **predictor.extra_fields(budget, bytes_per_second, batch_size),
+        "batch_sizes": [predictor.rate(budget, bytes_per_second, rows) for rows in BATCH_SIZES],
         "memory": [
             {"memory_budget": memory, **rate}
             for memory in _budgets(least, budget, sizes.weight_bytes)
-            if (rate := model.possible_rate(memory, bytes_per_second, batch_size)) is not None
+            if (rate := predictor.possible_rate(memory, bytes_per_second, batch_size)) is not None
         ],
         "disks": [
-            {"disks": disks, **model.rate(budget, bytes_per_second * disks, batch_size)} for disks in _DISKS
+            {"disks": disks, **predictor.rate(budget, bytes_per_second * disks, batch_size)}
+            for disks in _DISKS
+            for disks in _DISKS
         ],
     }
 
 
-class _OnCpu:
+class _CpuPredictor:
     """A model whose weights are in main memory and in storage."""
 
     def __init__(self, sizes: Sizes, compute: Compute) -> None:
         self._sizes = sizes
         self._compute = compute
 
-    def streams(self, budget: int) -> dict[str, int]:
-        """Return what stays in memory, and what each step streams."""
+    def streamed_fields(self, budget: int) -> dict[str, int]:
+        """Return the bytes that stay in memory, and those that each step streams."""
         streamed = rooflines.streamed_bytes(self._sizes, budget)
         return {"resident_bytes": self._sizes.weight_bytes - streamed, "streamed_bytes": streamed}
 
     def rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
-        """Return how fast it is."""
-        return _of_rate(rooflines.rate(self._sizes, budget, bandwidth, rows, self._compute))
+        """Return the predicted speed."""
+        return _rate_fields(rooflines.rate(self._sizes, budget, bandwidth, rows, self._compute))
 
     possible_rate = rate
 
-    def more(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
-        """Return what there is to say of it besides."""
+    def extra_fields(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
+        """Return further fields of the result: none."""
         return {}
 
 
-class _OnGpu:
-    """A model whose weights are in the memory of a GPU, in `host` bytes of main memory, and in storage.
+class _GpuPredictor:
+    """A model whose weights are in a GPU's memory, in `host` bytes of main memory, and in storage.
 
-    `bus`: bytes a second from main memory to the GPU.
+    `bus`: bytes per second from main memory to the GPU.
     """
 
     def __init__(self, sizes: Sizes, compute: Compute, host: int, bus: float) -> None:
@@ -139,26 +141,26 @@ class _OnGpu:
         self._host = host
         self._bus = bus
 
-    def streams(self, budget: int) -> dict[str, int]:
-        """Return what stays in the GPU's memory, and what each step streams from storage."""
+    def streamed_fields(self, budget: int) -> dict[str, int]:
+        """Return the bytes that stay in the GPU's memory, and those that each step streams from storage."""
         copied, streamed = rooflines.gpu_streams(self._sizes, GpuMemory(budget, self._host))
         return {"resident_bytes": self._sizes.weight_bytes - copied, "streamed_bytes": streamed}
 
     def rate(self, budget: int, bandwidth: float, rows: int, host: int | None = None) -> dict[str, Any]:
-        """Return how fast it is, also with other main memory."""
+        """Return the predicted speed; `host`: another size of main memory."""
         memory = GpuMemory(budget, self._host if host is None else host)
         rate = rooflines.rate_on_gpu(self._sizes, memory, bandwidth, self._bus, rows, self._compute)
-        return _of_rate(rate) | {"bus_seconds": rate.bus_seconds}
+        return _rate_fields(rate) | {"bus_seconds": rate.bus_seconds}
 
     def possible_rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any] | None:
-        """Return how fast it is; None where more would pass through main memory than has room there."""
+        """Return the predicted speed; None if the units to be streamed do not fit into main memory."""
         try:
             return self.rate(budget, bandwidth, rows)
         except OutOfBudget:
             return None
 
-    def more(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
-        """Return what is copied to the GPU, and how fast it is with other main memory."""
+    def extra_fields(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
+        """Return the bytes copied to the GPU, and the speed with other sizes of main memory."""
         copied, _ = rooflines.gpu_streams(self._sizes, GpuMemory(budget, self._host))
         passing = rooflines.passing_units(self._sizes, budget, rooflines.GPU_SLOTS)
         hosts = {rooflines.slots_bytes(passing), self._host, rooflines.paged_bytes(passing)}
@@ -176,17 +178,18 @@ def _check_device(
     target: torch.device,
     host_memory: int | str | None,
     bus_bandwidth: float | str | None,
-    in_place_of_gpu: "tuple[object, ...]",
+    measured_on_gpu: "tuple[object, ...]",
 ) -> None:
     if target.type not in ("cpu", "cuda"):
         raise Unsupported(None, f'device: {target} is not supported; use "cpu" or "cuda"')
     if target.type == "cpu" and (host_memory is not None or bus_bandwidth is not None):
-        raise ValueError("host_memory and bus_bandwidth: are for a model on a GPU")
-    if target.type == "cuda" and None in in_place_of_gpu and not torch.cuda.is_available():
+        raise ValueError(
+            'host_memory, bus_bandwidth: only for a model on a GPU; pass device="cuda", or omit them'
+        )
+    if target.type == "cuda" and None in measured_on_gpu and not torch.cuda.is_available():
         raise Unsupported(
             None,
-            f"device: {target} is not there to be measured: torch sees no CUDA GPU; give memory_budget, "
-            "bus_bandwidth and flops",
+            f"cannot measure {target}: torch sees no CUDA GPU; pass memory_budget, bus_bandwidth and flops",
         )
 
 
@@ -199,16 +202,16 @@ def _storage_bandwidth(
         raise TypeError("volumes: must be a sequence of paths, not one path")
     if volumes is not None and not volumes:
         raise ValueError("volumes: must not be empty")
-    return _machine.reading(
+    return _machine.measure_reading(
         [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
     )
 
 
 def _compute_argument(flops: float | None, dtype: torch.dtype, target: torch.device) -> Compute:
     if flops is None:
-        return _machine.computing(dtype, target)
+        return _machine.measure_compute(dtype, target)
     if not (isinstance(flops, int | float) and 0 < flops < math.inf):
-        raise ValueError(f"flops: must be a number of operations a second above 0, not {flops!r}")
+        raise ValueError(f"flops: must be a positive number of operations per second, not {flops!r}")
     return computing_at(flops, dtype.itemsize)
 
 
@@ -217,14 +220,14 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
         raise TypeError(f"{name}: must be a number or a str, not {type(bandwidth).__name__}")
     bytes_per_second = float(parse_size(bandwidth, name) if isinstance(bandwidth, str) else bandwidth)
     if not bytes_per_second > 0:
-        raise ValueError(f"{name}: must be more than 0 bytes a second, not {bandwidth!r}")
+        raise ValueError(f"{name}: must be more than 0 bytes per second, not {bandwidth!r}")
     if not math.isfinite(bytes_per_second):
-        raise ValueError(f"{name}: must be a number of bytes a second, not {bandwidth!r}")
+        raise ValueError(f"{name}: must be a finite number of bytes per second, not {bandwidth!r}")
     return bytes_per_second
 
 
 def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, torch.dtype, str]:
-    """Return the sizes of the model that a folder's config describes, its dtype, and its name."""
+    """Return the sizes of the weights of the model in a folder, its dtype, and its name."""
     from trunkline.transformers import layers
     from trunkline.transformers import skeleton as model_skeleton
     from trunkline.transformers.stored_model import dtype_argument
@@ -239,7 +242,7 @@ def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, 
 
 
 def computing_at(flops: float, bytes_per_weight: int) -> Compute:
-    """Return the computing time of a machine by its operations a second: two for each weight and row."""
+    """Return the computing time at `flops` operations per second: two for each weight and row."""
 
     def seconds(weight_bytes: int, batch_size: int) -> float:
         return 2 * batch_size * weight_bytes / bytes_per_weight / flops
@@ -248,13 +251,13 @@ def computing_at(flops: float, bytes_per_weight: int) -> Compute:
 
 
 def _budgets(least: int, budget: int, weight_bytes: int) -> list[int]:
-    """Return budgets to compare: the least, the given one, its doubles, and all weights."""
+    """Return budgets to compare: the least, the given one, twice and four times it, and all weights."""
     found = {least, budget, max(least, weight_bytes)}
     found.update(budget * times for times in (2, 4) if budget * times < weight_bytes)
     return sorted(found)
 
 
-def _of_rate(rate: Rate) -> dict[str, Any]:
+def _rate_fields(rate: Rate) -> dict[str, Any]:
     return {
         "batch_size": rate.batch_size,
         "tokens_per_second": rate.tokens_per_second,

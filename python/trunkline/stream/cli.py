@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-_OK, _FAILED, _USAGE = 0, 1, 2  # as those of the program
+_OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,12 +29,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"trunkline {options.command}: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
-        left = "; nothing of it is left" if options.command == "pack" else ""
+        left = "; the incomplete pack was removed" if options.command == "pack" else ""
         print(f"trunkline {options.command}: interrupted{left}", file=sys.stderr)
         return 130
     try:
         print(json.dumps(document, indent=2) if options.json else text, flush=True)
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     return _OK
@@ -45,46 +45,46 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     pack = commands.add_parser(
         "pack",
-        help="write a model's weights as they are read when they are streamed",
-        description="Write the weights of a Hugging Face folder into a pack, unless it is there already. "
-        "What loads it: trunkline.transformers.from_pretrained(MODEL_DIR, pack_dir=OUT), or "
+        help="write a model's weights in the order in which they are streamed",
+        description="Write the weights of a Hugging Face folder into a pack, unless it exists already. "
+        "Load it with trunkline.transformers.from_pretrained(MODEL_DIR, pack_dir=OUT), or "
         "volumes=[OUT, ...].",
     )
     pack.add_argument("model", metavar="MODEL_DIR", help="a folder of safetensors files with a config.json")
-    pack.add_argument(
-        "out", metavar="OUT", nargs="+", help="a directory; of several, the pack is striped over all"
-    )
+    pack.add_argument("out", metavar="OUT", nargs="+", help="a directory; the pack is striped over several")
     pack.set_defaults(run=_pack)
     plan = commands.add_parser(
         "plan",
         help="predict how fast a model generates with its weights streamed",
-        description="Predict tokens a second, by batch size, memory and number of disks. Only the "
-        "config.json of the model is needed, and --bandwidth where no large file is there to measure it.",
+        description="Predict tokens per second by batch size, memory and number of disks. Needs only the "
+        "config.json of the model, and --bandwidth if there is no large file to measure it with.",
     )
     plan.add_argument("model", metavar="MODEL_DIR", help="a folder with a config.json")
     plan.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated at once (1)")
-    plan.add_argument("--memory", metavar="SIZE", help='for weights, as "8GB" (half of what is available)')
-    plan.add_argument("--device", default="cpu", help='where it computes: "cpu" or "cuda" (cpu)')
+    plan.add_argument(
+        "--memory", metavar="SIZE", help='for weights, such as "8GB" (half of what is available)'
+    )
+    plan.add_argument("--device", default="cpu", help='the device that computes: "cpu" or "cuda" (cpu)')
     plan.add_argument(
         "--host-memory",
         metavar="SIZE",
         help="main memory for weights of a model on a GPU (half of what is available)",
     )
     plan.add_argument(
-        "--bus-bandwidth", metavar="RATE", help='from main memory to the GPU, as "50GB" (measured)'
+        "--bus-bandwidth", metavar="RATE", help='bytes per second to the GPU, such as "50GB" (measured)'
     )
     plan.add_argument(
         "--bandwidth",
         metavar="RATE",
-        help='of the storage a second, as "6.8GB" (measured on the model\'s files)',
+        help='bytes per second of the storage, such as "6.8GB" (measured on the model\'s files)',
     )
     plan.add_argument(
-        "--volumes", nargs="+", metavar="DIR", help="directories on other disks to measure, all at once"
+        "--volumes", nargs="+", metavar="DIR", help="directories on other disks, measured all at once"
     )
-    plan.add_argument("--flops", type=float, metavar="N", help="operations a second (measured)")
+    plan.add_argument("--flops", type=float, metavar="N", help="operations per second (measured)")
     plan.set_defaults(run=_plan)
     for each in (pack, plan):
-        each.add_argument("--dtype", help="bfloat16, float16 or float32 (that of the config)")
+        each.add_argument("--dtype", help="bfloat16, float16 or float32 (as in the config)")
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
@@ -94,7 +94,7 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     document = pack(options.model, options.out, dtype=options.dtype)
     size = f"{document['bytes'] / 1e9:.2f} GB in {', '.join(document['directories'])}"
-    return document, f"{'packed' if document['made'] else 'there already'}: {size}"
+    return document, f"{'packed' if document['made'] else 'exists already'}: {size}"
 
 
 def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -116,20 +116,20 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Lay the result of plan() out for reading."""
+    """Format the result of plan() as a table."""
     stays = _gb(document["least_resident_bytes"])
     on_gpu = document["device"] != "cpu"
     copying = f"copying {document['bus_seconds']:.3g} s, " if on_gpu else ""
     times = (
         f"reading {document['storage_seconds']:.3g} s, {copying}computing "
-        f"{document['compute_seconds']:.3g} s a step"
+        f"{document['compute_seconds']:.3g} s per step"
     )
     lines = [
         document["model"],
-        f"  weights {_gb(document['weight_bytes'])}, of which {stays} stay in any case",
+        f"  weights {_gb(document['weight_bytes'])}, of which {stays} always stay in memory",
         f"  memory for weights {_gb(document['memory_budget'])} (at least {_gb(document['least_budget'])}): "
-        f"{_gb(document['streamed_bytes'])} are read for each step",
-        *([_line_of_gpu(document)] if on_gpu else []),
+        f"{_gb(document['streamed_bytes'])} are read in each step",
+        *([_gpu_line(document)] if on_gpu else []),
         f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
         f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
         f"({times})",
@@ -153,10 +153,10 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines[:-1])
 
 
-def _line_of_gpu(document: dict[str, Any]) -> str:
+def _gpu_line(document: dict[str, Any]) -> str:
     copied, rate = _gb(document["copied_bytes"]), document["bus_bandwidth"] / 1e9
     return (
-        f"  on {document['device']}: {copied} are copied to it for each step, at {rate:.2f} GB/s; "
+        f"  on {document['device']}: {copied} are copied to it in each step, at {rate:.2f} GB/s; "
         f"main memory for the rest {_gb(document['host_memory'])}"
     )
 
