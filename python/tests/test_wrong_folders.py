@@ -38,7 +38,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tl.Unsupported,
         r"in \.bin files.*AutoModelForCausalLM.from_pretrained\('.*'\).save_pretrained\(NEW_FOLDER\)",
     ),
-    "TensorFlow": ({"config.json": _LLAMA, "tf_model.h5": b"x"}, tl.Unsupported, "weights of TensorFlow"),
+    "TensorFlow": ({"config.json": _LLAMA, "tf_model.h5": b"x"}, tl.Unsupported, "TensorFlow weights"),
     "GGUF": ({"model.gguf": _GGUF}, tl.Unsupported, "model.gguf is a GGUF file.*gguf_file='model.gguf'"),
     "GGUF and config": (
         {"config.json": _LLAMA, "m.gguf": _GGUF},
@@ -50,18 +50,22 @@ FOLDERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tl.Unsupported,
         r"a PEFT adapter, not a model; load the base model \(org/base\), then .*PeftModel.from_pretrained",
     ),
-    "diffusers": ({"model_index.json": {}, "unet/config.json": {}}, tl.Unsupported, "pipeline of diffusers"),
+    "diffusers": ({"model_index.json": {}, "unet/config.json": {}}, tl.Unsupported, "diffusers pipeline"),
     "Meta's": (
         {"params.json": {}, "consolidated.00.pth": b""},
         tl.Unsupported,
-        "Meta's original format; get the checkpoint in the format of transformers",
+        "Meta's original format; download the checkpoint in the format of transformers",
     ),
-    "tokenizer": ({"tokenizer.json": {}}, FileNotFoundError, "it holds a tokenizer, and no model"),
-    "no weights": ({"config.json": _LLAMA}, FileNotFoundError, "no weights .*; download or copy all"),
+    "tokenizer": ({"tokenizer.json": {}}, FileNotFoundError, "it holds a tokenizer and no model"),
+    "no weights": (
+        {"config.json": _LLAMA},
+        FileNotFoundError,
+        "no weights .*; download or copy the whole model",
+    ),
     "no config": (
         {"model.safetensors": b"x" * 2000},
         FileNotFoundError,
-        "put the model's config.json beside them",
+        "copy the model's config.json beside them",
     ),
     "cache of the hub": (
         {"snapshots/0123/config.json": _LLAMA, "refs/main": b"0123"},
@@ -69,16 +73,16 @@ FOLDERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "has no config.json; a folder in it has one: pass .*/snapshots/0123",
     ),
     "checkpoints": ({"trunkline-checkpoints.json": {}}, FileNotFoundError, r"Checkpointer\(path\)\.load"),
-    "empty": ({}, FileNotFoundError, "pass a folder as transformers saves it"),
+    "empty": ({}, FileNotFoundError, "pass a folder in the layout of save_pretrained"),
     "Git LFS": (
         {"config.json": _LLAMA, "model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid"},
         tl.Format,
-        "model.safetensors is a pointer of Git LFS, not the file itself; run `git lfs pull` in",
+        "model.safetensors is a Git LFS pointer, not the file itself; run `git lfs pull` in",
     ),
     "a shard is missing": (
         {"config.json": _LLAMA, "model.safetensors.index.json": {"weight_map": {"a": "b.safetensors"}}},
         FileNotFoundError,
-        r"b\.safetensors is missing; its download or copy is incomplete",
+        r"b\.safetensors is missing; the download or copy is incomplete",
     ),
 }
 
@@ -107,8 +111,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         r"code is in its folder .*trust_remote_code=True",
     ),
     "unknown": ({"model_type": "own"}, "does not have the model_type 'own'; update transformers"),
-    "no model_type": ({"model_type": None}, "names no model_type"),
-    "bart": ({"model_type": "bart"}, "bart is an encoder-decoder model, and only causal language models"),
+    "no model_type": ({"model_type": None}, "has no model_type"),
+    "bart": ({"model_type": "bart"}, "bart is an encoder-decoder model, but only causal language models"),
     "t5": ({"model_type": "t5"}, "t5 is an encoder-decoder model"),
     "whisper": ({"model_type": "whisper"}, "whisper is an encoder-decoder model"),
     "clip": ({"model_type": "clip"}, "clip is not a causal language model"),
@@ -138,7 +142,7 @@ def test_configs_of_other_models(kind: str, tmp_path: Path) -> None:
 def test_weights_of_a_classifier(tmp_path: Path) -> None:
     transformers.LlamaForSequenceClassification(ARCHITECTURES["llama"]()).save_pretrained(tmp_path)
     with pytest.raises(
-        tl.Format, match="saved from LlamaForSequenceClassification, and only a LlamaForCausal"
+        tl.Format, match="saved from LlamaForSequenceClassification, but only a LlamaForCausal"
     ):
         tl.transformers.from_pretrained(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers on Trunkline: models larger than memory, and checkpoints in the background.
+"""Hugging Face Transformers on Trunkline: models larger than memory, and background checkpoints.
 
     import trunkline as tl
 
@@ -8,7 +8,7 @@
     trainer = tl.transformers.Trainer(model=model, args=arguments, train_dataset=dataset)
     trainer.train(resume_from_checkpoint=trainer.checkpointer.latest() is not None)
 
-Needs the package transformers, of version 5; the Trainer accelerate too.
+Needs the package transformers, version 5; the Trainer needs accelerate as well.
 """
 
 from trunkline.transformers._model import from_pretrained

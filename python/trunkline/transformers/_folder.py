@@ -1,4 +1,4 @@
-"""What people pass to from_pretrained that is not a folder of a model, and what to do with it instead."""
+"""Errors for folders that from_pretrained cannot load, which say what the folder is and what to do."""
 
 import errno
 import json
@@ -18,9 +18,9 @@ _OTHER_WEIGHTS = {".h5": "TensorFlow", ".msgpack": "Flax"}
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise an error that says what the path is, unless it is a directory with a config.json.
+    """Raise an error that says what the path is unless it is a directory with a config.json.
 
-    FileNotFoundError where there is nothing, NotADirectoryError for a file, Unsupported for other formats.
+    FileNotFoundError if it does not exist, NotADirectoryError for a file, Unsupported for other formats.
     """
     if not folder.exists():
         raise _missing(folder)
@@ -35,12 +35,12 @@ def check_model_folder(folder: Path) -> None:
             folder,
             "holds a PEFT adapter, not a model; load the base model"
             + (f" ({base})" if base else "")
-            + ", then put the adapter on it with peft.PeftModel.from_pretrained(model, adapter_folder)",
+            + ", then add the adapter with peft.PeftModel.from_pretrained(model, adapter_folder)",
         )
     if "model_index.json" in names:
         raise _unsupported(
             folder,
-            "holds a pipeline of diffusers; only causal language models of transformers can be streamed. "
+            "holds a diffusers pipeline; only causal language models of transformers can be streamed. "
             "Load it with diffusers",
         )
     if found := _first(names, ".gguf"):
@@ -48,27 +48,25 @@ def check_model_folder(folder: Path) -> None:
     if "params.json" in names and _first(names, ".pth"):
         raise _unsupported(
             folder,
-            "holds weights in Meta's original format; get the checkpoint in the format of transformers "
+            "holds weights in Meta's original format; download the checkpoint in the format of transformers "
             "(a folder with config.json and .safetensors files)",
         )
-    raise exception_of(
-        "system", errno.ENOENT, f"{folder} has no config.json; {_instead(folder, names)}", str(folder)
-    )
+    message = f"cannot load a model from {folder}: it has no config.json; {_advice(folder, names)}"
+    raise exception_of("system", errno.ENOENT, message, str(folder))
 
 
 def check_weights(folder: Path) -> None:
     """Raise an error that says what to do unless the folder, which has a config.json, has safetensors files.
 
-    Unsupported for weights in another format, FileNotFoundError where there are none, Format for pointers of
-    Git LFS.
+    Unsupported for weights in another format, FileNotFoundError if there are none, Format for Git LFS
+    pointers.
     """
     names = sorted(os.listdir(folder))  # noqa: PTH208
     for name in names:
         if name.endswith(".safetensors") and _is_git_lfs_pointer(folder / name):
             raise Format(
                 None,
-                f"{folder / name} is a pointer of Git LFS, not the file itself; run `git lfs pull` in "
-                f"{folder}",
+                f"{folder / name} is a Git LFS pointer, not the file itself; run `git lfs pull` in {folder}",
                 str(folder / name),
             )
     if _first(names, ".safetensors") or _first(names, ".safetensors.index.json"):
@@ -78,31 +76,31 @@ def check_weights(folder: Path) -> None:
     if _first(names, ".bin"):
         raise _unsupported(
             folder,
-            "has its weights in .bin files, and only safetensors files are supported; convert them once: "
+            "has its weights in .bin files, but only safetensors files are supported; convert them once: "
             f"transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER)",
         )
     for suffix, framework in _OTHER_WEIGHTS.items():
         if _first(names, suffix):
             raise _unsupported(
                 folder,
-                f"has weights of {framework} ({suffix} files), and only safetensors files are supported; get "
-                "the model's safetensors files",
+                f"has {framework} weights ({suffix} files), but only safetensors files are supported; "
+                "download the model's safetensors files",
             )
     raise exception_of(
         "system",
         errno.ENOENT,
-        f"{folder} has a config.json but no weights (.safetensors files); download or copy all of the model",
+        f"{folder} has a config.json but no weights (.safetensors files); download or copy the whole model",
         str(folder),
     )
 
 
 def _missing(folder: Path) -> Exception:
     text = str(folder)
-    message = f"cannot load a model from {text}: there is no such folder"
+    message = f"cannot load a model from {text}: no such folder"
     if _HUB_NAME.fullmatch(text):
         message += (
-            "; if that is a name on the Hugging Face hub, download the model first, since nothing is "
-            f"downloaded here: hf download {text} --local-dir FOLDER"
+            "; if it is a name on the Hugging Face Hub, download the model first (Trunkline downloads "
+            f"nothing): hf download {text} --local-dir FOLDER"
         )
     else:
         message += "; check the path"
@@ -119,7 +117,7 @@ def _is_file(path: Path) -> Exception:
     return exception_of(
         "system",
         errno.ENOTDIR,
-        f"{path} is a file; pass the folder that holds config.json and the weights"
+        f"{path} is a file; pass the folder that contains config.json and the weights"
         + (f": {path.parent}" if (path.parent / "config.json").is_file() else ""),
         str(path),
     )
@@ -135,18 +133,18 @@ def _gguf(path: Path) -> Exception:
     )
 
 
-def _instead(folder: Path, names: list[str]) -> str:
-    """What to do about a folder without a config.json."""
+def _advice(folder: Path, names: list[str]) -> str:
+    """Return what to do about a folder without a config.json."""
     if DESCRIPTOR in names:
         return "it is a directory of checkpoints: read it with trunkline.Checkpointer(path).load()"
     inner = sorted(path.parent for path in (*folder.glob("*/config.json"), *folder.glob("*/*/config.json")))
     if inner:
         return f"a folder in it has one: pass {inner[-1]}"
     if _first(names, ".safetensors"):
-        return "it has weights: put the model's config.json beside them"
+        return "it has weights: copy the model's config.json beside them"
     if any(name.startswith("tokenizer") for name in names):
-        return "it holds a tokenizer, and no model; pass the folder of the model"
-    return "pass a folder as transformers saves it, with config.json and .safetensors files"
+        return "it holds a tokenizer and no model; pass the model's folder"
+    return "pass a folder in the layout of save_pretrained(), with config.json and .safetensors files"
 
 
 def _is_git_lfs_pointer(path: Path) -> bool:
@@ -164,7 +162,7 @@ def _first(names: list[str], suffix: str) -> str | None:
 
 
 def _field(path: Path, name: str) -> str:
-    """Return a field of a JSON file, or "" where it has none."""
+    """Return a field of a JSON file that is a str; "" if there is none."""
     try:
         document: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

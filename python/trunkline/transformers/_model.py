@@ -17,7 +17,7 @@ from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack
 from trunkline._streaming import stored as stored_tensors
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._types import Path
@@ -27,7 +27,7 @@ from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._packing import location_argument, opened, planned
 from trunkline.transformers._tiers import Memory, StoredUnit, memory_arguments, plan_placement
 from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
-from trunkline.transformers.stored_model import look_into
+from trunkline.transformers.stored_model import read_checkpoint
 
 
 @independent_of_modes
@@ -42,30 +42,29 @@ def from_pretrained(
     dtype: torch.dtype | str | None = None,
     unit_bytes: int | str | None = None,
 ) -> Any:
-    """Load a causal language model whose weights need not fit into memory; all else of it is stock.
+    """Load a causal language model whose weights need not fit into memory; the model is otherwise stock.
 
-    `model_dir`: a Hugging Face folder of safetensors files. Embeddings, norms and head stay in memory, and of
-    the decoder layers as much as `memory_budget` (bytes or a str such as "8GB"; None: half of the memory that
-    is available) has room for; the rest is read as it is used, in each pass anew, ahead of its use. The
-    budget bounds weights in memory and what is read ahead; activations and the cache of keys and values come
-    on top.
+    `model_dir`: a Hugging Face folder of safetensors files. Embeddings, norms and head stay in memory, and as
+    many of the decoder layers as `memory_budget` (bytes, or a str such as "8GB"; None: half of the available
+    memory) has room for; the others are read in each pass, ahead of their use. The budget bounds weights in
+    memory and what is read ahead; activations and the key-value cache come on top.
 
-    Where the files allow it they are read as they are. Else, and when `pack_dir` or `volumes` is given, their
-    weights are first written into a pack, one file in the order of use (or striped over the directories
-    `volumes`, each on a disk of its own), which later starts find again: in `pack_dir`, or the folder
-    trunkline-pack of `model_dir`. `dtype`: None is that of the model's config. `unit_bytes`: how much is read
-    and released as a whole (None: 16 MiB, or the largest weight).
+    The files are read in place if their layout allows it. If not, or if `pack_dir` or `volumes` is given, the
+    weights are first written into a pack: one file in the order of use (or striped over the directories
+    `volumes`, each on its own disk) in `pack_dir`, or in the folder trunkline-pack of `model_dir`. Later
+    calls find it there. `dtype`: None is that of the model's config. `unit_bytes`: how much is read and
+    released as a whole (None: 16 MiB, or the largest weight).
 
     `device`: "cpu", or a CUDA GPU. There `memory_budget` bounds the weights in the GPU's memory (None: half
-    of what is free), and `host_memory` those in main memory, from where what has no room on the GPU is copied
-    to it in each pass, ahead of its use (None: half of what is available); only the rest is read from the
-    disk each time. The default device of torch is ignored, and weights are ordinary tensors even when the
-    model is loaded under torch.inference_mode().
+    of the free memory), and `host_memory` those in main memory (None: half of the available memory), from
+    which weights that do not fit on the GPU are copied to it in each pass, ahead of their use; only the rest
+    is read from the disk in each pass. The default device of torch is ignored, and weights are ordinary
+    tensors even when the model is loaded under torch.inference_mode().
 
-    Raises OutOfBudget, which names the least that would do; Unsupported for quantised weights, other devices,
-    and models without decoder layers; Format for a folder that is no such checkpoint. What generate() meets
-    it raises: an Error of the storage (the model works again when its cause is gone), Corrupt for weights
-    that were changed. One thread at a time may use the model, and nobody train it.
+    Raises OutOfBudget, which names the least budget; Unsupported for quantised weights, other devices, and
+    models without decoder layers; Format for a folder that is not such a checkpoint. generate() raises errors
+    of the storage (the model works again once their cause is gone), and Corrupt for weights that were changed
+    on disk. One thread at a time may use the model, and it cannot be trained.
     """
     folder = FilePath(path_name(model_dir, "model_dir"))
     if folder.is_dir():  # else it may be the name of a model on the hub
@@ -75,47 +74,47 @@ def from_pretrained(
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
-    checkpoint = look_into(folder, dtype, unit)
+    checkpoint = read_checkpoint(folder, dtype, unit)
 
     if pack_dir is None and volumes is None and checkpoint.readable_in_place:
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
-        shares = plan_placement(memory, checkpoint, places)
+        plan = plan_placement(memory, checkpoint, places)
         paths = [header.path for header in checkpoint.headers]
         in_place = checkpoint.headers
-        before = pack.look(in_place)
+        before = pack.file_versions(in_place)
         streamed = [_core.open(path) for path in paths]
-        again = [_core.open(path) for path in paths]
-        shown = str(folder)
-        remedy = "fetch the file again, and load the model again"
+        reopened = [_core.open(path) for path in paths]
+        source = str(folder)
+        remedy = "restore or download the file, then load the model again"
     else:
         in_place, before = [], []
         manifest, files, _ = opened(
             location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
         )
-        streamed, again = files[:1], files[1:]
+        streamed, reopened = files[:1], files[1:]
         places = _by_name(manifest.tensors)
-        shares = plan_placement(memory, checkpoint, places)
-        paths = [shown] = [str(location.directories[0] / manifest.weights)]
-        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to have the pack made anew"
+        plan = plan_placement(memory, checkpoint, places)
+        paths = [source] = [str(location.directories[0] / manifest.weights)]
+        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to make the pack again"
 
-    names = [*checkpoint.resident, *shares.staying]
+    names = [*checkpoint.resident, *plan.resident]
     with advised(remedy):
-        kept = stored_tensors.read([places[name] for name in names], again, paths, memory.device)
+        kept = stored_tensors.read([places[name] for name in names], reopened, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     MatchStockMatmul(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
     skeleton.finish(checkpoint.model, folder, memory.device)
-    streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, shown, shares.gpu_slots_bytes)
-    if shares.passing:
-        _stream(streaming, checkpoint.layers, shares.passing, streamed, memory, remedy)
-    pack.check_unchanged(in_place, before)  # from here on the stream watches them
-    _refuse_what_needs_all_weights(checkpoint.model)
+    streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
+    if plan.streamed:
+        _stream(streaming, checkpoint.layers, plan.streamed, streamed, memory, remedy)
+    pack.check_unchanged(in_place, before)  # from here on the stream checks them
+    _reject_saving_and_conversion(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
 
 
-def _refuse_what_needs_all_weights(model: Any) -> None:
-    """Refuse it as a whole, before it has changed anything (save_pretrained() removes older files first)."""
+def _reject_saving_and_conversion(model: Any) -> None:
+    """Make these fail before they change anything (save_pretrained() removes older files first)."""
     own = WeakIdKeyDictionary(dict.fromkeys(model.parameters()))
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -133,12 +132,12 @@ def _refuse_what_needs_all_weights(model: Any) -> None:
     model._apply = checked
 
 
-def _by_name(tensors: Sequence[Stored]) -> dict[str, Stored]:
+def _by_name(tensors: Sequence[FileTensor]) -> dict[str, FileTensor]:
     return {stored.name: stored for stored in tensors}
 
 
 def _put(model: Any, names: Sequence[str], tensor: torch.Tensor) -> None:
-    """Make the tensor what a weight or stored buffer of the model is, under all of its names."""
+    """Set a weight or stored buffer of the model to the tensor, under all of its names."""
     made: nn.Parameter | None = None
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -158,7 +157,7 @@ def _stream(
     memory: Memory,
     remedy: str,
 ) -> None:
-    """Let the units come and go."""
+    """Stream the units."""
     slots = None
     host_bytes = memory.host_bytes - streaming.resident_bytes
     if streaming.gpu_slots_bytes is not None:
@@ -171,7 +170,7 @@ def _stream(
     streaming.stream = stream
     unit_memory = UnitMemory(stream, remedy, slots)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)
-    # On a GPU none of them stays, whatever main memory keeps.
+    # On a GPU all of them are copied in each pass, also those that stay in main memory.
     stays = [False] * len(passing) if memory.on_gpu else stream.placement["resident"]
     streaming.streamed_bytes = sum(
         each.unit.nbytes for each, stay in zip(passing, stays, strict=True) if not stay

@@ -1,4 +1,4 @@
-"""What stands for a weight while it is not in memory."""
+"""Placeholders for weights that are not in memory, and what the model they belong to cannot do."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trunkline._errors import Unsupported
 
-# Of a tensor without memory these say something; anything else would compute with garbage.
+# These are meaningful for a tensor without memory; anything else would compute with garbage.
 _KNOWN_PROPERTIES = {
     *("shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "names", "grad", "grad_fn"),
     *("requires_grad", "is_leaf", "is_meta", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_quantized"),
@@ -22,10 +22,10 @@ _KNOWN_METHODS = {
     *("data_ptr", "untyped_storage", "get_device", "requires_grad_", "__len__", "__repr__"),
     *("__hash__", "__format__", "_is_view", "is_pinned", "_has_compatible_shallow_copy_type"),
 }
-_NO_COPY = "a model whose weights are streamed cannot be copied; load it once more with from_pretrained"
+_NO_COPY = "a model whose weights are streamed cannot be copied; load it again with from_pretrained"
 _NO_PICKLE = (
-    "a model whose weights are streamed cannot be pickled; its folder holds the weights, load it again with "
-    "from_pretrained"
+    "a model whose weights are streamed cannot be pickled; load it from its folder with from_pretrained "
+    "instead"
 )
 _CONVERSIONS = {
     "float": torch.float32,
@@ -36,68 +36,68 @@ _CONVERSIONS = {
 
 
 class NotCopied:
-    """Keeps what it belongs to from being copied and pickled."""
+    """Keeps the model that holds it from being copied and pickled."""
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Refuse."""
+        """Raise Unsupported."""
         raise Unsupported(None, _NO_COPY)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse."""
+        """Raise Unsupported."""
         raise Unsupported(None, _NO_PICKLE)
 
 
 class StateGuard(NotCopied):
-    """Keeps a streamed model from being saved, and its weights from being replaced, by the hooks of torch.
+    """Keeps a streamed model from being saved, and its weights from being replaced, through torch's hooks.
 
-    What others add to the model later, as PEFT does its adapters, is loaded and saved as ever.
+    Parameters that are added to the model later, such as PEFT adapters, are loaded and saved as usual.
     """
 
     def __init__(self, module: nn.Module, own: WeakIdKeyDictionary) -> None:
-        """`own`: the weights that the model had when it was loaded, in memory or not."""
+        """`own`: the weights with which the model was loaded, in memory or not."""
         self._own = own
         module.register_load_state_dict_pre_hook(self.before_load)  # type: ignore[no-untyped-call]
         module.register_state_dict_pre_hook(self.before_save)  # type: ignore[no-untyped-call]
 
     def before_load(self, module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        """Refuse weights for what the model came with."""
+        """Raise Unsupported for values of weights with which the model was loaded."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter in self._own and prefix + name in state_dict:
                 raise Unsupported(
                     None,
-                    "a model whose weights are streamed takes no others by load_state_dict; save them into a "
-                    f"folder, and load that with from_pretrained ({prefix + name} is one of its own)",
+                    f"cannot load {prefix + name} by load_state_dict: the model's weights are streamed; save "
+                    "the new weights into a folder, and load that with from_pretrained",
                 )
 
     def before_save(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Refuse, unless it is a wrapper with parameters of its own that wants those.
+        """Raise Unsupported, unless the module is a wrapper with its own parameters, which can be saved.
 
-        Weights that are not in memory are OffloadedWeight in the result, which nothing can save.
+        Weights that are not in memory are OffloadedWeight in the result, which cannot be saved.
         """
         if prefix and any(parameter not in self._own for parameter in module.parameters()):
             return
         raise Unsupported(
             None,
-            "a model whose weights are streamed has no state_dict, and cannot be saved: its weights "
-            "are in its folder; load that with transformers to get them",
+            "a model whose weights are streamed has no state_dict, and cannot be saved; its weights are in "
+            "its folder: load that with transformers",
         )
 
 
 class OffloadedWeight(nn.Parameter):
-    """A parameter on the meta device that refuses to be computed with, by its name.
+    """A parameter on the meta device; computing with it raises an error that names it.
 
     torch itself computes with some tensors that have no memory, and returns garbage.
     """
 
     path: str
-    home: torch.device
+    compute_device: torch.device
 
     @classmethod
-    def of(cls, path: str, parameter: nn.Parameter, home: torch.device) -> "OffloadedWeight":
-        """Return what stands for `parameter`, called `path` in its model, which comes to `home` for use."""
+    def of(cls, path: str, parameter: nn.Parameter, compute_device: torch.device) -> "OffloadedWeight":
+        """Return a placeholder for `parameter`, called `path` in its model and used on `compute_device`."""
         made = cls(parameter.data, requires_grad=False)
         made.path = path
-        made.home = home
+        made.compute_device = compute_device
         return made
 
     @classmethod
@@ -108,13 +108,13 @@ class OffloadedWeight(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let through what asks about the weight, not what uses it."""
+        """Allow calls that ask about the weight; raise Unsupported for calls that use it."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         if name in ("__get__", "__set__"):
             name = getattr(getattr(func, "__self__", None), "__name__", name)
-            if name == "device":  # where adapters that compute with it belong: on meta they would be garbage
-                return args[0].home
+            if name == "device":  # adapters are created there: on meta they would hold garbage
+                return args[0].compute_device
             harmless = name in _KNOWN_PROPERTIES or (name == "data" and args[0] is args[-1] and len(args) > 1)
         else:
             harmless = name in _KNOWN_METHODS
@@ -126,29 +126,29 @@ class OffloadedWeight(nn.Parameter):
         absent = next((value.path for value in _flat((args, kwargs)) if isinstance(value, cls)), "a weight")
         raise Unsupported(
             None,
-            f"{absent} is streamed, and in memory only while its module runs: {name} of it is not supported. "
-            "Load the model with transformers for that; or, where the model's own code uses the weight "
-            "elsewhere in its layer, give unit_bytes of a whole layer",
+            f"cannot call {name} on {absent}: it is streamed, and in memory only while its module runs. Load "
+            "the model with transformers; or, if the model's own code uses the weight elsewhere in its "
+            "layer, pass unit_bytes of a whole layer",
         )
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Refuse."""
+        """Raise Unsupported."""
         raise Unsupported(None, _NO_COPY)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse."""
+        """Raise Unsupported."""
         raise Unsupported(None, _NO_PICKLE)
 
 
 def _changes_nothing(
     weight: OffloadedWeight, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether the result is what the weight is when it is in memory."""
+    """Whether the call would return the weight as it is in memory."""
     if name == "detach":
         return True
     if name in ("cpu", "cuda"):
         given = kwargs.get("device", args[0] if args else None) if name == "cuda" else None
-        return _is_home(weight, name if given is None else given)
+        return _is_on(weight, name if given is None else given)
     if name in _CONVERSIONS:
         return weight.dtype == _CONVERSIONS[name]
     if name != "to":
@@ -163,14 +163,14 @@ def _changes_nothing(
         if isinstance(value, str | torch.device | int) and not isinstance(value, bool)
     ]
     return all(dtype == weight.dtype for dtype in dtypes) and all(
-        _is_home(weight, device) for device in devices
+        _is_on(weight, device) for device in devices
     )
 
 
-def _is_home(weight: OffloadedWeight, name: Any) -> bool:
+def _is_on(weight: OffloadedWeight, name: Any) -> bool:
     device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
-    return device.type == weight.home.type and (
-        device.type != "cuda" or _index_of(device) == _index_of(weight.home)
+    return device.type == weight.compute_device.type and (
+        device.type != "cuda" or _index_of(device) == _index_of(weight.compute_device)
     )
 
 

@@ -1,4 +1,4 @@
-"""Packs of Hugging Face folders: found, or made."""
+"""Finds or makes the packs of Hugging Face folders."""
 
 import errno
 import hashlib
@@ -20,9 +20,9 @@ from trunkline._streaming.layout import Layout, lay_out
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.source import Source
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 from trunkline._types import Path
-from trunkline.transformers.stored_model import Checkpoint, look_into, names_first
+from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
 
 _DIRECTORY = "trunkline-pack"
 _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
@@ -31,14 +31,16 @@ _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
 def location_argument(
     folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None"
 ) -> PackLocation:
-    """Return where the pack of a folder is, by the arguments of from_pretrained."""
+    """Return where the arguments of from_pretrained put the pack of a folder."""
     if volumes is not None:
         if isinstance(volumes, str | bytes | os.PathLike):
             raise TypeError("volumes: must be a sequence of paths, not one path")
         if not isinstance(volumes, Sequence):
-            raise TypeError(f"volumes: must be a list, whose order counts, not {type(volumes).__name__}")
+            raise TypeError(f"volumes: must be a list, since its order matters, not {type(volumes).__name__}")
         if pack_dir is not None:
-            raise ValueError("pack_dir: a pack on several volumes lies in them; leave it out")
+            raise ValueError(
+                "pack_dir: cannot be combined with volumes, which hold the pack; omit one of them"
+            )
         if not volumes:
             raise ValueError("volumes: must not be empty")
         return PackLocation(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
@@ -54,14 +56,14 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     directory = FilePath(absolute_path(name, argument))
     if directory.exists() and folder.exists() and directory.samefile(folder):
         raise ValueError(
-            f"{argument}: {name} is the model's own folder, where a pack would be taken for a file of the "
-            f"model; give another directory, such as {folder / _DIRECTORY}"
+            f"{argument}: {name} is the model's own folder, where a pack would be mistaken for a file of the "
+            f"model; use another directory, such as {folder / _DIRECTORY}"
         )
     return directory
 
 
 def _existing(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
-    """Return the manifest of the checkpoint's pack; None where it has none there."""
+    """Return the manifest of the checkpoint's pack; None if it has none there."""
     found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
     if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
         return None
@@ -74,20 +76,20 @@ def opened(
     count: int,
     before_making: Callable[[], object] = lambda: None,
 ) -> tuple[Manifest, list[File], bool]:
-    """Return the pack's manifest, its weights opened `count` times, and whether the pack was made now.
+    """Return the pack's manifest, its weights opened `count` times, and whether this call made the pack.
 
-    It is made unless it is there. The weights are those of the manifest, also when others make another pack
-    there at the same time.
+    It is made unless it exists. The weights are those of the manifest, even if another process replaces the
+    pack at the same time.
     """
-    looked = pack_manifest.stamp(location.directories[0])
+    version = pack_manifest.file_version(location.directories[0])
     found = _existing(location, checkpoint)
     if found and (files := packs.open_weights(location, found, count)) is not None:
         return found, files, False
     before_making()
     try:
         with location.lock():
-            # Of another process meanwhile; else there is no need to read all that is compared once more.
-            if pack_manifest.stamp(location.directories[0]) != looked and (
+            # Another process may have made it meanwhile. If not, comparing the files again is not needed.
+            if pack_manifest.file_version(location.directories[0]) != version and (
                 found := _existing(location, checkpoint)
             ):
                 return found, [location.open() for _ in range(count)], False
@@ -96,21 +98,21 @@ def opened(
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise type(error)(
-            error.errno, f"{error.strerror}; give another place for the pack as pack_dir", error.filename
+            error.errno, f"{error.strerror}; pass another directory for the pack as pack_dir", error.filename
         ) from error
 
 
 def _make(location: PackLocation, checkpoint: Checkpoint) -> Manifest:
     recipe = _recipe(checkpoint)
     _check_same_model(location, checkpoint, recipe)
-    before = packs.look(checkpoint.headers)
+    before = packs.file_versions(checkpoint.headers)
     source = _source(checkpoint)
     contents = _contents(checkpoint, source)
     return packs.make(location, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
 
 
-def planned(checkpoint: Checkpoint) -> list[Stored]:
-    """Return the weights in their order, where a pack that is made now has them."""
+def planned(checkpoint: Checkpoint) -> list[FileTensor]:
+    """Return the weights in their order, with their offsets in a pack that is made now."""
     return _layout(checkpoint).tensors
 
 
@@ -124,18 +126,19 @@ def _recipe(checkpoint: Checkpoint) -> Recipe:
     return Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
 
 
-def _wanted(checkpoint: Checkpoint) -> list[Stored]:
-    """Return the weights in their order, each with the offset at which it is best in memory.
+def _wanted(checkpoint: Checkpoint) -> list[FileTensor]:
+    """Return the weights in their order, each with the best alignment in memory as its offset.
 
-    Kernels for fp32 round by it: there it is as transformers has it, which maps what is stored as it is, and
-    has torch make all else. Those for smaller elements do not, and at 0 reading takes the fewest requests.
+    How kernels for fp32 round depends on it: there it is the alignment that transformers has, which maps
+    weights that are stored in the model's dtype, and allocates all others. Kernels for smaller elements do
+    not depend on it, and with 0 reading takes the fewest requests.
     """
     wanted = []
     for name in checkpoint.order:
         stored, dtype = checkpoint.weights.stored.get(name), checkpoint.dtypes[name]
         is_mapped = stored is not None and stored.dtype == dtype and dtype.itemsize >= _ROUNDED_BYTES
         offset = stored.misalignment if stored is not None and is_mapped else 0
-        wanted.append(Stored(name, 0, offset, dtype, checkpoint.shapes[name]))
+        wanted.append(FileTensor(name, 0, offset, dtype, checkpoint.shapes[name]))
     return wanted
 
 
@@ -149,9 +152,9 @@ def _check_same_model(location: PackLocation, checkpoint: Checkpoint, recipe: Re
         raise exception_of(
             "system",
             errno.EEXIST,
-            f"{location.shown} holds the pack of a model with another config.json; give each model a "
-            "directory of its own (on each volume), or remove "
-            f"{location.directories[0] / pack_manifest.NAME} to have it replaced",
+            f"{location.display_name} holds the pack of a model with another config.json; use a separate "
+            "directory for each model (on each volume), or remove "
+            f"{location.directories[0] / pack_manifest.NAME} to replace the pack",
             str(location.directories[0]),
         )
 
@@ -163,14 +166,14 @@ def pack(
     *,
     dtype: torch.dtype | str | None = None,
 ) -> dict[str, Any]:
-    """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it is there.
+    """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it exists.
 
-    from_pretrained finds it when it is given the same directory as `pack_dir`, or directories as `volumes`,
-    and the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained.
+    from_pretrained finds it if called with the same directory as `pack_dir`, or directories as `volumes`, and
+    the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained does.
     """
     folder = FilePath(path_name(model_dir, "model_dir"))
     location = location_argument(folder, None, directories)
-    checkpoint = look_into(folder, dtype, None)
+    checkpoint = read_checkpoint(folder, dtype, None)
     manifest, _, is_new = opened(location, checkpoint, 0)
     return {
         "model": str(folder),
@@ -182,13 +185,13 @@ def pack(
     }
 
 
-def _described(stored: Stored) -> tuple[str, torch.dtype, tuple[int, ...], int]:
+def _described(stored: FileTensor) -> tuple[str, torch.dtype, tuple[int, ...], int]:
     return stored.name, stored.dtype, stored.shape, stored.misalignment
 
 
 def _source(checkpoint: Checkpoint) -> Source:
-    """Return what reads the tensors of the checkpoint in the order in which _contents() wants them."""
-    wanted: dict[str, Stored] = {}
+    """Return a Source that reads the checkpoint's tensors in the order in which _contents() needs them."""
+    wanted: dict[str, FileTensor] = {}
     for name in checkpoint.order:
         if name in checkpoint.weights.stored:
             wanted[checkpoint.weights.stored[name].name] = checkpoint.weights.stored[name]
@@ -199,9 +202,9 @@ def _source(checkpoint: Checkpoint) -> Source:
 
 
 def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights, reading what each is made from when it is asked for."""
+    """Yield the weights, and read the tensors that each is made from just before."""
 
-    def fetch(dtype: torch.dtype, stored: Stored) -> torch.Tensor:
+    def fetch(dtype: torch.dtype, stored: FileTensor) -> torch.Tensor:
         return source.fetch(stored).to(dtype)
 
     def fetch_named(dtype: torch.dtype, name: str) -> torch.Tensor:

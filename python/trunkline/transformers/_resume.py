@@ -1,8 +1,8 @@
-"""What Trainer.train(resume_from_checkpoint=...) continues from, decided before any training.
+"""Decides, before any training, what Trainer.train(resume_from_checkpoint=...) continues from.
 
 A training that starts over beside the checkpoints of an earlier one would fail at its first save, maybe
-hours after it began, or mix the steps of two runs in one directory. So what it would not continue from is
-found first.
+hours after it began, or mix the steps of two runs in one directory. So checkpoints from which it would not
+continue are found first.
 """
 
 import errno
@@ -27,34 +27,34 @@ INCOMPLETE = "checkpoint-is-incomplete.txt"  # in a stock folder that enable_jit
 def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, saves: bool = True) -> Any:
     """Return the step to load (True: the newest), a path for the stock Trainer, or None to start over.
 
-    output_dir: absolute, as the Trainer had it when it was made. A relative `checkpoint` is one of now.
-    saves: whether the training saves; otherwise it leaves no checkpoints behind, wherever it starts.
+    output_dir: absolute, resolved when the Trainer was made. `checkpoint`: relative to the present working
+    directory. saves: whether the training saves; if not, it may start anywhere.
 
-    Raises FileExistsError where the training would not continue from the newest checkpoint, and it is not
-    clear that it should not; ValueError for a directory of checkpoints that is not the Trainer's.
+    Raises FileExistsError if the training would not continue from the newest checkpoint and the arguments do
+    not say so clearly; ValueError for a directory of checkpoints that is not the Trainer's.
     """
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = _of_path(os.fspath(checkpoint), checkpointer)
     if checkpoint is None or checkpoint is False:
         if saves:
-            _refuse_to_leave_behind(checkpointer, "", start=0)
+            _check_no_later_steps(checkpointer, "", start=0)
         return None
     if checkpoint is True:
-        _refuse_if_stock_is_newer(checkpointer, output_dir)
+        _check_stock_is_not_newer(checkpointer, output_dir)
         return True
     if isinstance(checkpoint, str):
         if not (Path(checkpoint) / _STOCK_STATE).is_file():
-            _point_to_ours(checkpoint, checkpointer, output_dir)
-        if saves and Path(checkpoint).is_dir():  # otherwise the Trainer says so
-            _refuse_to_leave_behind(checkpointer, f" from {checkpoint}", start=_stock_step(Path(checkpoint)))
+            _suggest_step(checkpoint, checkpointer, output_dir)
+        if saves and Path(checkpoint).is_dir():  # if not, the Trainer reports it
+            _check_no_later_steps(checkpointer, f" from {checkpoint}", start=_stock_step(Path(checkpoint)))
         return checkpoint
     return operator.index(checkpoint)
 
 
 def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
-    """Resolve a path that leads to our checkpoints, or the digits of a step; any other stays as it is."""
+    """Resolve a path into the Trainer's checkpoints, or the digits of a step; keep other paths."""
     if re.fullmatch("[0-9]+", path) and not os.path.lexists(path):
-        return int(path)  # of a command line
+        return int(path)  # from a command line
     given, ours = Path(path).resolve(), Path(checkpointer._absolute).resolve()
     if given == ours:
         return True
@@ -66,7 +66,7 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
         raise exception_of(
             "system",
             errno.ENOENT,
-            f"resume_from_checkpoint: {path} is not a checkpoint; {checkpointer._absolute} has steps: "
+            f"resume_from_checkpoint: {path} is not a checkpoint; steps in {checkpointer._absolute}: "
             f"{steps}. Pass resume_from_checkpoint=True for the last one, or the number of a step",
             path,
         )
@@ -81,11 +81,11 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     return path
 
 
-def _point_to_ours(path: str, checkpointer: "Checkpointer", output_dir: str) -> None:
-    """Raise FileNotFoundError for a path without a stock checkpoint, if there are steps to name instead."""
+def _suggest_step(path: str, checkpointer: "Checkpointer", output_dir: str) -> None:
+    """Raise FileNotFoundError for a path without a stock checkpoint, if the Checkpointer has steps."""
     steps = checkpointer.steps()
     if not steps:
-        return  # the Trainer says what is missing
+        return  # the Trainer reports what is missing
     if Path(path).resolve() == Path(output_dir).resolve():
         why = "it is the output_dir"
     elif not os.path.lexists(path):
@@ -109,57 +109,57 @@ def _shown(steps: list[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, some))}"
 
 
-def _refuse_if_stock_is_newer(checkpointer: "Checkpointer", output_dir: str) -> None:
+def _check_stock_is_not_newer(checkpointer: "Checkpointer", output_dir: str) -> None:
     latest = checkpointer.latest()
     stock = max(_stock_folders(output_dir), default=None)
     if stock is None:
         return
     if latest is None:
         raise _exists(
-            f"resume_from_checkpoint=True: {output_dir} holds only checkpoints of a stock Trainer; to "
+            f"resume_from_checkpoint=True: {output_dir} contains only checkpoints of a stock Trainer; to "
             f"continue from one, pass its path: resume_from_checkpoint={str(stock[1])!r}",
             str(stock[1]),
         )
     if stock[0] > latest:
         raise _exists(
-            f"resume_from_checkpoint=True is ambiguous: {stock[1]} of a stock Trainer is newer than what "
-            f"{checkpointer._absolute} holds, step {latest}; pass resume_from_checkpoint={latest} for the "
-            f"latter, or resume_from_checkpoint={str(stock[1])!r} for the former",
+            f"resume_from_checkpoint=True is ambiguous: {stock[1]} of a stock Trainer is newer than step "
+            f"{latest} in {checkpointer._absolute}; pass resume_from_checkpoint={latest} for the latter, or "
+            f"resume_from_checkpoint={str(stock[1])!r} for the former",
             str(stock[1]),
         )
 
 
-def _refuse_to_leave_behind(checkpointer: "Checkpointer", how: str, start: int) -> None:
-    """A training that starts at step `start` must not end checkpoints of later steps."""
+def _check_no_later_steps(checkpointer: "Checkpointer", how: str, start: int) -> None:
+    """Raise FileExistsError for checkpoints after step `start`, at which the training would start."""
     later = [step for step in checkpointer.steps() if step > start or start == 0]
-    if not later or checkpointer._wants_fresh:  # each training that starts over sets aside what is there
+    if not later or checkpointer._wants_fresh:  # then a training that starts over sets these aside
         return
     raise _exists(
         f"cannot start training{how} at step {start}: {checkpointer._absolute} already holds the checkpoints "
-        f"of {_shown(later)}, which this training would not continue from; to do "
-        "so pass resume_from_checkpoint=True, to start over use another output_dir, or "
-        "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a folder of their own and "
+        f"of {_shown(later)}, from which this training would not continue; to continue, pass "
+        "resume_from_checkpoint=True; to start over, use another output_dir, or "
+        "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a separate folder and "
         "deletes nothing",
         checkpointer._absolute,
     )
 
 
 def _stock_folders(output_dir: str) -> list[tuple[int, Path]]:
-    """Return the stock checkpoints; nothing can continue from one that was cut off."""
+    """Return the complete stock checkpoints."""
     try:
         entries = list(Path(output_dir).iterdir())
     except FileNotFoundError:
         return []
     found = [(_STOCK_FOLDER.fullmatch(entry.name), entry) for entry in entries]
-    return [(int(match[1]), entry) for match, entry in found if match and _is_whole(entry)]
+    return [(int(match[1]), entry) for match, entry in found if match and _is_complete(entry)]
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     return (folder / _STOCK_STATE).is_file() and not os.path.lexists(folder / INCOMPLETE)
 
 
 def _stock_step(folder: Path) -> int:
-    """Return the step at which a stock checkpoint lets the Trainer go on; 0 if it does not say."""
+    """Return the step of a stock checkpoint; 0 if it is unknown."""
     try:
         return int(json.loads((folder / _STOCK_STATE).read_text())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's Trainer, saved in the background by trunkline.Checkpointer."""
+"""Makes Hugging Face's Trainer save its checkpoints in the background, by trunkline.Checkpointer."""
 
 import copy
 import errno
@@ -28,53 +28,55 @@ __all__ = ["BackgroundCheckpoints", "Trainer"]
 class BackgroundCheckpoints:
     """Makes a Trainer save through a Checkpointer: class Mine(BackgroundCheckpoints, SFTTrainer).
 
-    When to save is as ever (save_strategy, save_steps), and what is saved too: model, optimizer, schedule,
-    scaler, random numbers of all ranks, state of the Trainer. A checkpoint is a step of `checkpointer`. The
-    training waits until all is copied to staging memory, so that callbacks, hooks and the model's own code
-    may change the weights at any time, and goes on while that is written. It is for one process, and for
-    many by torchrun (DDP), each of which writes an equal share.
+    When to save is configured as usual (save_strategy, save_steps), and the same state is saved: model,
+    optimizer, scheduler, scaler, random number generators of all ranks, and the state of the Trainer. Each
+    checkpoint is a step of `checkpointer`. Training waits until everything is copied to staging memory, so
+    that callbacks, hooks and the model's own code may change the weights at any time, and goes on while the
+    copy is written. Works with one process, and with several started by torchrun (DDP), each of which writes
+    an equal share.
 
-    train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for that of a step (or its
-    digits in a str, unless there is a file of that name), the path of the Checkpointer's directory or of a
-    step in it, or as ever that of a folder that a stock Trainer saved. A training that would not continue
-    from the checkpoints that are there is refused before it starts: its saves would fail, maybe hours later,
-    or mix the steps of two runs. Checkpointer(..., fresh=True) sets them aside, with each train() that does
-    not resume from them. When train() returns, the last one is durable.
+    train(resume_from_checkpoint=...) accepts True for the last checkpoint, an int for a step (or its digits
+    in a str, unless a file has that name), the path of the Checkpointer's directory or of a step in it, or,
+    as usual, a folder that a stock Trainer saved. A training that would not continue from the existing
+    checkpoints is rejected before it starts: its saves would fail, maybe hours later, or mix the steps of two
+    runs. Checkpointer(..., fresh=True) sets the checkpoints aside in each train() that does not resume from
+    them. When train() returns, the last checkpoint is durable.
 
-    A save that fails in the background raises its error at the next one, or from train() at the end. If
-    train() ends before that by another exception, the next train() warns of it (RuntimeWarning).
+    If a save fails in the background, the next save raises its error, or train() does at the end. If another
+    exception ends train() before that, the next train() warns of it (RuntimeWarning).
     """
 
     def __init__(self, *args: Any, checkpointer: Checkpointer | None = None, **kwargs: Any) -> None:
-        """Take the arguments of the Trainer, and `checkpointer`.
+        """Accept the arguments of the Trainer, and `checkpointer`.
 
-        checkpointer: None is one in the folder `checkpoints` of args.output_dir, which keeps
+        checkpointer: None makes one in the folder `checkpoints` of args.output_dir, which keeps
         args.save_total_limit checkpoints (None, 0 or less: all).
 
-        Raises Unsupported for what needs the files of stock checkpoints: load_best_model_at_end, pushing
-        checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; for enable_jit_checkpoint with several
-        ranks where transformers does not make that checkpoint as known; and for metric_for_best_model with a
-        save_total_limit, which would remove the best checkpoint. Raises ValueError for ranks of torchrun that
-        do not know of each other, TypeError for a `checkpointer` of another type. Warns (RuntimeWarning) of a
-        save_total_limit that is not used: the `checkpointer` has a number of its own.
+        Raises Unsupported for options that need the files of stock checkpoints: load_best_model_at_end,
+        pushing checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; for enable_jit_checkpoint with
+        several ranks if this version of transformers implements it in an unknown way; and for
+        metric_for_best_model with a save_total_limit, which would remove the best checkpoint. Raises
+        ValueError for ranks of torchrun that form no process group, TypeError for a `checkpointer` of another
+        type. Warns (RuntimeWarning) of a save_total_limit that has no effect because `checkpointer` has its
+        own limit.
         """
         _check_type(checkpointer)
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        # What output_dir is relative to, also after a change of the working directory.
+        # The directory that output_dir is relative to, even if the working directory changes later.
         self._working_directory = "" if Path(trainer.args.output_dir).is_absolute() else os.getcwd()  # noqa: PTH109
-        _refuse_what_cannot_be(trainer)
-        _keep_the_best(trainer.args, checkpointer)
+        _check_supported(trainer)
+        _check_best_is_kept(trainer.args, checkpointer)
         if checkpointer is not None:
             _warn_of_unused_limit(_limit_of(trainer.args), checkpointer)
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
         if trainer.args.push_to_hub:
-            self._refuse_to_upload()
+            self._check_no_upload()
         agree_on_preemption(trainer)
-        self._saved_into: str | None = None  # the folder of small files, while a checkpoint is made
-        self._resumed: dict[str, Any] | None = None  # the state that the training starts from
+        self._save_folder: str | None = None  # for small files, while a checkpoint is made
+        self._resumed: dict[str, Any] | None = None  # the state from which the training starts
 
     def train(
         self,
@@ -84,10 +86,10 @@ class BackgroundCheckpoints:
     ) -> Any:
         """Train as the Trainer does; see the class for `resume_from_checkpoint`.
 
-        Raises FileNotFoundError where there is no such checkpoint, Corrupt for a damaged one, Format for one
-        that no Trainer saved, FileExistsError where there are checkpoints that this training would not
-        continue from (unless it saves none: save_strategy="no"), and where resume_from_checkpoint=True finds
-        a newer folder of a stock Trainer in output_dir.
+        Raises FileNotFoundError if there is no such checkpoint, Corrupt for a damaged one, Format for one
+        that no Trainer saved, and FileExistsError if there are checkpoints from which this training would not
+        continue (unless it saves none: save_strategy="no"), or if resume_from_checkpoint=True finds a newer
+        folder of a stock Trainer in output_dir.
         """
         trainer: Any = self
         self._await_earlier_saves()
@@ -113,12 +115,12 @@ class BackgroundCheckpoints:
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Upload output_dir as the Trainer does.
 
-        Raises Unsupported where the checkpoints lie in it: they would go along, with the optimizer's state.
+        Raises Unsupported if the checkpoints are in it: they would be uploaded, with the optimizer's state.
         """
-        self._refuse_to_upload()
+        self._check_no_upload()
         return super().push_to_hub(*args, **kwargs)  # type: ignore[misc]
 
-    def _refuse_to_upload(self) -> None:
+    def _check_no_upload(self) -> None:
         trainer: Any = self
         output = os.path.realpath(os.path.join(self._working_directory, trainer.args.output_dir))  # noqa: PTH118
         checkpoints = os.path.realpath(self.checkpointer._absolute)
@@ -126,15 +128,15 @@ class BackgroundCheckpoints:
             raise Unsupported(
                 None,
                 "push_to_hub would upload the checkpoints as well, with the optimizer's state: "
-                f"{checkpoints} lies in output_dir ({output}); pass a checkpointer of another directory, for "
+                f"{checkpoints} is in output_dir ({output}); pass a checkpointer with another directory, for "
                 f'example checkpointer=Checkpointer("{output}-checkpoints")',
             )
 
     def _await_earlier_saves(self) -> None:
-        """Wait for what this process still saves into the directory: those checkpoints count as well.
+        """Wait for saves of this process into the directory: their checkpoints count as well.
 
         Warns of saves that failed. The training that made them is over, and this one must not end at its
-        first save because of them: who calls train() cannot call save() again.
+        first save because of them: the caller of train() cannot call save() again.
         """
         self.checkpointer._wait_for_saves()
         text, _ = take_failures(self.checkpointer, self.checkpointer._absolute)
@@ -143,28 +145,28 @@ class BackgroundCheckpoints:
 
     @contextmanager
     def _resuming(self, checkpoint: "str | bool | int | None") -> Iterator[Any]:
-        """Load the checkpoint, and lay its small files into a folder for the Trainer to read them."""
+        """Load the checkpoint, and write its small files into a folder from which the Trainer reads them."""
         self._resumed = None
         if checkpoint is None or not isinstance(checkpoint, int):
             yield checkpoint
             return
         directory = self.checkpointer._absolute
         state = self._load(checkpoint)
-        _refuse_other_states(state, checkpoint, directory)
+        _check_is_of_trainer(state, checkpoint, directory)
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
             for name, contents in state["files"].items():
-                if name in (".", "..") or Path(name).name != name:  # of a checkpoint that somebody forged
+                if name in (".", "..") or Path(name).name != name:  # a forged checkpoint
                     raise Format(
                         None,
-                        f"cannot resume from {directory}: the name {name!r} of a file in "
-                        "the checkpoint is not a plain file name; use another checkpoint",
+                        f"cannot resume from {directory}: the checkpoint has a file named {name!r}, which is "
+                        "not a plain file name; use another checkpoint",
                         directory,
                     )
                 (Path(folder) / name).write_bytes(contents)
             try:
                 # While it is set, the Trainer loads it instead of the stock checkpoint that it is given.
                 self._resumed = state
-                del state  # what is loaded is freed
+                del state  # so that parts of it can be freed once they are loaded
                 yield folder
             finally:
                 self._resumed = None
@@ -183,20 +185,20 @@ class BackgroundCheckpoints:
                 self.checkpointer._absolute,
             ) from None
 
-    # What the Trainer calls. It makes a checkpoint as ever, of small files in a folder of this process; where
-    # it would write model, optimizer and schedule nothing happens: they go to the Checkpointer.
+    # Called by the Trainer, which makes a checkpoint of small files in a folder of this process as usual. The
+    # methods that would write model, optimizer and scheduler do nothing: the Checkpointer saves these.
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if trial is not None:
             raise Unsupported(None, "hyperparameter search needs the checkpoints of the stock Trainer")
         trainer: Any = self
         with tempfile.TemporaryDirectory(prefix="trunkline-") as folder:
-            self._saved_into = folder
+            self._save_folder = folder
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
             finally:
-                self._saved_into = None
-                # A name in the folder that goes now; state.best_global_step says which step is the best.
+                self._save_folder = None
+                # It names the folder that is removed now; state.best_global_step has the best step.
                 trainer.state.best_model_checkpoint = None
             for path in Path(folder).glob(f"*/{TRAINER_STATE_NAME}"):
                 trainer.state.save_to_json(os.fspath(path))
@@ -208,9 +210,9 @@ class BackgroundCheckpoints:
             "files": _of_all_ranks(files),
         }
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        # Made by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's is not ours.
+        # Created by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's must stay.
         preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
-        save = self._save_before_the_end if preempted else self._save_and_stage
+        save = self._save_before_preemption if preempted else self._save_and_stage
         try:
             save(trainer.state.global_step, savable(state))
         finally:
@@ -220,20 +222,20 @@ class BackgroundCheckpoints:
                         (stock / INCOMPLETE).unlink(missing_ok=True)
                         stock.rmdir()
 
-    def _save_before_the_end(self, step: int, state: Any) -> None:
-        """Save durably: the process may be killed soon, and no later save comes.
+    def _save_before_preemption(self, step: int, state: Any) -> None:
+        """Save durably, since the process may be killed soon.
 
-        So where it fails, maybe with the error of the save before, which nobody has seen yet, all ranks try
-        it once more.
+        No later save follows. So if it fails, maybe with the error of the save before, which was not reported
+        yet, all ranks try again once.
         """
         trainer: Any = self
         failure = self._failure_of_save(step, state)
-        # That they have begun a collective operation since tells them that the failure is over.
+        # A collective operation after the failure shows the ranks that it is over.
         if not on_any_rank(failure is not None, trainer.args):
             return
         self._save_and_stage(step, state)
         self.checkpointer.wait()
-        why = "" if failure is None else f"; the first: {failure}"
+        why = "" if failure is None else f"; the first failed: {failure}"
         warn_without_failing(f"step {step} was saved at the second attempt{why}", caller())
 
     def _failure_of_save(self, step: int, state: Any) -> Error | None:
@@ -247,8 +249,8 @@ class BackgroundCheckpoints:
     def _save_and_stage(self, step: int, state: Any) -> None:
         """Begin to save, and return once the weights may change.
 
-        Whatever runs next may change them: on_save of a callback, hooks of the backward pass, train() of an
-        optimizer, forward() of a model with a momentum encoder, the next cell of a notebook after Ctrl-C.
+        Any code that runs next may change them: on_save of a callback, hooks of the backward pass, train() of
+        an optimizer, forward() of a model with a momentum encoder, a notebook cell run again after Ctrl-C.
         """
         try:
             self.checkpointer.save(step, state).wait_staged()
@@ -260,19 +262,19 @@ class BackgroundCheckpoints:
             raise
 
     def _get_output_dir(self, trial: Any) -> str:
-        if self._saved_into is not None:
-            return self._saved_into
+        if self._save_folder is not None:
+            return self._save_folder
         return os.path.join(self._working_directory, super()._get_output_dir(trial))  # type: ignore[misc] # noqa: PTH118
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model for from_pretrained(), as ever."""
-        if self._saved_into is None:
+        """Save the model for from_pretrained(), as usual."""
+        if self._save_folder is None:
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         else:
-            os.makedirs(str(output_dir), exist_ok=True)  # noqa: PTH103 - a str of the Trainer's
+            os.makedirs(str(output_dir), exist_ok=True)  # noqa: PTH103 - the Trainer passes a str
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self._saved_into is None:
+        if self._save_folder is None:
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -289,9 +291,9 @@ class BackgroundCheckpoints:
         trainer: Any = self
         optimizer = self._resumed["optimizer"]
         if trainer.args.auto_find_batch_size:
-            optimizer = copy.deepcopy(optimizer)  # the Trainer may begin anew, with smaller batches
+            optimizer = copy.deepcopy(optimizer)  # the Trainer may start again, with smaller batches
         else:
-            del self._resumed["optimizer"]  # and its memory
+            del self._resumed["optimizer"]  # frees its memory
         trainer.optimizer.load_state_dict(optimizer)
         trainer.lr_scheduler.load_state_dict(self._resumed["scheduler"])
 
@@ -311,7 +313,7 @@ def _check_type(checkpointer: Any) -> None:
 
 
 def _limit_of(args: Any) -> int | None:
-    """Return how many checkpoints the arguments of the Trainer let stay; None: all, also for 0 or less."""
+    """Return how many checkpoints the Trainer's arguments keep; None: all, also for 0 or less."""
     limit: int | None = args.save_total_limit
     return None if limit is None or limit <= 0 else limit
 
@@ -322,14 +324,14 @@ def _warn_of_unused_limit(limit: int | None, checkpointer: Checkpointer) -> None
         return
     kept = "all checkpoints (keep=None)" if keep is None else f"keep={keep} checkpoints"
     warnings.warn(
-        f"save_total_limit: not used: the Checkpointer keeps {kept}; pass keep={limit} to it instead",
+        f"save_total_limit has no effect: the Checkpointer keeps {kept}; pass keep={limit} to it instead",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 def _saves(args: Any) -> bool:
-    """Whether training may save: also where only SIGTERM asks for it (enable_jit_checkpoint)."""
+    """Whether training may save, if only after SIGTERM (enable_jit_checkpoint)."""
     return _strategy_of(args) != "no" or bool(getattr(args, "enable_jit_checkpoint", False))
 
 
@@ -337,8 +339,8 @@ def _strategy_of(args: Any) -> str:
     return str(getattr(args.save_strategy, "value", args.save_strategy))
 
 
-def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
-    """Refuse, or warn of, a limit that would remove the best checkpoint: a Checkpointer keeps the last."""
+def _check_best_is_kept(args: Any, checkpointer: Checkpointer | None) -> None:
+    """Reject, or warn of, a limit that would remove the best checkpoint: only the last ones are kept."""
     if args.metric_for_best_model is None or _strategy_of(args) in (
         "no",
         "best",
@@ -348,22 +350,23 @@ def _keep_the_best(args: Any, checkpointer: Checkpointer | None) -> None:
     if checkpointer is None and _limit_of(args) is not None:
         raise Unsupported(
             None,
-            f"{metric} with save_total_limit={args.save_total_limit}: the last checkpoints are kept, and the "
-            "best one would be removed; pass save_total_limit=None to keep all or, if only the last matter, "
+            f"{metric} with save_total_limit={args.save_total_limit} is not supported: only the last "
+            "checkpoints are kept, so the best one would be removed; pass save_total_limit=None to keep all "
+            "or, if only the last ones matter, "
             f"checkpointer=trunkline.Checkpointer(..., keep={args.save_total_limit})",
         )
     keep = None if checkpointer is None else checkpointer._context.keep
     if keep is not None:
         warnings.warn(
-            f"{metric}: the Checkpointer keeps the last checkpoints (keep={keep}), also "
-            "where an earlier one is the best; pass keep=None to it to keep all",
+            f"{metric}: the Checkpointer keeps only the last checkpoints (keep={keep}), even if an earlier "
+            "one is the best; pass keep=None to it to keep all",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
-def _refuse_other_states(state: Any, step: int, directory: str) -> None:
-    """Refuse what other code than a Trainer has saved into the directory."""
+def _check_is_of_trainer(state: Any, step: int, directory: str) -> None:
+    """Raise Format for a state that was not saved by a Trainer."""
     needed = ("model", "optimizer", "scheduler", "files")
     missing = [key for key in needed if not isinstance(state, dict) or key not in state]
     if not missing:
@@ -380,7 +383,7 @@ def _refuse_other_states(state: Any, step: int, directory: str) -> None:
 
 
 def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files of all ranks, on each: those that save together have the same state."""
+    """Return the files of all ranks, on each of them: ranks that save together must have the same state."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -390,15 +393,16 @@ def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: contents for each in every for name, contents in sorted(each.items())}
 
 
-def _refuse_what_cannot_be(trainer: Any) -> None:
+def _check_supported(trainer: Any) -> None:
     args = trainer.args
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if args.world_size != ranks:
         raise ValueError(
-            f"torchrun started {ranks} ranks, but the Trainer knows of {args.world_size}, so that each would "
-            "save checkpoints of its own to one place; without GPUs pass use_cpu=True to TrainingArguments"
+            f"torchrun started {ranks} ranks, but the Trainer knows of {args.world_size}, so each rank would "
+            "save its own checkpoints into the same directory; without GPUs pass use_cpu=True to "
+            "TrainingArguments"
         )
-    refused = {
+    unsupported = {
         "load_best_model_at_end": args.load_best_model_at_end,
         "push_to_hub with a hub_strategy that pushes checkpoints": args.push_to_hub
         and args.hub_strategy != "end",
@@ -408,9 +412,10 @@ def _refuse_what_cannot_be(trainer: Any) -> None:
     }
     upload = find_upload(trainer.callback_handler.callbacks)
     if upload is not None:
-        refused[upload] = _saves(args)
-    for name, used in refused.items():
+        unsupported[upload] = _saves(args)
+    for name, used in unsupported.items():
         if used:
             raise Unsupported(
-                None, f"{name} needs the checkpoints of transformers.Trainer; use that one, or leave it out"
+                None,
+                f"{name} needs the checkpoints of transformers.Trainer; turn it off, or use that Trainer",
             )

@@ -1,4 +1,4 @@
-"""Callbacks of transformers that upload the folder `checkpoint-N` of each save, which ours do not make."""
+"""Callbacks of transformers that upload the folder `checkpoint-N` of each save, which we do not make."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").upper() in _TRUE
 
 
-# By the class, with how it is asked for and whether it is. Some look at their variable when training begins.
+# By class: the setting that enables it, and whether it is set. Some read their variable when training begins.
 _UPLOADS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "WandbCallback": (
         "WANDB_LOG_MODEL=checkpoint",
@@ -25,11 +25,11 @@ _UPLOADS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def find_upload(callbacks: Iterable[object]) -> str | None:
-    """Return how the first of these callbacks was asked to upload checkpoints, with its class."""
+    """Return the setting by which the first of these callbacks uploads checkpoints, with its class."""
     for callback in callbacks:
         for base in type(callback).__mro__:
             if base.__name__ in _UPLOADS:
-                asked_by, is_asked = _UPLOADS[base.__name__]
-                if is_asked(callback):
-                    return f"{asked_by} ({base.__name__})"
+                setting, is_enabled = _UPLOADS[base.__name__]
+                if is_enabled(callback):
+                    return f"{setting} ({base.__name__})"
     return None

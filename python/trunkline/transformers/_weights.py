@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint become which weights of a model, by the rules of transformers itself."""
+"""Maps the tensors of a checkpoint to the weights of a model, by the rules of transformers itself."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -16,16 +16,16 @@ from transformers.core_model_loading import (
 )
 
 from trunkline._errors import Format
-from trunkline._streaming.stored import Stored
+from trunkline._streaming.stored import FileTensor
 
-Fetch = Callable[[Stored], torch.Tensor]
+Fetch = Callable[[FileTensor], torch.Tensor]
 
 
 @dataclass
 class Conversion:
-    """Weights that are computed from several tensors (experts that were stored one by one, say)."""
+    """Weights that are computed from several tensors (for example experts that are stored one by one)."""
 
-    first: str  # the weight that names it
+    first: str  # the first of the weights, as transformers names the group
     converter: Any
     sources: list[tuple[str, str]]  # of the checkpoint: name, and the pattern that it matched
 
@@ -40,25 +40,25 @@ class Conversion:
 
 @dataclass
 class Weights:
-    """The weights of a model: as they are stored, or computed."""
+    """The weights of a model: stored as they are, or computed."""
 
-    stored: dict[str, Stored]  # by name of the weight
+    stored: dict[str, FileTensor]  # by name of the weight
     computed: dict[str, Conversion]
-    converter: str  # what computes, with its version; "" where nothing is
+    converter: str  # the library that computes them, and its version; "" if none are computed
 
 
-def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
+def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str) -> Weights:
     """Return where the weights of `model`, on the meta device, come from.
 
-    Tied weights may be missing, as long as one of them is there. Raises Format for what is missing else, and
-    for other shapes; what the model has no use for is left out.
+    Of tied weights one must exist. Raises Format for any other weight that is missing, and for other shapes;
+    tensors that the model does not use are ignored.
     """
     wanted = model.state_dict()
     mapping = get_model_conversion_mapping(model) or []
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    stored: dict[str, Stored] = {}
+    stored: dict[str, FileTensor] = {}
     groups: dict[str, Conversion] = {}
     for name in sorted(checkpoint, key=dot_natural_key):
         weight, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
@@ -86,7 +86,7 @@ def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
             why = str(error).partition("\n")[0]
             raise Format(
                 None,
-                f"{source}: {group.first} cannot be made of the {len(group.sources)} tensors "
+                f"{source}: {group.first} cannot be computed from the {len(group.sources)} tensors "
                 f"{group.sources[0][0]} .. {group.sources[-1][0]} ({why}); is one of them missing?",
                 source,
             ) from None
@@ -100,8 +100,8 @@ def find(model: Any, checkpoint: Mapping[str, Stored], source: str) -> Weights:
 def _why_missing(model: Any) -> str:
     saved, wanted = getattr(model.config, "architectures", None) or [], type(model).__name__
     if saved and wanted not in saved:
-        return f"it was saved from {', '.join(map(str, saved))}, and only a {wanted} can be streamed"
-    return "is it the checkpoint of another model, or was it copied in part?"
+        return f"it was saved from {', '.join(map(str, saved))}, but only a {wanted} can be streamed"
+    return "is it the checkpoint of another model, or an incomplete copy?"
 
 
 def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
@@ -121,7 +121,7 @@ def _check(model: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> No
         if name in wanted and tuple(wanted[name].shape) != tuple(shape):
             raise Format(
                 None,
-                f"{source}: {name} has the shape {list(shape)} where the model's config asks for "
-                f"{list(wanted[name].shape)}",
+                f"{source}: {name} has the shape {list(shape)}, but the model's config requires "
+                f"{list(wanted[name].shape)}; is config.json that of another model?",
                 source,
             )

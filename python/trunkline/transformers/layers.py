@@ -1,4 +1,4 @@
-"""The decoder layers of a model, and what of them is streamed in which units."""
+"""The decoder layers of a model, and how their weights are grouped into units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from trunkline._errors import Unsupported
-from trunkline._streaming.roofline import most_unit_bytes
+from trunkline._streaming.roofline import max_unit_bytes
 
-# What is less than this share of its layer stays in memory: norms, biases, routers.
+# Weights smaller than this share of their layer stay in memory: norms, biases, routers.
 _SMALL_SHARE = 1 / 256
 _MIN_DIMENSIONS = 2
-# Layers are cut into units of about this, or of their largest module: two of them must fit beside what stays,
-# and the smaller they are, the more stays.
+# Layers are cut into units of about this size, or that of their largest module: two of them must fit beside
+# the resident weights, and the smaller they are, the more weights can be resident.
 UNIT_BYTES = 16 << 20
 
 
@@ -35,13 +35,13 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are streamed for it."""
+        """Bytes of its streamed weights."""
         return sum(weight.nbytes for weight in self.weights)
 
 
 @dataclass
 class Unit:
-    """What is read and used as a whole: neighbouring modules of one layer."""
+    """Neighbouring modules of one layer, whose weights are read and used as a whole."""
 
     layer: int
     parts: list[Part] = field(default_factory=list)
@@ -52,9 +52,9 @@ class Unit:
         return sum(part.nbytes for part in self.parts)
 
     @property
-    def most_bytes(self) -> int:
-        """The most memory that it takes, however its weights lie in the files."""
-        return most_unit_bytes(self.nbytes, len(self.weights))
+    def max_bytes(self) -> int:
+        """The most memory that it can need, whatever the offsets of its weights in the files."""
+        return max_unit_bytes(self.nbytes, len(self.weights))
 
     @property
     def weights(self) -> list[Weight]:
@@ -65,7 +65,7 @@ class Unit:
 def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
     """Return the list of the model's decoder layers, and its path.
 
-    Raises Unsupported for a model that has none.
+    Raises Unsupported for a model without decoder layers.
     """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     found = [
@@ -85,7 +85,7 @@ def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
 def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[Unit]]:
     """Return the decoder layers, and their streamed weights in units, in the order of their modules.
 
-    What is tied to anything else stays in memory, as everything outside of the layers does.
+    Tied weights stay in memory, as everything outside of the layers does.
     """
     path, layers = find_layers(model)
     uses: dict[int, int] = {}
@@ -102,9 +102,9 @@ def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[
 
 
 def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[list[Part]]:
-    """Return the modules with streamed weights; those within another one of them go with it.
+    """Return the modules with streamed weights, in groups: a module and those within it.
 
-    It needs its own weights while they run: in units of their own they would all be held at once.
+    The outer module needs its weights while the inner ones run: separate units would all be in use at once.
     """
     total = sum(parameter.nbytes for parameter in layer.parameters())
     groups: list[list[Part]] = []

@@ -1,4 +1,4 @@
-"""Stock models of transformers without their weights."""
+"""Makes stock models of transformers without their weights."""
 
 import json
 from pathlib import Path
@@ -19,16 +19,16 @@ _META = torch.device("meta")
 def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None = None) -> Any:
     """Return the causal language model that the directory's config describes, all of it on the meta device.
 
-    `dtype`: None is that of the config, or `stored` where that has none. Raises as check_model_folder(), and
-    Unsupported for quantised weights and for what is not a causal language model of transformers.
+    `dtype`: None is that of the config, or `stored` if the config has none. Raises as check_model_folder()
+    does, and Unsupported for quantised weights and for anything but a causal language model of transformers.
     """
     config = _config(model_dir)
     quantisation = getattr(config, "quantization_config", None)
     if quantisation is not None:
         raise Unsupported(
             None,
-            f"{model_dir}: quantised weights ({_method_of(quantisation)}) are not supported by streaming; "
-            "use a checkpoint of bf16, fp16 or fp32, or transformers itself",
+            f"{model_dir}: streaming does not support quantised weights ({_method_of(quantisation)}); use a "
+            "bf16, fp16 or fp32 checkpoint, or load this one with transformers",
             str(model_dir),
         )
     if dtype is None and getattr(config.get_text_config(decoder=True), "dtype", None) is None:
@@ -38,8 +38,8 @@ def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None 
         with _META:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kept)
         model.tie_weights()
-    except Exception as error:  # whatever the code of a model meets in a config that is wrong
-        what = "" if isinstance(error, ValueError) else f"no model of this config: {type(error).__name__}: "
+    except Exception as error:  # a model's code may raise anything for an invalid config
+        what = "" if isinstance(error, ValueError) else f"the config is not valid: {type(error).__name__}: "
         raise Unsupported(None, f"{model_dir}: {what}{_first_line(error)}", str(model_dir)) from error
     _keep_in_fp32(model)
     return model
@@ -51,7 +51,7 @@ def _keep_in_fp32(model: Any) -> None:
     if not plan:
         return
     pattern, by_group, _ = build_glob_alternation(list(plan))
-    made: dict[int, torch.Tensor] = {}  # by what was there: tied weights stay one
+    made: dict[int, torch.Tensor] = {}  # by id() of the tensor that is replaced: tied weights stay tied
     for name, value in model.state_dict(keep_vars=True).items():
         match = pattern.search(name)
         if match is None or not value.is_floating_point():
@@ -72,25 +72,25 @@ def _config(model_dir: Path) -> Any:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
     except ValueError as error:
         raise Unsupported(None, _why_no_config(path, error), str(path)) from error
-    except Exception as error:  # OSError where it is not JSON, and other errors of odd values
+    except Exception as error:  # OSError if it is not JSON; other errors for invalid values
         raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
     _check_kind(config, path)
     return config
 
 
 def _why_no_config(path: Path, error: ValueError) -> str:
-    """Say why transformers makes nothing of a config, and what to do."""
+    """Return why transformers cannot load a config, and what to do."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         document = None
     kind = document.get("model_type") if isinstance(document, dict) else None
     if not isinstance(kind, str):
-        return f"{path} names no model_type; is it the config.json of a model of transformers?"
+        return f"{path} has no model_type; is it the config.json of a transformers model?"
     if "auto_map" in document:
         return (
-            f"{path}: the model's code is in its folder (auto_map), and no code of a folder is run; use "
-            "transformers with trust_remote_code=True, or a checkpoint whose model_type transformers has"
+            f"{path}: the model's code is in its folder (auto_map), and Trunkline runs no code from folders; "
+            "use transformers with trust_remote_code=True, or a checkpoint whose model_type transformers has"
         )
     if kind not in CONFIG_MAPPING:
         return (
@@ -101,7 +101,7 @@ def _why_no_config(path: Path, error: ValueError) -> str:
 
 
 def _check_kind(config: Any, path: Path) -> None:
-    """Raise Unsupported for what is not a causal language model."""
+    """Raise Unsupported unless the config is that of a causal language model."""
     kind = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         why = "is an encoder-decoder model"
@@ -111,7 +111,7 @@ def _check_kind(config: Any, path: Path) -> None:
         return
     raise Unsupported(
         None,
-        f"{path}: {kind} {why}, and only causal language models (decoders such as Llama, Qwen3 and GPT-2) "
+        f"{path}: {kind} {why}, but only causal language models (decoders such as Llama, Qwen3 and GPT-2) "
         "can be streamed; load it with transformers",
         str(path),
     )
@@ -122,9 +122,9 @@ def _first_line(error: Exception) -> str:
 
 
 def finish(model: Any, model_dir: Path, device: torch.device) -> None:
-    """Make what no file stores (buffers of rotary embeddings, say) as transformers makes it, on the device.
+    """Make the buffers that no file stores (those of rotary embeddings) as transformers does, on the device.
 
-    Every parameter and stored buffer must be there already, or stay on the meta device.
+    Every parameter and stored buffer must have been set already, or stay on the meta device.
     """
     for value in (*model.parameters(), *model.buffers()):
         value._is_hf_initialized = True
@@ -144,7 +144,9 @@ def finish(model: Any, model_dir: Path, device: torch.device) -> None:
     missing = [name for name, buffer in model.named_buffers() if buffer.device == _META]
     if missing:
         raise Unsupported(
-            None, f"{model_dir}: the buffers {missing[:4]} cannot be made without the stock loader"
+            None,
+            f"{model_dir}: the buffers {missing[:4]} are neither stored nor initialized by the model, which "
+            "streaming does not support; load it with transformers",
         )
 
 
@@ -153,7 +155,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _generation_config(model_dir: Path) -> GenerationConfig:
-    """Return what transformers takes: of its own file, or, as older checkpoints have it, of config.json."""
+    """Return the config that transformers uses: from its own file or, in older checkpoints, config.json."""
     try:
         return GenerationConfig.from_pretrained(model_dir)
     except OSError:
@@ -164,5 +166,5 @@ def _generation_config(model_dir: Path) -> GenerationConfig:
 
 def _method_of(quantisation: Any) -> str:
     if isinstance(quantisation, dict):
-        return str(quantisation.get("quant_method", "of an unnamed method"))
-    return str(getattr(quantisation, "quant_method", "of an unnamed method"))
+        return str(quantisation.get("quant_method", "unknown method"))
+    return str(getattr(quantisation, "quant_method", "unknown method"))

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds: its model without weights, and where the weights are."""
+"""Reads a Hugging Face folder: its model without weights, and where the weights are stored."""
 
 import errno
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from trunkline._formats.safetensors.folder import folder_headers
 from trunkline._formats.safetensors.loader import Header, dtype_and_shape
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.source import Source
-from trunkline._streaming.stored import TENSOR_ALIGNMENT, Stored
+from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, skeleton
 from trunkline.transformers import layers as model_layers
@@ -27,14 +27,14 @@ _MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass
 class Checkpoint:
-    """A folder, the model that it describes (on the meta device), and its weights by their names there.
+    """A folder, its model (on the meta device), and the model's weights by their names in the model.
 
-    Of a tied weight only one name counts. `order`: that of use, those that are streamed first.
+    A tied weight is listed under one of its names. `order`: the order of use; streamed weights come first.
     """
 
     folder: Path
     headers: list[Header]
-    tensors: dict[str, Stored]  # of the files, by their names there
+    tensors: dict[str, FileTensor]  # by their names in the files
     model: Any
     weights: Weights
     layers: nn.ModuleList
@@ -54,7 +54,7 @@ class Checkpoint:
 
     @property
     def readable_in_place(self) -> bool:
-        """Whether every weight lies in the files as memory wants it."""
+        """Whether every weight is stored in the dtype and with the alignment that it needs in memory."""
         stored = self.weights.stored
         return all(
             name in stored
@@ -64,8 +64,8 @@ class Checkpoint:
         )
 
 
-def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
-    """Read configuration and headers. Raises as from_pretrained does."""
+def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
+    """Read the config and the headers of a folder. Raises as from_pretrained does."""
     await_saves_of(str(folder))
     check_model_folder(folder)
     check_weights(folder)
@@ -84,8 +84,8 @@ def look_into(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | N
     for names in names_of.values():
         _check_tied([weights.stored[name] for name in names if name in weights.stored], headers)
     aliases = {next(name for name in names if name in known): names for names in names_of.values()}
-    through = set(streamed)
-    resident = [name for name in aliases if name not in through]
+    streamed_names = set(streamed)
+    resident = [name for name in aliases if name not in streamed_names]
     return Checkpoint(
         folder=folder,
         headers=headers,
@@ -107,14 +107,14 @@ def _headers(folder: Path) -> list[Header]:
         return folder_headers(folder)
     except FileNotFoundError as error:
         message = (
-            f"cannot load a model from {folder}: {error.filename} is missing; its download or copy is "
+            f"cannot load a model from {folder}: {error.filename} is missing; the download or copy is "
             "incomplete, fetch that file too"
         )
         raise exception_of("system", errno.ENOENT, message, str(error.filename)) from error
 
 
 def _first_dtype(headers: list[Header]) -> torch.dtype | None:
-    """Return the dtype that transformers takes for that of the model where its config names none."""
+    """Return the dtype that transformers gives a model whose config has none."""
     first = min(headers, key=lambda header: Path(header.path).name)
     for stored in sorted(first.tensors, key=lambda each: each.name):
         dtype, _ = dtype_and_shape(stored, first.path)
@@ -123,10 +123,10 @@ def _first_dtype(headers: list[Header]) -> torch.dtype | None:
     return None
 
 
-def _check_tied(stored: list[Stored], headers: list[Header]) -> None:
-    """Raise Unsupported for one weight that is stored several times with different values.
+def _check_tied(stored: list[FileTensor], headers: list[Header]) -> None:
+    """Raise Unsupported for a tied weight that is stored several times with different values.
 
-    The config says that they are tied; transformers would keep them apart.
+    Transformers would load them as separate weights, although the config says that they are tied.
     """
     if len(stored) < 2:
         return
@@ -138,20 +138,20 @@ def _check_tied(stored: list[Stored], headers: list[Header]) -> None:
     path = headers[stored[0].file].path
     raise Unsupported(
         None,
-        f"{path}: {names} are tied by the config (tie_word_embeddings), and differ in the file; set "
-        "tie_word_embeddings to false in config.json if they should",
+        f"{path}: {names} are tied by the config (tie_word_embeddings), but differ in the file; if they "
+        "should differ, set tie_word_embeddings to false in config.json",
         path,
     )
 
 
 def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a dtype, or None for that of the config. Raises ValueError for what is none."""
+    """Return a dtype, or None for that of the config. Raises ValueError for anything else."""
     if dtype is None or dtype == "auto":
         return None
     if isinstance(dtype, str):
         named = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(named, torch.dtype):
-            raise ValueError(f'dtype: must be a torch.dtype or the name of one, as "bfloat16", not {dtype!r}')
+            raise ValueError(f'dtype: must be a torch.dtype or its name, such as "bfloat16", not {dtype!r}')
         dtype = named
     if dtype not in _MODEL_DTYPES:
         names = ", ".join(str(each).removeprefix("torch.") for each in _MODEL_DTYPES)
@@ -160,5 +160,5 @@ def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def names_first(units: Sequence[Unit]) -> set[str]:
-    """Return the names of the weights with which units begin."""
+    """Return the name of the first weight of each unit."""
     return {unit.weights[0].path for unit in units}
