@@ -262,9 +262,7 @@ def test_a_directory_whose_path_leads_elsewhere_is_warned_of(tmp_path: Path) -> 
     checkpoints.save(1, state_of(1), block=True)
     current.unlink()
     current.symlink_to("exp2")
-    with pytest.warns(
-        RuntimeWarning, match=r"cur/run holds none of the checkpoints .* Step 2 is saved there"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"cur/run has none of the checkpoints .* Step 2 is saved there"):
         checkpoints.save(2, state_of(2), block=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -138,7 +138,7 @@ def test_a_fresh_run_that_cannot_save_says_where_the_earlier_one_is(
             fresh.save(0, tensors_of(0)).wait()
         (aside,) = (tmp_path / "run").glob("aside-*")
         assert caught.value.errno == errno.ENOSPC
-        assert f"whole in {aside}: open that directory to go on" in str(caught.value)
+        assert f"complete in {aside}: open that directory to continue" in str(caught.value)
         assert fresh.steps() == []
         earlier = tl.Checkpointer(aside, process_group=False, engine=engine)
         assert_version(earlier.load(), 7)
@@ -221,7 +221,7 @@ def test_a_message_that_cannot_be_made_leaves_no_lock(
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(StepSave, "_say_where_the_earlier_run_is", interrupted)
+        monkeypatch.setattr(StepSave, "_mention_set_aside_run", interrupted)
         faults.fail("sync", faults.commands("sync"), errno.EIO)
         with pytest.raises(tl.Error) as caught:
             checkpoints.save(1, tensors_of(1), block=True)

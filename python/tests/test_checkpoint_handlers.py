@@ -126,8 +126,8 @@ print(checkpointer.steps())
     assert lines[-1] == "[1, 2, 3]"
     for line, call in zip(lines[:-1], ("save step 7", "wait", "load"), strict=True):
         assert line == (
-            f"cannot {call} in {tmp_path}/steps: save(2) is already running in this thread, and a signal "
-            "handler called in the midst of it; set a flag in the handler and save in the training loop "
+            f"cannot {call} in {tmp_path}/steps: a signal handler called it while save(2) was running in the "
+            "same thread; set a flag in the handler, and save in the training loop "
             '("Preemption" in docs/checkpoints.md shows how)'
         )
 

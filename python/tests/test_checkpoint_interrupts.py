@@ -172,7 +172,7 @@ WAITS: dict[str, Wait] = {
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C nothing waits for the copying of tensors."""
-    monkeypatch.setattr(saving, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(saving, "_STAGING_SECONDS", 0.0)
 
 

@@ -96,7 +96,7 @@ def test_one_of_several_ranks_finds_the_step_gone_that_they_agreed_on(
 
     monkeypatch.setattr(reader, "_agree", agree)
     reader._ranks.size = 2
-    with pytest.raises(tl.Error, match="not there on rank 0") as caught:
+    with pytest.raises(tl.Error, match="does not exist on rank 0") as caught:
         reader.load()
     assert not isinstance(caught.value, FileNotFoundError)  # the other rank goes on from there
 

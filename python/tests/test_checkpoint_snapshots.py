@@ -220,7 +220,7 @@ def test_a_save_that_another_checkpointer_overtakes(tmp_path: Path, faults: tl.F
         one.save(2, {"x": torch.ones(3)}).wait_staged()
         handle = other.save(1, {"x": torch.ones(3)})
         faults.release()
-        with pytest.raises(FileExistsError, match=r"step 2.*make one, and keep it$"):
+        with pytest.raises(FileExistsError, match=r"step 2.*make one and keep it$"):
             handle.wait()
         one.wait()
         with pytest.raises(FileExistsError) as caught:  # of save() itself: of an earlier run

@@ -362,7 +362,5 @@ def test_a_file_that_comes_between_is_said_at_once(tmp_path: Path) -> None:
 def test_a_checkpointer_is_not_copied(
     checkpointer: tl.Checkpointer, copied: Callable[[object], object]
 ) -> None:
-    with pytest.raises(
-        TypeError, match=r"cannot be pickled or copied; open the directory where it is needed"
-    ):
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied; open the directory again instead"):
         copied(checkpointer)

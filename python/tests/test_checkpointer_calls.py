@@ -262,7 +262,7 @@ def test_a_rank_that_comes_when_the_others_have_gone_on(crew: RankProcesses, dir
     for step in (2, 3):
         tell(crew, late, ("save", step, {"seed": step}))
     (failed,) = crew.collect([late]).values()
-    assert f"rank 0 gave up save(2) before rank {late} came to it" in failed.message
+    assert f"rank 0 left save(2) before rank {late} joined it" in failed.message
     assert crew.collect(range(crew.size)) == {}
     works_again(crew)
 

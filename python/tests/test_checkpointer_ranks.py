@@ -245,8 +245,8 @@ def test_a_step_that_is_replaced_while_ranks_load_it(crew: RankProcesses, direct
     assert len(failed) == 3
     for error in failed.values():
         assert error.is_ours, error
-        assert re.search(f"rank (1|{odd}) finds another checkpoint of step 0", error.message), error
-        assert "another process saves into the directory" in error.message, error
+        assert re.search(f"rank (1|{odd}) finds a different checkpoint of step 0", error.message), error
+        assert "another process is saving into the directory" in error.message, error
 
 
 @pytest.mark.parametrize("there", ["nothing", "an older copy"])
@@ -326,7 +326,7 @@ def test_a_rank_that_loads_another_checkpoint_after_all_loaded_one(
     for error in failed.values():
         assert f" has loaded step {ours} last, and rank 0 step {theirs}" in error.message
         assert (
-            f"Call load({theirs}) to go on from step {theirs}, or load({ours}), the same on all"
+            f"Call load({theirs}) to continue from step {theirs}, or load({ours}), the same on all"
             in error.message
         )
         assert "Checkpointer(..., process_group=False)" in error.message
@@ -352,7 +352,7 @@ def test_rank_0_loads_an_earlier_step_for_all_after_all_loaded_the_last(
     for _ in range(2):
         failed = crew.failures("save", 3, {"seed": 1}, block=True)
         assert len(failed) == 3
-        assert all("Call load(1) to go on from step 1" in error.message for error in failed.values())
+        assert all("Call load(1) to continue from step 1" in error.message for error in failed.values())
     for rank in (1, 2):
         assert crew.one(rank, "loads", {"seed": 1}, 1)
     crew.all("save", 3, {"seed": 1}, block=True)
@@ -380,7 +380,7 @@ def test_a_load_that_failed_on_one_rank(
             assert_named(failed, odd, 3)
             for error in failed.values():
                 assert f"load() of step 1 failed on rank {odd}" in error.message
-                assert "Call load() on all ranks, or load(1) on all where it failed" in error.message
+                assert "Call load() on all ranks, or load(1) on all ranks on which it failed" in error.message
         if again == "load()":
             assert crew.all("latest_loaded") == [1] * 3
         else:
@@ -573,7 +573,7 @@ def test_a_rank_that_opens_alone(directory: Path, odd: int) -> None:
         ranks.all("make_group", [0, 1], TIMEOUT)
         (failed,) = ranks.failures("open", str(directory), group=[0, 1], ranks=[odd]).values()
     assert failed.is_ours
-    assert f"opening {directory} on rank {odd}: " in failed.message
+    assert f"cannot open {directory} on rank {odd}: " in failed.message
     assert "not all opened a Checkpointer (is it inside `if rank == 0:`?)" in failed.message
     assert "process_group=False" in failed.message
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from trunkline.checkpoint.state.difference import MOST_MARKS, first_difference, marks_of
+from trunkline.checkpoint.state.difference import MAX_MARKS, first_difference, marks_of
 from trunkline.checkpoint.state.tree import flatten
 
 
@@ -56,10 +56,10 @@ def test_a_key_that_only_the_other_state_has_is_told_by_what_follows_it() -> Non
 
 
 def test_only_the_first_values_have_marks() -> None:
-    ours = {str(number): number for number in range(MOST_MARKS + 5)}
+    ours = {str(number): number for number in range(MAX_MARKS + 5)}
     theirs = dict(ours)
-    assert len(marks_of(flatten(ours)[0])) == MOST_MARKS
-    theirs[str(MOST_MARKS - 2)] = -1  # the state itself is the first
-    assert place(ours, theirs) == f"state['{MOST_MARKS - 2}']"
-    theirs = {**ours, str(MOST_MARKS): -1}
+    assert len(marks_of(flatten(ours)[0])) == MAX_MARKS
+    theirs[str(MAX_MARKS - 2)] = -1  # the state itself is the first
+    assert place(ours, theirs) == f"state['{MAX_MARKS - 2}']"
+    theirs = {**ours, str(MAX_MARKS): -1}
     assert place(ours, theirs) is None

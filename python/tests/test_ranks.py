@@ -148,7 +148,7 @@ def test_a_rank_that_falls_silent(new_store: MakeStore, monkeypatch: pytest.Monk
         met(there, here)
         # As the heart of a process that died: it has beaten for a while, and does no more.
         monkeypatch.setattr(ranks[odd].attempts, "beat", lambda attempt: None)
-        with pytest.raises(tl.RankError, match=f"rank {odd} is silent for 0.5 s"):
+        with pytest.raises(tl.RankError, match=f"rank {odd} has sent no heartbeat for 0.5 s"):
             (here, there)[odd].read("written", odd)
 
 
@@ -168,7 +168,7 @@ def test_the_exit_waits_for_no_silent_rank_again(monkeypatch: pytest.MonkeyPatch
         with ranks[0].begin() as zero:
             met(zero, one, two)
             monkeypatch.setattr(ranks[2].attempts, "beat", lambda attempt: None)
-            with pytest.raises(tl.RankError, match="rank 2 is silent"):
+            with pytest.raises(tl.RankError, match="rank 2 has sent no heartbeat"):
                 zero.read("written", 2)
             zero.post("committed", 1)
             ranks[0].timeout = LONG
@@ -191,7 +191,7 @@ def test_rank_0_that_falls_silent_before_it_meets(
         while zero.attempts.last_beat(0) is None:
             time.sleep(0)
         monkeypatch.setattr(zero.attempts, "beat", lambda attempt: None)
-        with pytest.raises(tl.RankError, match="rank 0 is silent for 0.5 s"):
+        with pytest.raises(tl.RankError, match="rank 0 has sent no heartbeat for 0.5 s"):
             here.meet()
 
 
@@ -203,7 +203,7 @@ def test_signs_of_life_count_for_their_call_alone(
         met(here, there)
         beat, hung = one.attempts.beat, there._attempt
         monkeypatch.setattr(one.attempts, "beat", lambda attempt: None if attempt is hung else beat(attempt))
-        with one.begin("save(2)"), pytest.raises(tl.RankError, match="rank 1 is silent for 0.5 s"):
+        with one.begin("save(2)"), pytest.raises(tl.RankError, match="rank 1 has sent no heartbeat"):
             here.read("written", 1)
 
 
@@ -329,7 +329,7 @@ def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:
     with zero.begin() as here:
         with one.begin() as there:
             met(here, there)
-        with pytest.raises(tl.RankError, match="rank 1 gave up"):
+        with pytest.raises(tl.RankError, match="rank 1 left"):
             here.read("written", 1)
 
 

@@ -427,7 +427,7 @@ class _Pair(NamedTuple):
 
 
 CONVERT = "; save what it consists of: dicts, lists, numbers, strings, tensors or arrays"
-IN_PT = "; save it in a .pt file of its own (trunkline.save)"
+IN_PT = "; save it in a separate .pt file (trunkline.save)"
 ARRAY = "; convert it to a list, or to an array of numbers or strings"
 
 
@@ -809,7 +809,7 @@ class _Options:
         (torch.nn.Linear(1, 1), "save its state_dict()"),
         (torch.optim.SGD([torch.zeros(1)]), "save its state_dict()"),
         (argparse.Namespace(), "save vars(args)"),
-        (torch.nn.Linear, "save its name, or what it is needed for"),
+        (torch.nn.Linear, "save its name"),
         (lambda: 1, CONVERT.removeprefix("; ")),
     ],
     ids=lambda value: type(value).__name__,
@@ -821,6 +821,6 @@ def test_values_without_a_form_say_what_to_convert_them_to(value: Any, advice: s
     assert str(caught.value) == f"state['a'] is a {kind}, which cannot be saved; {advice}"
     if value.__hash__ is not None and not isinstance(value, tuple):
         with pytest.raises(
-            tl.Unsupported, match="the key is a .*; use a string, a number or a tuple of such"
+            tl.Unsupported, match="the key is a .*; use a string, a number, or a tuple of these"
         ):
             tree.flatten({value: 1})

@@ -193,6 +193,6 @@ def test_arguments_of_torch_load(tmp_path: Path) -> None:
 
 
 def test_writers_of_one_process(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^writers: not \[1\]: there is one process .*; leave writers out$"):
+    with pytest.raises(ValueError, match=r"^writers: cannot be \[1\] with one process .*; omit it$"):
         tl.Checkpointer(tmp_path, writers=[1], process_group=False)
     tl.Checkpointer(tmp_path, writers=[0], process_group=False)

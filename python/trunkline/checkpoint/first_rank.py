@@ -1,15 +1,15 @@
-"""What the first rank of torch.distributed saves in the background, for the other ranks to wait for.
+"""Lets other ranks of torch.distributed wait for a save that the first rank makes in the background.
 
-For integrations in which it alone saves. No collective operation takes part: a rank that comes from an error,
-or never comes, would hold up the others. The first rank posts each save in the store of the default process
-group, and what became of it; the others look there.
+For integrations in which the first rank alone saves. No collective operation is used: a rank that failed, or
+never arrives, would block the others. The first rank posts each save and its outcome in the store of the
+default process group, where the others read them.
 
-Saves are known by their number, which all ranks count alike: common_save() is entered by all before the first
-one saves, and none looks for a save before the first one has left it. So what processes before a restart have
-left in the store is replaced before anyone looks.
+Saves are identified by a number, which all ranks count alike: all ranks enter common_save() before the first
+one saves, and none reads the store before the first one has left it. So entries that processes before a
+restart left in the store are replaced before anyone reads them.
 
 What the first rank saves afterwards, such as the weights that Lightning's launchers return, has no number and
-is not posted: nobody waits for it, and those who wait for an earlier save must find the outcome of that one.
+is not posted: nobody waits for it, and ranks that wait for an earlier save must find the outcome of that one.
 """
 
 import time
@@ -23,10 +23,10 @@ from trunkline._tensor_io.background import start_thread
 from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
 from trunkline.checkpoint.save import SaveHandle
 
-_LONGEST_SECONDS = 1800.0  # as torch waits for a rank by default
+_TIMEOUT_SECONDS = 1800.0  # torch's default for a rank
 _STORE_SECONDS = 60.0
-_READERS_SECONDS = 5.0  # for ranks that are a little behind; those that died never come
-_LONGEST_PAUSE_SECONDS = 0.1
+_READERS_SECONDS = 5.0  # for ranks that are a little behind; dead ones never read it
+_MAX_PAUSE_SECONDS = 0.1
 _RUNNING, _SAVED, _FAILED = "running", "saved", "failed: "
 
 
@@ -35,8 +35,8 @@ class _Saves:
         self.begun = 0  # as all ranks count
         self.is_open = False  # whether the last one of these is being begun
         self.posted = 0  # of these, the last one that the first rank has posted
-        self.last_post: object = None  # identifies the save whose outcome becomes that of the number
-        self.awaited = 0  # of these, up to which this rank has waited
+        self.last_post: object = None  # identifies the save whose outcome is posted for the number
+        self.awaited = 0  # of these, the last one that this rank has waited for
         self.store: tuple[weakref.ref[Any], RankStore] | None = None
 
 
@@ -45,7 +45,7 @@ _saves = _Saves()
 
 @contextmanager
 def common_save() -> Iterator[None]:
-    """Count a save that all ranks know of; what the first one saves within is posted under this number."""
+    """Count a save on all ranks; a save of the first rank within the context is posted under this number."""
     _saves.begun += 1
     _saves.is_open = True
     try:
@@ -55,10 +55,10 @@ def common_save() -> Iterator[None]:
 
 
 def post_save(saving: SaveHandle | None, error: BaseException | None = None) -> None:
-    """Post, on the first rank, a save within common_save(); None: it is over, and failed with `error`.
+    """Post, on the first rank, a save within common_save(); None: it has ended, with `error` if it failed.
 
-    Of several within one, the last one counts. Elsewhere it is posted only if its number has no save yet, as
-    where another plugin passes it on from a thread.
+    If there are several within one context, the last one counts. Outside of it, a save is posted only if its
+    number has none yet, as when another plugin saves from a thread.
     """
     store = _store(on_first_rank=True)
     number = _saves.begun
@@ -67,11 +67,11 @@ def post_save(saving: SaveHandle | None, error: BaseException | None = None) -> 
     this_post = object()
 
     def post(value: str) -> None:
-        def set_unless_replaced(each: Any) -> None:  # one at a time, in the thread of the store
+        def set_unless_replaced(each: Any) -> None:  # one at a time, in the store's thread
             if _saves.last_post is this_post or _saves.posted != number:
                 each.set(str(number), value)
 
-        with suppress(RankError):  # then nobody can wait for it, and the save goes on
+        with suppress(RankError):  # then nobody can wait for it; the save goes on
             store.do(set_unless_replaced)
 
     if _saves.posted != number:
@@ -99,22 +99,22 @@ def _readers_key(number: int) -> str:
 
 
 def await_first_rank() -> None:
-    """Wait, on other ranks, until the save that was counted last is over.
+    """Wait, on other ranks, until the save that was counted last has ended.
 
-    Raises RankError if it failed, if the store is lost, and after half an hour. Returns at once on the first
-    rank, and without a process group.
+    Raises RankError if it failed, if the store is lost, and after half an hour. Returns immediately on the
+    first rank, and without a process group.
     """
     number = _saves.begun
     store = _store(on_first_rank=False)
     if store is None or number == _saves.awaited:
         return
-    end = time.monotonic() + _LONGEST_SECONDS
+    end = time.monotonic() + _TIMEOUT_SECONDS
     pause = 0.001
     while (outcome := store.do(lambda each: value_of(each, str(number)))) == _RUNNING.encode():
         if time.monotonic() > end:
-            raise rank_error(0, f"rank 0 has not ended its save after {_LONGEST_SECONDS:g} s; see its log")
+            raise rank_error(0, f"rank 0 has not finished its save after {_TIMEOUT_SECONDS:g} s; see its log")
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
     _saves.awaited = number
     if outcome is not None:
         with suppress(RankError):  # the first rank has not waited for this one
@@ -127,8 +127,8 @@ def await_first_rank() -> None:
 def await_other_ranks() -> None:
     """Wait, on the first rank, until the others have read the outcome of the save that was counted last.
 
-    The store is lost to them when the process that holds it exits, which may be this one. Waits a few seconds
-    at most, since a rank may have died. Returns at once on other ranks, and without a process group.
+    They lose the store when the process that serves it exits, which may be this one. Waits a few seconds at
+    most, since a rank may have died. Returns immediately on other ranks, and without a process group.
     """
     number = _saves.begun
     store = _store(on_first_rank=True)
@@ -143,11 +143,11 @@ def await_other_ranks() -> None:
     with suppress(RankError):  # then no other rank can read it
         while store.do(lambda each: each.add(_readers_key(number), 0)) < others and time.monotonic() < end:
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
 
 def _store(*, on_first_rank: bool) -> RankStore | None:
-    """Return the store of the default process group; None without other ranks, and on the wrong rank."""
+    """Return the store of the default process group; None without other ranks, or on the wrong rank."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -165,7 +165,7 @@ def _store(*, on_first_rank: bool) -> RankStore | None:
         if hasattr(store, "clone"):
             with suppress(NotImplementedError, RuntimeError):
                 store = store.clone()  # a separate connection, not blocked by other waits
-        # Who holds the store of a process group keeps its port.
+        # Weakly: a reference to the store of a process group keeps its port in use.
         _saves.store = (
             weakref.ref(default),
             RankStore(PrefixStore("trunkline/first_rank", store), _STORE_SECONDS),

@@ -27,32 +27,34 @@ def load(
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
-    `path`: a .safetensors file; a Hugging Face folder of such (or its *.safetensors.index.json), whose shards
-    are merged; otherwise a zip file of torch >= 1.6, whatever its suffix. Pickles run no code: only what
-    torch.load(weights_only=True) allows is loaded (torch.serialization.add_safe_globals widens it).
+    `path`: a .safetensors file; a Hugging Face folder of such files (or its *.safetensors.index.json), whose
+    shards are merged; otherwise a zip file of torch >= 1.6, whatever its suffix. Pickles run no code: only
+    types that torch.load(weights_only=True) allows are loaded (torch.serialization.add_safe_globals adds to
+    them).
 
-    Tensors own their memory, page-aligned where they are large, and are ordinary tensors even when they are
-    loaded under torch.inference_mode(). `verify`: "auto" checks the checksums that
-    the file has, True refuses a file without, False checks none. `mmap`: tensors are views of the mapped
-    file, read when they are first touched and not verified. Truncating that file in place, or losing its
-    device, kills the process (SIGBUS) when such a tensor is touched; save() replaces files and is safe.
-    `device`: "cpu", or a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, after
-    what its current stream holds. A file that the page cache holds is read from there, any other past it.
+    Tensors own their memory, page-aligned if they are large, and are ordinary tensors even when they are
+    loaded under torch.inference_mode(). `verify`: "auto" verifies the checksums that the file has, True
+    rejects a file without checksums, False verifies none. `mmap`: tensors are views of the mapped file, read
+    when they are first touched and not verified. Truncating that file in place, or losing its device, kills
+    the process (SIGBUS) when such a tensor is touched; save() replaces files and is safe. `device`: "cpu", or
+    a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, ordered after its current
+    stream. A file that is in the page cache is read from there; any other is read past it.
 
-    Waits for a save_async() of this process to `path` that is under way, so that this returns what it saved;
-    the error of one that failed is raised by the next save.
+    Waits for a save_async() of this process to `path` that is still running, so that this returns what it
+    saved; if that save failed, the next save raises its error.
 
     map_location and weights_only of torch.load raise a TypeError that says what to use instead.
 
-    Raises Corrupt, which names file, tensor and chunk, where bytes contradict their checksum or the file is
-    cut off; Format where it is none of these; Unsupported for what weights_only forbids. Thread-safe.
+    Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
+    truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids.
+    Thread-safe.
     """
     if map_location is not None:
-        raise TypeError("map_location: is not an argument of trunkline.load; use device=")
+        raise TypeError("map_location: not an argument of trunkline.load; use device=")
     if weights_only is not None:
         raise TypeError(
-            "weights_only: is not an argument of trunkline.load, where it is always on; to allow other types "
-            "see torch.serialization.add_safe_globals"
+            "weights_only: not an argument of trunkline.load, where it is always on; to allow other "
+            "types, use torch.serialization.add_safe_globals"
         )
     name = path_name(path)
     if verify not in ("auto", True, False):

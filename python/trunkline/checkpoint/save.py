@@ -38,23 +38,23 @@ def save(
     .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
 
     Stock torch.load and safetensors read the files. `obj` is anything that torch.save supports, for
-    .safetensors a mapping of names to tensors. Tensors are on the CPU or on CUDA GPUs, whose current stream
-    comes first, and must not change meanwhile.
+    .safetensors a mapping of names to tensors. Tensors may be on the CPU or on CUDA GPUs, whose current
+    stream is waited for, and must not change meanwhile.
 
-    The file appears whole under its name, at the end: whatever ends the saving early (an error, Ctrl-C, a
-    crash), an older file of the name is still there. `durable`: it also survives a power failure once this
-    returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of each
-    MiB, which load() checks; a .pt file always has the CRC-32 of each storage.
+    The file appears complete under its name, at the end: if anything ends the save early (an error, Ctrl-C,
+    a crash), an older file with that name is still there. `durable`: the file also survives a power failure
+    once this returns (fsync of file and directory). `checksum`: a .safetensors file also carries a CRC-32C of
+    each MiB, which load() verifies; a .pt file always has the CRC-32 of each storage.
 
-    Of several saves of one process to one file, the one that was called last is what the file holds in the
-    end: this waits for a save_async() to the same file that is still under way.
+    If one process saves to the same file several times, the file holds in the end what the save that was
+    called last wrote: this waits for a save_async() to the same file that is still running.
 
     Raises ValueError for another suffix, a URL or a leading "~"; Unsupported for tensors that the file cannot
     hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
-    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also what pickle
-    raises (TypeError, PicklingError). Error of the filesystem, which names the file by its absolute path: the
-    working directory may change while it is written. Errors of earlier save_async calls whose handles were
-    dropped are raised here, all in one, and nothing is saved: call again. Thread-safe.
+    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also the errors of
+    pickle (TypeError, PicklingError). Errors of the filesystem name the file by its absolute path, since the
+    working directory may change meanwhile. If earlier save_async calls failed and their handles were dropped,
+    this raises their errors, all in one, and saves nothing: call it again. Thread-safe.
     """
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
@@ -73,28 +73,27 @@ def save_async(
     staging_bytes: "int | str | None" = None,
     engine: Engine | None = None,
 ) -> "SaveHandle":
-    """Begin to save `obj` as save() does, and return a handle to what goes on in the background.
+    """Begin to save `obj` as save() does, in the background, and return a handle to the save.
 
-    The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; nothing
-    else of `obj` is looked at after this function returned. If a tensor changes earlier, or its memory
-    is resized or freed, the save fails; if memory is freed while it is read, the process may crash. Changes
-    of a small part of a tensor, through `.data` or numpy, can go unnoticed, and the file is a mixture of old
-    and new values. A state larger
-    than `staging_bytes` (None: half of the engine's pinned budget) is streamed through it: then staging takes
-    as long as writing all but the last of it. The file appears when handle.wait() would return.
+    The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; the rest
+    of `obj` may change as soon as this function returns. If a tensor changes earlier, or its memory is
+    resized or freed, the save fails; if memory is freed while it is read, the process may crash. Changes of a
+    small part of a tensor, through `.data` or numpy, can go unnoticed, and the file is then a mixture of old
+    and new values. A state larger than `staging_bytes` (None: half of the engine's pinned budget) is streamed
+    through it: then staging takes as long as writing all but the last part. The file appears when
+    handle.wait() would return.
 
-    Saves to one file are made one after the other, in the order of the calls: where an earlier one of this
-    process is still under way, staging begins when that is over, also when it failed or was cancelled.
+    Saves to one file run one after the other, in the order of the calls: if an earlier one of this process is
+    still running, staging begins when that one has ended, even if it failed or was cancelled.
 
-    A handle may be dropped: the file is written all the same, also when the interpreter exits meanwhile, and
-    an error is raised by the next save() or save_async(). When there is none it is printed at exit, and the
-    exit status is 1.
-    Ctrl-C during that exit abandons the save: the process says so, and ends as by SIGINT.
-    In exit handlers that were registered before the package was imported, this returns when the file is
-    saved, or raises the error, and the exit status is 1.
+    A handle may be dropped: the file is still written, also if the interpreter exits meanwhile, and the next
+    save() or save_async() raises its error. If there is no next save, the error is printed at exit, and the
+    exit status is 1. Ctrl-C during that exit abandons the save: the process reports it, and ends as if by
+    SIGINT. In exit handlers that were registered before the package was imported, this returns when the file
+    is saved, or raises the error, and the exit status is 1.
 
-    Raises what save() raises for its arguments and for `obj`, and ValueError for `staging_bytes`; errors of
-    the filesystem come from the handle.
+    Raises the errors of save() for its arguments and for `obj`, and ValueError for `staging_bytes`; the
+    handle raises errors of the filesystem.
     """
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
@@ -106,7 +105,7 @@ def save_async(
     files = OrderedFileSet(
         layout, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes
     )
-    del layout  # its memory is free when it is staged
+    del layout  # so that its memory is freed once it is staged
     try:
         name = path_name(path)
         handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
@@ -114,14 +113,14 @@ def save_async(
     except BaseException:
         files.discard()
         raise
-    files.enter()  # its thread runs, but may not have come so far
+    files.enter()  # its thread runs, but may not have entered yet
     return handle
 
 
 def lay_out(obj: Any, path: Path, checksum: bool) -> SourceLayout:
-    """Describe the file that `path` asks for by its suffix.
+    """Describe the file to write, in the format of the suffix of `path`.
 
-    In the directory that the path leads to now: a link may be pointed elsewhere before the file is written.
+    Symbolic links to directories are resolved now: they may be changed before the file is written.
     """
     directory, file = os.path.split(absolute_path(path))
     name = os.path.join(os.path.realpath(directory), file)  # noqa: PTH118 - a Path would drop a trailing slash
@@ -137,7 +136,7 @@ def lay_out(obj: Any, path: Path, checksum: bool) -> SourceLayout:
         with GcPause():
             return safetensors.lay_out(obj, name, checksum=checksum)
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
-    raise ValueError(f"path: cannot tell the format of {path_name(path)} by its suffix; use one of {known}")
+    raise ValueError(f"path: the suffix of {path_name(path)} names no known format; use one of {known}")
 
 
 class Job(Protocol):
@@ -147,27 +146,27 @@ class Job(Protocol):
         """Create the files."""
 
     def commit(self) -> None:
-        """Make them count; called when they are written, durable and under their names."""
+        """Make them valid; called when they are written, durable and have their names."""
 
     def cancel(self) -> None:
-        """Have begin() and commit() raise Cancelled soon where they wait for others. For any thread."""
+        """Make begin() and commit() raise Cancelled soon if they wait for other ranks. Thread-safe."""
 
     def abandon(self, error: BaseException) -> BaseException:
-        """Undo what begin() did; called instead of commit(), or when that failed.
+        """Undo begin(); called instead of commit(), or when that failed.
 
-        Returns what to raise: `error`, or what that comes from.
+        Returns the error to raise: `error`, or its cause.
         """
 
 
 class FileJob:
-    """Files that count as soon as they have their names."""
+    """Files that are valid as soon as they have their names."""
 
     def __init__(self, files: FileSet) -> None:
         """`files`: not staged yet."""
         self._files: FileSet | None = files
 
     def begin(self) -> FileSet:
-        """Hand them over."""
+        """Return the files."""
         files, self._files = self._files, None
         assert files is not None
         return files
@@ -176,7 +175,7 @@ class FileJob:
         """Do nothing."""
 
     def cancel(self) -> None:
-        """Do nothing: it waits for nobody."""
+        """Do nothing: it never waits for other ranks."""
 
     def abandon(self, error: BaseException) -> BaseException:
         """Do nothing: a FileSet that failed has removed them."""
@@ -184,7 +183,7 @@ class FileJob:
 
 
 class SaveHandle:
-    """A save that goes on in the background; thread-safe.
+    """A save that runs in the background; thread-safe.
 
     Made by save_async and by Checkpointer.save.
     """
@@ -194,9 +193,9 @@ class SaveHandle:
     ) -> None:
         """Not for users: save_async and Checkpointer.save make handles.
 
-        For messages: what is saved, what has not changed when it is given up, and the subject by its absolute
-        path, as errors have it. owner: the Checkpointer, which alone raises its error; directory: its own.
-        _start() is next.
+        For messages: subject: what is saved; unchanged: what a cancelled save leaves unchanged; in_errors:
+        the subject with its absolute path. owner: the Checkpointer, which alone raises the error of the save;
+        directory: that of the owner. _start() must follow.
         """
         self._subject = subject
         self._what = f"saving {subject}"
@@ -206,12 +205,12 @@ class SaveHandle:
         self._directory = directory
         self._files: FileSet | None = None
         self._cancelled = False
-        self._interrupted = False  # cancelled because a wait for it was, not by its user
+        self._interrupted = False  # cancelled because a wait for it was interrupted, not by its user
         self._starter = threading.get_ident()  # the thread whose tensors it copies
         self._started = False  # by _start()
-        self._claim = Claim()  # by its thread, or by _start(), which then gives it up
-        # No lock: a signal handler that waits for the save would keep its thread from a lock that the
-        # interrupted code holds.
+        self._claim = Claim()  # taken by its thread, or by _start(), which then abandons the save
+        # No lock: a signal handler that waits for the save may have interrupted code that holds the lock,
+        # which the thread of the save would then wait for.
         self._job: Job | None = None
         self._staged = Flag()
         self._done = Flag()
@@ -220,7 +219,7 @@ class SaveHandle:
         self._last_progress = (0, 0)
 
     def _start(self, job: Job) -> None:
-        """Begin `job`. When this raises (Ctrl-C, no thread to be had) the save is over, and undone."""
+        """Begin `job`. If this raises (Ctrl-C, no thread can be started) the save is over, and undone."""
         try:
             self._started = True
             self._job = job
@@ -239,7 +238,7 @@ class SaveHandle:
                 self._end()
             else:
                 self.cancel()
-                if has_passed():  # it ran in this thread, and a signal handler may have ended it anywhere
+                if has_passed():  # it ran in this thread, where a signal handler may have ended it anywhere
                     self._end()
                 self._done.wait()
             self._observed = True
@@ -252,18 +251,18 @@ class SaveHandle:
         assert job is not None
         files = None
         try:
-            if self._cancelled:  # maybe before there was a job
+            if self._cancelled:  # maybe before _job was set
                 job.cancel()
             files = job.begin()
             self._files = files
-            if self._cancelled:  # looked at after _files is set; cancel() does it the other way round
+            if self._cancelled:  # checked after _files is set; cancel() does both in the opposite order
                 files.cancel()
             files.stage()
             self._staged.set()
             files.finish()
             job.commit()
         except BaseException as error:
-            # Who cancels a save need not wait for it, also where another rank gave it up first.
+            # A user who cancels a save need not wait for it, also if another rank cancelled it first.
             by_user = self._cancelled and not self._interrupted
             self._observed = by_user and isinstance(error, Cancelled | RankError)
             self._error = error
@@ -275,11 +274,11 @@ class SaveHandle:
                 if self._interrupted:
                     text += ": a wait for it was interrupted before its tensors were copied"
                 self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
-            _failed.append(self)  # before it stops being under way: an exit in between would report nothing
+            _failed.append(self)  # before _end(): an exit in between would report nothing
         finally:
             if self._files is not None:
                 self._last_progress = self._files.progress()
-            files = job = None  # an error's traceback would keep them
+            files = job = None  # an error's traceback would keep them alive
             self._end()
 
     def _end(self) -> None:
@@ -289,34 +288,34 @@ class SaveHandle:
         self._staged.set()
 
     def staged(self) -> bool:
-        """Whether the tensors may change again. Never blocks; True also after an error."""
+        """Return whether the tensors may change again. Never blocks; True also after an error."""
         return self._staged.is_set()
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until the tensors may change again.
 
-        Raises the save's error if it failed by then, Timeout when `timeout` (seconds) came first. After
-        Ctrl-C the tensors are still copied, for up to ten seconds; then, or at another Ctrl-C, the save is
-        cancelled, and wait() and the exit report that.
+        Raises the save's error if it has failed, Timeout after `timeout` seconds. After Ctrl-C the tensors
+        are still copied, for up to ten seconds; then, or at another Ctrl-C, the save is cancelled, and wait()
+        and the exit report that.
         """
         self._wait(self._staged, timeout)
 
     def done(self) -> bool:
-        """Whether it is over: saved, or failed. Never blocks."""
+        """Return whether the save has ended: saved, or failed. Never blocks."""
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the file is saved, and durable unless it is saved with durable=False.
 
-        Raises the save's error, each time it is called; Timeout when `timeout` (seconds) came first: the save
-        goes on. Ctrl-C ends the wait, not the save, unless tensors are still to be copied: see wait_staged().
+        Raises the save's error each time it is called; Timeout after `timeout` seconds: the save goes on.
+        Ctrl-C ends the wait, not the save, unless tensors are still to be copied: see wait_staged().
         """
         self._wait(self._done, timeout)
 
     def _join(self) -> None:
-        """Wait until it is over, saved or not, without raising or observing its error.
+        """Wait until the save has ended, without raising its error or marking it as observed.
 
-        What interrupts this may cancel it, as in wait().
+        An interrupt may cancel the save, as in wait().
         """
         self._wait_for(self._done, None)
 
@@ -331,24 +330,24 @@ class SaveHandle:
             raise
 
     def _stage_or_cancel(self) -> bool:
-        """Wait until the tensors are copied, or cancel the save, once a wait for it was interrupted.
+        """Wait until the tensors are copied, or cancel the save, after a wait for it was interrupted.
 
-        What follows an interruption may change the tensors, as where a cell of a notebook is run again after
-        Ctrl-C. Not where the save is another thread's, which goes on. Returns whether the save goes on.
+        Code that runs after an interrupt may change the tensors, as when a notebook cell is run again after
+        Ctrl-C. A save that another thread started goes on. Returns whether the save goes on.
         """
         if self._staged.is_set() or self._cancelled or threading.get_ident() != self._starter:
             return True
         second = None
         try:
-            if self._staged.wait(_SILENT_SECONDS):
+            if self._staged.wait(_NOTICE_SECONDS):
                 return True
-            say(f"waiting until the tensors are copied for {self._what}; Ctrl-C again cancels that")
+            say(f"{self._what}: waiting until the tensors are copied; Ctrl-C again cancels the save")
             if self._staged.wait(_STAGING_SECONDS):
                 return True
         except SystemExit:
             raise  # the exit waits for it
         except KeyboardInterrupt:
-            pass  # what ended the wait is raised all the same
+            pass  # the caller raises the first interrupt
         except BaseException as error:
             second = error
         self._interrupted = True
@@ -359,11 +358,11 @@ class SaveHandle:
         return not self._was_interrupted()
 
     def cancel(self) -> None:
-        """Give it up, unless it is all but over: what was written is removed, and wait() raises Cancelled.
+        """Cancel the save unless it is almost over: what was written is removed, and wait() raises Cancelled.
 
-        It is not a failure: nothing is raised by the next save. Of a save of several ranks, the others fail
-        with an error that names this one. A rank that has written its share when it is cancelled cannot know
-        whether rank 0 commits the checkpoint all the same.
+        This is not a failure: the next save does not raise it. If several ranks save together, the others
+        fail with an error that names this one. A rank that is cancelled after it has written its share cannot
+        know whether rank 0 still commits the checkpoint.
         """
         self._cancelled = True
         job, files = self._job, self._files
@@ -373,16 +372,16 @@ class SaveHandle:
             files.cancel()
 
     def _was_cancelled(self) -> bool:
-        """Whether it is over, and ended by cancel() here or on another rank, not by a failure."""
+        """Whether the save was ended by cancel(), here or on another rank, not by a failure."""
         ended = isinstance(self._error, Cancelled) or getattr(self._error, "is_cancellation", False)
         return self._cancelled and not self._interrupted and ended
 
     def _was_interrupted(self) -> bool:
-        """Whether it is over, and was cancelled because a wait for it was interrupted."""
+        """Whether the save was cancelled because a wait for it was interrupted."""
         return self._interrupted and isinstance(self._error, Cancelled)
 
     def progress(self) -> tuple[int, int]:
-        """Return bytes written so far, and bytes to write in all."""
+        """Return the bytes written so far, and the bytes to write in total."""
         files = self._files
         return files.progress() if files is not None else self._last_progress
 
@@ -401,10 +400,10 @@ class SaveHandle:
         self.wait()
 
     def _forget_parent(self) -> None:
-        """In a forked child: a save that was under way goes on in the parent alone."""
+        """In a forked child: the save goes on in the parent alone."""
         self._files = self._job = None
         self._error = Error(
-            None, f"{self._what}: goes on in the process that this one was forked from; wait for it there"
+            None, f"{self._what}: runs in the process that this one was forked from; wait for it there"
         )
         self._observed = True
         self._staged.set()
@@ -412,13 +411,13 @@ class SaveHandle:
 
     def _wait(self, flag: Flag, timeout: float | None) -> None:
         if not self._wait_for(flag, None if timeout is None else seconds_argument(timeout)):
-            raise Timeout(None, f"{self._what}: not ready after {timeout} s; it goes on")
+            raise Timeout(None, f"{self._what}: not finished after {timeout} s; it goes on")
         if self._error is not None:
             self._observed = True
             raise self._error
 
     def _why(self) -> str:
-        """Return why it failed, to stand behind `_what`."""
+        """Return why it failed, in words that can follow `_what`."""
         return (
             str(self._error)
             .removeprefix(self._in_errors)
@@ -435,19 +434,19 @@ class SaveHandle:
         return f"<trunkline.SaveHandle {self._what}: {state}>"
 
 
-_SILENT_SECONDS = 1.0  # that a wait goes on after Ctrl-C without saying so
-_STAGING_SECONDS = 9.0  # that it goes on in all
+_NOTICE_SECONDS = 1.0  # after Ctrl-C, until a message says that a wait goes on
+_STAGING_SECONDS = 9.0  # how long the wait then goes on
 
 _CANCELLED = "writing was cancelled"  # of src/tensor_file/file_writer.cpp
 
-# One step of the interpreter each, as in _tensor_io/background.py: adding, removing and list().
+# Adding, removing and list() are atomic in the interpreter, as in _tensor_io/background.py.
 _under_way: dict[SaveHandle, None] = {}
-_failed: list[SaveHandle] = []  # whose error nobody may have seen
-_NAMED = 10  # saves in an error, besides the first
+_failed: list[SaveHandle] = []  # whose errors may not have been observed
+_MAX_NAMED = 10  # saves that an error names, besides the first
 
 
 def saves_into(directory: str) -> list[tuple[SaveHandle, object]]:
-    """Return the saves of Checkpointers of `directory` that are under way, with those (None: it is gone)."""
+    """Return the running saves of Checkpointers of `directory`, with their owners (None: deleted)."""
     into = os.path.realpath(directory)
     return [
         (handle, None if handle._owner is None else handle._owner())
@@ -457,7 +456,7 @@ def saves_into(directory: str) -> list[tuple[SaveHandle, object]]:
 
 
 def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle]:
-    """Take the saves out of _failed whose errors nobody has seen; each is given to one caller."""
+    """Remove the saves with unobserved errors from _failed; each is returned to one caller."""
     taken = []
     for handle in list(_failed):
         if handle._observed or is_wanted(handle):
@@ -469,11 +468,12 @@ def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle
 
 
 def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseException | None]:
-    """Return what to say of all failed saves that nobody waited for, and the error of the first of them.
+    """Return a message about all failed saves that nobody waited for, and the error of the first of them.
 
-    Of a Checkpointer, `owner`: its own saves, and those of Checkpointers of its directory that are gone.
-    Without it: saves of files, and of Checkpointers that are gone. An error of a Checkpointer is its own to
-    raise: if another save took it, that one would fail for no reason, and its Checkpointer would not know.
+    With a Checkpointer as `owner`: its own saves, and those of deleted Checkpointers of its directory.
+    Without: saves of files, and of deleted Checkpointers. Only a Checkpointer itself raises the errors of its
+    saves: if another save raised one, that save would fail for no reason, and the Checkpointer would not
+    know.
     """
 
     def is_wanted(handle: SaveHandle) -> bool:
@@ -484,7 +484,7 @@ def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseE
             return owner is None or handle._directory == directory
         return theirs is owner
 
-    # All at once: each error costs its caller a save, and it may try that again only once.
+    # All at once: each error makes its caller's save fail, and the caller may retry only once.
     handles = _take_unobserved(is_wanted)
     for handle in handles:
         if handle._was_interrupted():
@@ -501,8 +501,8 @@ def take_failures(owner: object = None, directory: str = "") -> tuple[str, BaseE
         text = f"{len(handles)} earlier saves failed, and nobody waited for them"
     text = f"{text}: {first._what}: {first._why()}"
     if others:
-        named = ", ".join(handle._what for handle in others[:_NAMED])
-        more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        named = ", ".join(handle._what for handle in others[:_MAX_NAMED])
+        more = f", and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         text += f"; the others: {named}{more}"
     return text, first._error
 
@@ -511,7 +511,7 @@ def raise_unobserved(owner: object = None, directory: str = "") -> None:
     """Raise one error for all that take_failures() finds."""
     text, error = take_failures(owner, directory)
     if error is not None:
-        text += "; this call has saved nothing: call it again"
+        text += "; this call saved nothing: call it again"
         raise Error(getattr(error, "errno", None), text, getattr(error, "filename", None)) from error
 
 
@@ -519,7 +519,7 @@ def _report_at_exit() -> bool:
     failed = _take_unobserved(lambda _: True)
     for handle in failed:
         say(f"{handle._what} failed: {handle._why()}")
-    if failed:  # who started the process must not take it for a success
+    if failed:  # the parent process must not take this for a success
         end_by_failure()
     return bool(failed)
 

@@ -1,4 +1,4 @@
-"""Saves of this process to one file: the file ends as the save that was called last wrote it."""
+"""Orders the saves of this process to one file: in the end it holds what the save called last wrote."""
 
 import os
 import threading
@@ -9,11 +9,11 @@ from trunkline._tensor_io.sources import CheckedFileSet, SourceLayout
 
 
 class OrderedFileSet(CheckedFileSet):
-    """A FileSet of one file, which writes when the earlier saves of this file are over.
+    """A FileSet of one file, which is written once the earlier saves of this file have ended.
 
-    Earlier saves are those that entered before, by enter() or stage(). They are over also when they failed or
-    were cancelled. A save enters only once a thread that runs no signal handlers carries it out, and no lock
-    is taken: a handler that saves never waits for the call that it has interrupted.
+    Earlier saves are those that entered before, by enter() or stage(). They have ended also if they failed or
+    were cancelled. A save enters only once it runs in a thread that runs no signal handlers, and no lock is
+    taken: so a handler that saves never waits for the call that it interrupted.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class OrderedFileSet(CheckedFileSet):
         self._turn = _Turn(layout.path, in_background=stage_all)
 
     def enter(self) -> None:
-        """Come before all saves that enter later; does nothing the second time."""
+        """Enter the order, before all saves that enter later; does nothing the second time."""
         self._turn.enter()
 
     def stage(self) -> None:
-        """Wait for the earlier saves, then do as FileSet does."""
-        self._turn.carried_out_by = threading.get_ident()
+        """Wait for the earlier saves, then stage like FileSet."""
+        self._turn.writer_thread = threading.get_ident()
         try:
             self._turn.enter()
             self._turn.wait_for_earlier()
@@ -63,7 +63,7 @@ class OrderedFileSet(CheckedFileSet):
             self._turn.leave()
 
     def cancel(self) -> None:
-        """Make stage(), which may be waiting, and finish() raise Cancelled soon."""
+        """Make stage() and finish() raise Cancelled soon, also while stage() waits."""
         super().cancel()
         self._turn.wake()
 
@@ -76,20 +76,20 @@ class OrderedFileSet(CheckedFileSet):
 
 
 class _Turn:
-    """The turn of one save in the order of those of its file."""
+    """One save's turn in the order of the saves of its file."""
 
     def __init__(self, path: str, in_background: bool) -> None:
         self._file = _identity(path)
         self._in_background = in_background
-        self.carried_out_by: int | None = None  # a thread, once it does
+        self.writer_thread: int | None = None  # known once it writes
         self._is_over = False
         self._is_awake = False
         self._waiting = Flag()
         self._later: list[Flag] = []
 
     def enter(self) -> None:
-        _turns[self] = None  # stays where it is, if it is there
-        if self._is_over:  # looked at after entering; leave() does it the other way round
+        _turns[self] = None  # keeps its place if it has entered before
+        if self._is_over:  # checked after entering; leave() does both in the opposite order
             _turns.pop(self, None)
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ class _Turn:
             flag.set()
 
     def wait_for_earlier(self) -> None:
-        """Return when they are over, or at wake()."""
+        """Return once the earlier saves have ended, or after wake()."""
         for other in list(_turns):
             if other is self:
                 break
@@ -110,14 +110,14 @@ class _Turn:
                     self._waiting.wait()
 
     def wait(self) -> None:
-        """Return when it is over."""
+        """Return once the save has ended."""
         flag = Flag()
         self._later.append(flag)
         if not self._is_over:  # else leave() may have missed it
             flag.wait()
 
     def writes(self, file: "tuple[object, ...]", folder: "tuple[object, ...]") -> bool:
-        """Whether it writes this file, or one in that folder."""
+        """Whether the save writes this file, or one in that folder."""
         return self._file == file or self._file[:-1] == folder
 
     def wake(self) -> None:
@@ -133,22 +133,22 @@ os.register_at_fork(after_in_child=_turns.clear)
 
 
 def await_saves_of(path: str) -> None:
-    """Wait for the saves in the background of the file, or of files in the folder, at `path`.
+    """Wait for background saves of the file at `path`, or of files in the folder there.
 
-    Not for saves of this thread, as in exit handlers: a signal handler that loads may have interrupted them,
-    and they would never end.
+    Does not wait for saves that this thread runs, as in exit handlers: a signal handler that loads may have
+    interrupted them, and they would never end.
     """
     if not _turns:
         return
     file, folder = _identity(path), _directory_identity(os.path.realpath(path))
     for turn in list(_turns):
-        is_elsewhere = turn._in_background and turn.carried_out_by != threading.get_ident()
+        is_elsewhere = turn._in_background and turn.writer_thread != threading.get_ident()
         if is_elsewhere and turn.writes(file, folder):
             turn.wait()
 
 
 def _identity(path: str) -> tuple[object, ...]:
-    """Return what is the same for all paths of one file, which need not exist."""
+    """Return an identity that all paths of one file share; the file need not exist."""
     directory, name = os.path.split(os.path.realpath(path))
     return (*_directory_identity(directory), name)
 

@@ -1,4 +1,4 @@
-"""A directory of checkpoints, one a step: trunkline.Checkpointer."""
+"""A directory of checkpoints, one for each step: trunkline.Checkpointer."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
-from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, patiently, warnings_of
+from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
@@ -47,11 +47,11 @@ from trunkline.checkpoint.ranks.outcomes import (
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint.state.tree import restore, restore_into
 
-# Errors that only mean that this user or filesystem cannot write: opening to read stays silent.
+# Errors that only mean that this user or filesystem cannot write: opening for reading ignores them.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# How often ranks try to open the same checkpoint, while another process saves; the pauses double.
-_MOST_AGREEMENTS = 8
+# How often ranks try to agree on a checkpoint while another process saves; the pauses double.
+_MAX_AGREEMENTS = 8
 _FIRST_PAUSE_SECONDS = 0.005
 
 Writers = Literal["rank", "node"] | Sequence[int]
@@ -59,9 +59,9 @@ Verify = bool | Literal["first"]
 
 
 def _of_the_save_before(error: Error, step: int, more: str) -> Error:
-    """Make the error of a save that was not started, since the one before it had failed with `error`.
+    """Make the error of a save that was not started because the one before it failed with `error`.
 
-    more: of what else to speak, so that it need not make the next one fail.
+    more: other failures to mention, so that these need not make the next save fail.
     """
     text = f"step {step} was not saved, because the one before it failed; call save() again. The failure: "
     text += f"{error}; besides, {more}" if more else str(error)
@@ -71,35 +71,36 @@ def _of_the_save_before(error: Error, step: int, more: str) -> Error:
 
 
 class Checkpointer:
-    """Checkpoints of a training in one directory: crash-safe, verified, the last few kept.
+    """Checkpoints of a training in one directory: crash-safe, verified, with the last few kept.
 
-    directory: made by the first save; one directory a step in it, each with a manifest and shards, which are
-    stock safetensors files. Opening creates nothing, and refuses a directory that holds other files.
+    directory: created by the first save; it contains a directory for each step, with a manifest and shards,
+    which are stock safetensors files. Opening creates nothing, and rejects a directory that holds other
+    files.
 
-    keep: how many checkpoints stay (None: all) of those that it loaded or saved. Once a new one is durable,
-    later steps than it go first, which the run went back behind, then the oldest ones. Others are never
-    removed, which a RuntimeWarning says once.
+    keep: how many of the checkpoints that it loaded or saved are kept (None: all). Once a new one is durable,
+    checkpoints of later steps are removed first (the run went back to an earlier step), then the oldest.
+    Checkpoints of other runs are never removed; a RuntimeWarning says so once.
 
     A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
-    that are there. Where it meets others of the same step or of later ones, save() raises FileExistsError.
+    existing ones. If there are others of the same or later steps, save() raises FileExistsError.
 
-    fresh: start over in this directory. The first save then moves the checkpoints that are there into a
-    folder of their own, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. A load()
-    before that continues the earlier run instead, and warns (RuntimeWarning) that fresh has no effect.
+    fresh: start over in this directory. The first save then moves the existing checkpoints into a separate
+    folder, `directory`/aside-TIME, which Checkpointer can open, and deletes nothing. A load() before that
+    continues the earlier run instead, and warns (RuntimeWarning) that fresh has no effect.
 
-    volumes: directories, best one on each disk, over which the bytes are spread evenly; None: as the
-    directory has them, in a new one none.
+    volumes: directories, ideally one on each disk, over which the bytes are spread evenly; None: those of the
+    existing directory, none for a new one.
 
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
-    is one, False this process alone. Then making one, save() and load() are collective, and each writer
-    writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes, shapes and
-    values that are not tensors are compared, those of tensors are not. writers: "rank" (all), "node" (the
-    first rank of each machine), or a list of ranks. A rank that fails or shows no sign of life for `timeout`
-    seconds makes the save fail on all others, with an error that names it; earlier checkpoints stay intact.
-    Ranks are counted within the process group, here and in errors.
+    is one, False this process alone. With a group, the constructor, save() and load() are collective, and
+    each writer writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes,
+    shapes and values that are not tensors are compared, the values of tensors are not. writers: "rank" (all),
+    "node" (the first rank of each machine), or a list of ranks. If a rank fails or sends no heartbeat for
+    `timeout` seconds, the save fails on all others with an error that names it; earlier checkpoints stay
+    intact. Ranks are counted within the process group, here and in errors.
 
-    staging_bytes: memory for what is saved in the background (int or str; None: half of the engine's pinned
-    budget); larger states are streamed through it. Thread-safe, but for the order of collective calls.
+    staging_bytes: memory for background saves (int or str; None: half of the engine's pinned budget); larger
+    states are streamed through it. Thread-safe, except for the order of collective calls.
     """
 
     def __init__(
@@ -120,12 +121,11 @@ class Checkpointer:
         Waits for saves into it that this process has begun with an earlier Checkpointer; their errors are not
         raised here.
 
-        Raises TypeError or ValueError, which names the argument, for bad ones; NotADirectoryError for a file
-        in its place; Error with ENOTEMPTY for a directory that holds other files and no checkpoints, Error
-        where it cannot be read, or where only some ranks open it, which the process group's own timeout ends.
-        Warns (RuntimeWarning) of a copy whose shards on volumes belong to another
-        directory, of steps whose folders have other names than step-00000300, and of what could not be
-        cleaned up.
+        Raises TypeError or ValueError, which names the argument, for invalid ones; NotADirectoryError for a
+        file; Error with ENOTEMPTY for a directory that holds other files and no checkpoints; Error if it
+        cannot be read, or if only some ranks open it, after the process group's timeout. Warns
+        (RuntimeWarning) of a copy whose shards on volumes belong to another directory, of steps whose folders
+        are not named like step-00000300, and of files that could not be cleaned up.
         """
         keep = keep_argument(keep)
         fresh = bool_argument(fresh, "fresh")
@@ -142,9 +142,9 @@ class Checkpointer:
         self._last: SaveHandle | None = None
         self._turn = Turn()
         _checkpointers.add(self)
-        self._wants_fresh = fresh  # the store knows whether the next save will do so
-        self._left_out: set[str] = set()  # folders that were warned of
-        self._must_check_early = True  # save() itself looks at what is there; not after a load() or save
+        self._wants_fresh = fresh  # the store decides whether the next save starts over
+        self._ignored: set[str] = set()  # folders that a warning has named
+        self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
         store = self._open(self._absolute, names, chosen, keep)
@@ -153,7 +153,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
-            self._warn_of_left_out()
+            self._warn_of_ignored()
 
     def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
@@ -161,29 +161,29 @@ class Checkpointer:
         `state` is any nesting of dict, OrderedDict, Counter, list and tuple. It may hold None, bool, int,
         float, complex, str, bytes; set, frozenset and keys of these (or tuples of them); torch.Size,
         torch.dtype, torch.device; tensors of the CPU and of CUDA GPUs; arrays, scalars and dtypes of numpy.
-        So state_dict() of modules and optimizers can be saved. Nothing is pickled. The
-        tensors are copied in the background, those of GPUs after what the current stream holds: they may
-        change once handle.wait_staged() returned (buffers of BatchNorm change in the
-        next forward pass). If a tensor changes earlier, the save fails; but changes of a small part of it,
-        through `.data` or numpy, can go unnoticed, and the checkpoint is a mixture of old and new values.
-        The checkpoint is durable once handle.wait() returned.
-        A step that is there already is replaced in one step. A RuntimeWarning names older checkpoints that
-        are due for removal and cannot be removed, or cannot be read.
+        So state_dict() of modules and optimizers can be saved. Nothing is pickled. The tensors are copied in
+        the background, those on GPUs ordered after the current stream: they may change once
+        handle.wait_staged() has returned (the next forward pass changes buffers of BatchNorm). If a tensor
+        changes earlier, the save fails; but changes of a small part of it, through `.data` or numpy, can go
+        unnoticed, and the checkpoint is then a mixture of old and new values. The checkpoint is durable once
+        handle.wait() has returned. An existing checkpoint of the step is replaced atomically. A
+        RuntimeWarning names older checkpoints that are due for removal but cannot be removed, or cannot be
+        read.
 
-        Raises FileExistsError, having written nothing, when the directory holds checkpoints of this step or
-        later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, and
-        where another job has saved there meanwhile from handle.wait(). That also raises Error with ENOSPC or
-        EDQUOT where there is no space, and RankError, which names the rank, where another one fails, dies or
-        makes another call. Earlier checkpoints stay intact.
+        Raises FileExistsError, having written nothing, if the directory holds checkpoints of this step or
+        later ones that this Checkpointer has neither loaded nor saved: from the first save() itself, or from
+        handle.wait() if another job has saved there meanwhile. handle.wait() also raises Error with ENOSPC or
+        EDQUOT if there is no space, and RankError, which names the rank, if another rank fails, dies or makes
+        another call. Earlier checkpoints stay intact.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
 
-        Waits for the save before, and raises its error if nobody has seen it: then nothing is saved, and the
-        next call saves. So it does where saves into this directory failed of a Checkpointer that is gone;
-        failures of other saves are not raised here. Raises Unsupported, which names
-        the place in the state, for objects of other types. In a signal handler it raises Error at once where
-        the handler interrupted a call of this thread that has begun a save; while that only waits for the
-        save before, in one process, the handler's save comes first.
+        Waits for the save before, and raises its error unless that was raised already: then nothing is saved,
+        and the next call saves. Likewise for failed saves of a deleted Checkpointer into this directory;
+        failures of other saves are not raised here. Raises Unsupported, which names the place in the state,
+        for objects of other types. In a signal handler it raises Error immediately if the handler interrupted
+        a call of this thread that has begun a save; while that call only waits for the save before, in one
+        process, the handler's save comes first.
         """
         check_threads_run(f"save step {shown_step(step)} to {self._absolute}")
         self._turn.check(f"save step {shown_step(step)}", self._absolute)
@@ -198,24 +198,24 @@ class Checkpointer:
         return handle
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled or copied: it knows of saves under way, and what this process has loaded."""
+        """Raise TypeError: a Checkpointer refers to running saves, and to what this process has loaded."""
         raise TypeError(
-            f"a Checkpointer cannot be pickled or copied; open the directory where it is needed: "
+            f"a Checkpointer cannot be pickled or copied; open the directory again instead: "
             f"Checkpointer({str(self.directory)!r})"
         )
 
     def wait(self) -> None:
-        """Wait for the save that is under way, if there is one, and raise its error.
+        """Wait for the running save, if there is one, and raise its error.
 
-        One that was cancelled has none; its handle raises Cancelled.
+        Does not raise for a cancelled save; its handle raises Cancelled.
 
-        Raises Error at once in a signal handler that interrupted a save() of this thread.
+        Raises Error immediately in a signal handler that interrupted a save() of this thread.
         """
         self._turn.check("wait", self._absolute, during="save")
         last = self._last_save()
         if last is not None:
             last._join()
-            self._ranks.await_end()  # the next process group must not meet the store of this one
+            self._ranks.await_end()  # the next process group must not connect to the store of this one
             if not last._was_cancelled():
                 last.wait()
 
@@ -229,24 +229,24 @@ class Checkpointer:
     ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
-        `into`: a state of the same structure, whose tensors are filled in place, so that no second copy is
-        needed, on whatever device they are; what is returned holds them. device: where the tensors go
-        without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved do
-        so again; those of `into` share memory as they did. verify: compare every byte with its checksum.
+        `into`: a state of the same structure, whose tensors are filled in place, on any device, so that no
+        second copy is needed; the returned state holds them. device: where the tensors are without `into`:
+        "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved share memory
+        again; those of `into` stay as they are. verify: compare every byte with its checksum.
 
-        What does not fit `into` is found before the first of its tensors changes. Checksums are compared as
+        An `into` that does not match is rejected before any of its tensors changes. Checksums are verified as
         the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
         former, loaded and damaged values, and must be loaded again before they are used; the error says so.
-        verify="first" reads and compares everything once before it reads into the tensors: twice the time;
-        without `into` it is the same as True.
+        verify="first" reads and verifies everything once before it reads into the tensors, which takes twice
+        the time; without `into` it is the same as True.
 
-        Raises FileNotFoundError when there is no such checkpoint; Corrupt for one that is damaged, naming
-        file, tensor and chunk, or that lacks a file (also where its disk is not mounted): never start anew
-        on that. ValueError where `into` does not fit: it needs every key of the state. load() without
-        a step is collective on a process group, whose ranks agree on the checkpoint; RankError, which names
-        the rank, where one fails, does not come, or, after several attempts, still finds another
-        checkpoint of that step, since another process saves meanwhile. load(step) concerns this rank alone.
-        Each reads for itself. Waits for saves into the directory that this process has under way.
+        Raises FileNotFoundError if there is no such checkpoint; Corrupt, naming file, tensor and chunk, if it
+        is damaged or lacks a file (also if its disk is not mounted): never start over because of that;
+        ValueError for an `into` that does not match: it must have every key of the state. load() without a
+        step is collective on a process group, whose ranks agree on the checkpoint; it raises RankError, which
+        names the rank, if one fails, does not make the call or, after several attempts, still finds another
+        checkpoint of that step because another process is saving. load(step) concerns this rank alone. Each
+        rank reads by itself. Waits for running saves of this process into the directory.
         """
         if verify not in (True, False, "first"):
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
@@ -255,18 +255,19 @@ class Checkpointer:
         store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
-            self._warn_of_left_out()
+            self._warn_of_ignored()
         together = step is None and self._ranks.size > 1
         is_text = isinstance(step, str)
         hint = "; leave it out for the last one" if is_text else "; pass a state to fill as into="
         chosen = None if step is None else step_argument(step, hint)
         if together:
-            # What another process saves from now on is not loaded.
+            # Checkpoints that another process saves from now on are not loaded.
             chosen, position, manifest = self._open_same()
         begun = False
         while True:
             if not together:
-                # One look at the directory for both: what another job saves later is not this run's.
+                # Read the directory once for both: checkpoints that another job saves later are not this
+                # run's.
                 position, manifest = store.position(), None
                 chosen = position[1] if step is None else chosen
             if chosen is None:
@@ -283,7 +284,7 @@ class Checkpointer:
                 if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
                     warn_without_failing(
                         f"{self._absolute}: fresh=True has no effect, since load() continues from step "
-                        f"{chosen}; to start over, do not load, and to continue, leave fresh=True out",
+                        f"{chosen}; to start over, do not load; to continue, omit fresh=True",
                         caller(),
                     )
                 self._must_check_early = False
@@ -294,7 +295,7 @@ class Checkpointer:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
                 self._check_replaced(chosen, manifest, error.filename, why, step is None, together)
                 if together:
-                    raise self._not_the_same(self._ranks.rank, chosen) from None
+                    raise self._differs_on(self._ranks.rank, chosen) from None
 
     def _check_replaced(
         self,
@@ -305,13 +306,13 @@ class Checkpointer:
         any_step: bool,
         together: bool = False,
     ) -> None:
-        """Once something of `step` was not found: return if another process changed it; reading again helps.
+        """After a file of `step` was not found: return if another process changed the step, to read again.
 
-        any_step: the last one is read, whichever that is, and there may be another by now. together: all
-        ranks read `step`, so that this one cannot take another.
+        any_step: the last step is read, which may be another one by now. together: all ranks read `step`, so
+        this one cannot read another.
 
-        Raises Corrupt where the step has not changed. FileNotFoundError tells callers that there is nothing
-        to go on from, so that it is raised only where the step is gone, as a whole, and it alone is wanted.
+        Raises Corrupt if the step has not changed. FileNotFoundError tells callers that there is nothing to
+        continue from, so it is raised only if the whole step is gone, and no other one will do.
         """
         try:
             now = self._open_manifest(step)
@@ -319,45 +320,45 @@ class Checkpointer:
             if not any_step:
                 raise
             if together:
-                raise self._not_there(self._ranks.rank, step) from None
+                raise self._missing_on(self._ranks.rank, step) from None
             return  # another process removed it, since there is a later one
         if manifest is not None and _are_same(now, manifest):
             raise self._lacks_shard(step, manifest, path, why)
 
-    def _not_there(self, rank: int, step: int) -> Error:
+    def _missing_on(self, rank: int, step: int) -> Error:
         return rank_error(
             rank,
-            f"{self._absolute}: step {step}, which the ranks load, is not there on rank {rank}; see that the "
-            "directory is mounted on its machine, and that no other process saves into it meanwhile",
+            f"{self._absolute}: step {step}, which the ranks load, does not exist on rank {rank}; check that "
+            "the directory is mounted on its machine, and that no other process saves into it meanwhile",
         )
 
-    def _not_the_same(self, rank: int, step: int | None) -> Error:
+    def _differs_on(self, rank: int, step: int | None) -> Error:
         return rank_error(
             rank,
-            f"{self._absolute}: rank {rank} finds another checkpoint of step {step} than the ranks agreed to "
-            "load; another process saves into the directory meanwhile, or it is not the same one on the "
-            "machine of that rank. Let no other process save, and load again on all ranks",
+            f"{self._absolute}: rank {rank} finds a different checkpoint of step {step} than the ranks "
+            "agreed to load; another process is saving into the directory, or it is a different directory on "
+            "that rank's machine. Stop the other process, and load again on all ranks",
         )
 
     def _newer_than(self, step: int | None, commit: int) -> str | None:
-        """Return why the last checkpoint of rank 0 (None: it finds none) is not the last that is there."""
+        """Return why the last checkpoint of rank 0 (None: it finds none) is not the last one, or None."""
         while (newest := self.latest()) not in (None, step):
             assert newest is not None
-            with suppress(FileNotFoundError):  # another process removes it: there is a later one, or none
+            with suppress(FileNotFoundError):  # another process removed it: there is a later one, or none
                 if self._context.store.open_manifest(newest).commit <= commit:
                     return None
                 theirs = "no checkpoint" if step is None else f"step {step} as the last one"
                 return (
                     f"{self.directory}: rank {self._ranks.rank} finds step {newest}, and rank 0 {theirs}; "
-                    "see that the directory is mounted on the machine of rank 0 and is the same one on all, "
-                    "and that no other process saves into it meanwhile, then load again on all ranks"
+                    "check that the directory is mounted on the machine of rank 0 and is the same one on all "
+                    "ranks, and that no other process saves into it meanwhile, then load again on all ranks"
                 )
         return None
 
     def _open_same(self) -> tuple[int | None, Any, Any]:
         """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
         begun = self._ranks.collectives()
-        for attempt in range(_MOST_AGREEMENTS):
+        for attempt in range(_MAX_AGREEMENTS):
             opened: list[Any] = []
             if attempt > 0 and self._ranks.rank == 0:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
@@ -384,16 +385,16 @@ class Checkpointer:
                 try:
                     manifest = self._open_manifest(step)
                 except FileNotFoundError:
-                    return str(self._not_there(self._ranks.rank, step))
+                    return str(self._missing_on(self._ranks.rank, step))
                 opened[:] = step, position, manifest
                 if shards.identity(manifest) != decided["identity"]:
-                    return str(self._not_the_same(self._ranks.rank, step))
+                    return str(self._differs_on(self._ranks.rank, step))
                 return self._newer_than(step, decided["commit"])
 
             try:
                 differs = self._agree(decide, check=check)
             except BaseException:
-                if opened and opened[0] is not None:  # other ranks may have heard that all agree, and load it
+                if opened and opened[0] is not None:  # other ranks may know that all agree, and load it
                     self._context.begin_load(opened[0], begun)
                 raise
             if differs is None:
@@ -403,9 +404,9 @@ class Checkpointer:
         raise rank_error(differs["rank"], differs["why"])
 
     def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
-        """Make the error for a shard of a committed step that is not there."""
+        """Make the error for a missing shard of a committed step."""
         owner = self._context.store.why_gone(path, step)
-        why += f": {owner}" if owner else "; mount its disk if that is not mounted"
+        why += f": {owner}" if owner else "; mount its disk if it is not mounted"
         why += self._other_steps(step)
         error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
         paths = manifest.shard_paths()
@@ -413,7 +414,7 @@ class Checkpointer:
         return error
 
     def _other_steps(self, step: int) -> str:
-        """Say in an error of a damaged step which others there are."""
+        """Return a text that names the other steps, for errors about a damaged one."""
         others = [str(each) for each in self.steps() if each != step]
         if len(others) > 6:
             others[3:-3] = ["..."]
@@ -450,7 +451,7 @@ class Checkpointer:
                 state, tensors, finish = restore_into(json.loads(manifest.state), into)
         if into is not None and verify == "first":
             self.verify(step)
-            if not self._is_still(step, manifest):  # what was verified is not what would be read
+            if not self._is_still(step, manifest):  # the step that was verified is not the one to read
                 gone = manifest.shard_paths()[:1] or [where]
                 raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
@@ -471,20 +472,19 @@ class Checkpointer:
             return restore(json.loads(manifest.state), tensors) if into is None else state
 
     def latest(self) -> int | None:
-        """Return the step of the checkpoint that was committed last; None when there is none.
+        """Return the step of the checkpoint that was committed last; None if there is none.
 
-        A save that is under way does not count, so that a training may log this without waiting. To resume,
-        call load() without a step, which waits for the saves of this process. Before it returns None it waits
-        for them as well.
+        Does not wait for a running save, so a training may log the result. To resume, call load() without a
+        step, which waits for the saves of this process. Before it returns None, latest() waits for them too.
         """
         latest = self._context.store.latest()
-        if latest is None:  # by which users decide to start over
+        if latest is None:  # users decide by this to start over
             self._wait_for_saves()
             latest = self._context.store.latest()
         return latest
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending. Waits as latest() where there are none."""
+        """Return the steps of all checkpoints, ascending. Waits like latest() if there are none."""
         steps = self._context.store.steps()
         if not steps:
             self._wait_for_saves()
@@ -495,8 +495,8 @@ class Checkpointer:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
         Raises Corrupt, naming file, tensor and chunk, for the first that differs, or for a missing file;
-        FileNotFoundError when there is no such checkpoint; Error where a file cannot be read. Concerns this
-        rank alone.
+        FileNotFoundError if there is no such checkpoint; Error if a file cannot be read. Concerns this rank
+        alone.
         """
         asked = None if step is None else step_argument(step)
         while True:
@@ -516,7 +516,7 @@ class Checkpointer:
             self._check_replaced(chosen, manifest, missing["path"], missing["message"], asked is None)
         if not found:
             return
-        # What cannot be read may be whole: that it is damaged is said only where something is.
+        # A file that cannot be read may be intact: Corrupt is raised only for a file that is not.
         first = next((each for each in found if each["kind"] != "unread"), found[0])
         message = first["message"] + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
         error: Any
@@ -531,24 +531,24 @@ class Checkpointer:
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
 
-        Raises FileNotFoundError when there is no such checkpoint; Error with EBUSY while another process
-        saves, Unsupported in a copy whose shards belong to the original. Collective on a process group: these
-        are raised on rank 0; other ranks raise RankError, which says what rank 0 met, and all do where a rank
-        dies or makes another call.
-        Waits for a save that is under way.
+        Raises FileNotFoundError if there is no such checkpoint; Error with EBUSY while another process saves;
+        Unsupported in a copy whose shards belong to the original. Collective on a process group: rank 0
+        raises these errors, and the other ranks RankError with the error of rank 0; all raise RankError if a
+        rank dies or makes another call. Waits for a running save.
         """
         chosen = step_argument(step)
         self._turn.check("delete", self._absolute, during="save" if self._ranks.size == 1 else "")
         last = self._last_save()
         if last is not None:
             last._join()
-        self._agree(lambda: patiently(lambda: self._context.store.remove(chosen)), f"delete({chosen})")
+        store = self._context.store
+        self._agree(lambda: retry_while_locked(lambda: store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._context.keep}>"
 
     def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
-        # Before anything that can fail on one rank alone: the others hear of it.
+        # Before anything that can fail on one rank alone, so that the others learn of it.
         exchange = self._ranks.exchange(f"save({shown_step(step)})", self._context.collectives())
         before = self._last
         try:
@@ -556,7 +556,7 @@ class Checkpointer:
                 exchange.__enter__()
             return self._begin(step, state, block, exchange)
         except BaseException as error:
-            # A save that has begun, when a signal handler raises, goes on and ends its exchange itself.
+            # A save that has begun when a signal handler raises goes on, and ends its exchange itself.
             goes_on = self._last is not before and self._last_save() is not None
             if exchange is not None and not goes_on:
                 give_up(exchange, error)
@@ -572,10 +572,11 @@ class Checkpointer:
             mark_earlier(error)
             raise
         if self._must_check_early and self._ranks.rank == 0:
-            # Before the training goes on; the save itself asks again.
+            # Before the training goes on; the save itself checks again.
             self._context.store.check_continues(step)
         job = StepSave(step, state, self._context, not block, exchange)
-        # Before it begins: else a signal handler that raises in between would hide it from the next save.
+        # Before it begins: otherwise a signal handler that raises in between would hide it from the next
+        # save.
         self._last = handle = SaveHandle(
             f"step {step} to {self.directory}",
             f"the checkpoints in {self.directory} are as they were before",
@@ -587,13 +588,13 @@ class Checkpointer:
             handle._start(job)
         except BaseException:
             if handle._done.is_set() or not handle._started:
-                self._last = None  # it is over, and wait() has nothing to say of it
+                self._last = None  # it has ended, and wait() need not report it
             raise
         self._must_check_early = False
         return handle
 
     def _wait_for_last(self, step: int) -> None:
-        """Wait for the save before, and those of signal handlers meanwhile; raise what nobody has seen."""
+        """Wait for the save before, and those of signal handlers meanwhile; raise unobserved errors."""
         while (last := self._last_save()) is not None:
             if self._ranks.size == 1:  # others would have to save in their handlers at the same point
                 self._turn.pause()
@@ -623,26 +624,26 @@ class Checkpointer:
             why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
         return exception_of("system", errno.ENOENT, why, self._absolute)
 
-    def _warn_of_left_out(self) -> None:
-        """Warn once of each step that does not count: by the name of its folder, or as a link to nowhere."""
+    def _warn_of_ignored(self) -> None:
+        """Warn once of each folder that is ignored: it has an unusual name, or is a dangling link."""
         why = {
             name: f"{name} is ignored: rename it to {right} to make it count"
             for name, right in misnamed_steps(self._absolute).items()
         }
         for name, target in dangling_steps(self._absolute).items():
             why[name] = (
-                f"{name} is ignored: it is a symbolic link to {target}, where nothing is; mount that disk "
-                "before you go on from an older step, or remove the link"
+                f"{name} is ignored: it is a symbolic link to {target}, which does not exist; mount that "
+                "disk before you continue from an older step, or remove the link"
             )
         for name, text in sorted(why.items()):
-            if name not in self._left_out:
-                self._left_out.add(name)
+            if name not in self._ignored:
+                self._ignored.add(name)
                 warn_without_failing(f"{self._absolute}: {text}", caller())
 
     def _start_over(self) -> None:
-        """Forget what was loaded and saved: what is there belongs to an earlier run.
+        """Forget what was loaded and saved: the existing checkpoints belong to an earlier run.
 
-        With fresh=True the next save sets it aside, also after a load() or an earlier save.
+        With fresh=True the next save sets them aside, also after a load() or an earlier save.
         """
         last = self._last_save()
         if last is not None:
@@ -653,30 +654,30 @@ class Checkpointer:
         self._context.forget_loads()
 
     def _last_save(self) -> SaveHandle | None:
-        """Return the save that was started last, which may be over; None where there is none to wait for."""
+        """Return the save that was started last, which may have ended; None if there is none to wait for."""
         last = self._last  # read once: a signal handler or another thread may replace it
         return last if last is not None and last._started else None
 
     def _wait_for_saves(self) -> None:
-        """Wait for what this process is saving here, but not for a call that a signal handler interrupts."""
+        """Wait for saves of this process here, but not for a call that a signal handler interrupts."""
         last = self._last_save()
         if last is not None and not self._turn.is_within_call():
             last._join()
         self._wait_for_others()
 
     def _wait_for_others(self) -> None:
-        """Wait for what other Checkpointers of this process are saving here.
+        """Wait for saves of other Checkpointers of this process into the directory.
 
-        As where a cell of a notebook that makes the Checkpointer is run again: to read before they end would
-        be to go on from an earlier step.
+        For example after a notebook cell that makes the Checkpointer is run again: reading before these saves
+        end would continue from an earlier step.
         """
         for handle, owner in saves_into(self._absolute):
-            # In a signal handler that interrupted one that has yet to begin, waiting would never end.
+            # In a signal handler that interrupted a save which has not begun yet, waiting would never end.
             if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
                 handle._join()
 
     def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
-        """Let rank 0 open the directory first: what it makes and records, the others find."""
+        """Open the directory on rank 0 first: the others then find what it created and recorded."""
         exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
             return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
@@ -725,10 +726,10 @@ class Checkpointer:
         call: str = "load()",
         check: Callable[[Any], str | None] | None = None,
     ) -> Any:
-        """Let rank 0 decide, once all ranks make this call, and return what it decided.
+        """Call `decide` on rank 0 once all ranks have made this call, and return its result on all.
 
-        With `check`, which says on the other ranks why that is not right there: return None, or the first of
-        these with its rank.
+        With `check`, which returns on the other ranks why the result is wrong there, or None: return None, or
+        the first such reason with its rank.
         """
         if self._ranks.size == 1:
             return decide()
@@ -776,14 +777,14 @@ class Checkpointer:
 
 
 def _collect(store: Any) -> list[str]:
-    """Remove what a crash left behind; nothing while another process saves here. Return what to warn of.
+    """Remove what a crash left behind, unless another process is saving. Return texts to warn with.
 
-    Nothing here makes the opening fail, since reading needs none of it: save() raises what keeps it from
-    saving. With several ranks, rank 0 alone would fail, and the others would wait for it.
+    Errors here do not make opening fail, since reading does not need this; save() raises errors that prevent
+    saving. With several ranks, only rank 0 would fail, and the others would wait for it.
     """
     try:
         problems: list[OSError] = store.collect_if_used()["problems"]
-    except Unsupported as error:  # a copy: what it can load, the original may remove
+    except Unsupported as error:  # a copy: the original may remove shards that it needs
         return [str(error)]
     except OSError as error:
         problems = [] if error.errno in _READ_ONLY else [error]
@@ -791,7 +792,7 @@ def _collect(store: Any) -> list[str]:
 
 
 def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
-    # The number of a commit is used again once that is deleted; the names of shards are not.
+    # The number of a commit is reused once that checkpoint is deleted; names of shards are not.
     return one.commit == other.commit and one.shard_paths() == other.shard_paths()
 
 
@@ -802,7 +803,7 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
     wrong = f"volumes: must be a list of directories, not {type(volumes).__name__}"
     if one:
         wrong += "; put it into a list"
-    elif isinstance(volumes, _core.Volume):  # that is for single files
+    elif isinstance(volumes, _core.Volume):  # which is for single files
         wrong += f"; pass its directories: volumes={[str(each) for each in volumes.directories]}"
     items = items_argument(volumes, wrong)
     return [absolute_path(volume, "volumes") for volume in items]
@@ -817,9 +818,9 @@ def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
         if not (dist.is_available() and dist.is_initialized()):
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise ValueError(
-                    f"process_group: {os.environ['WORLD_SIZE']} processes were started together (WORLD_SIZE) "
-                    "and do not know of each other; call torch.distributed.init_process_group first, or pass "
-                    "process_group=False if each saves to a directory of its own"
+                    f"process_group: {os.environ['WORLD_SIZE']} processes were started together "
+                    "(WORLD_SIZE), but there is no process group; call torch.distributed.init_process_group "
+                    "first, or pass process_group=False if each process saves to a separate directory"
                 )
             return Ranks()
     return GroupRanks(process_group, timeout, str(directory))
@@ -836,7 +837,7 @@ def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
     chosen = items_argument(writers, wrong)
     if not chosen or not all(isinstance(rank, int) and 0 <= rank < ranks.size for rank in chosen):
         if ranks.size == 1:
-            wrong = f"writers: not {writers!r}: there is one process and no process group; leave writers out"
+            wrong = f"writers: cannot be {writers!r} with one process and no process group; omit it"
         raise ValueError(wrong)
     return sorted(set(chosen))
 

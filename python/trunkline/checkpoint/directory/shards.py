@@ -1,4 +1,4 @@
-"""Shards of a checkpoint: stock safetensors files of whole tensors and of pieces of large ones."""
+"""Shards of a checkpoint: stock safetensors files with whole tensors and pieces of large ones."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from trunkline.checkpoint.directory.shares import Piece
 ALIGNMENT = 4096
 CHUNK_BYTES = 1 << 20
 
-# The format bounds the head of a file, kMaxHeaderBytes of src/format/safetensors.h, less what pads it.
+# The format's limit for the head of a file, kMaxHeaderBytes of src/format/safetensors.h, less the padding.
 MAX_HEAD_BYTES = 100_000_000 - 2 * ALIGNMENT
-# An entry with the longest name of a dtype and offsets of 19 digits, and "[BEGIN:END]" behind the name.
+# An entry with the longest name of a dtype, offsets of 19 digits, and "[BEGIN:END]" after the name.
 _ENTRY_BYTES = len('"":{"dtype":"F8_E4M3FNUZ","shape":[],"data_offsets":[,]},') + 4 * 19 + len("[:]~")
 _EXTENT_BYTES = 20
 
 
-class Described(NamedTuple):
-    """A tensor as the manifest has it: dtype by its name in safetensors files, shape in their elements."""
+class TensorRecord(NamedTuple):
+    """A tensor as in the manifest: dtype as named in safetensors files, shape in elements of that dtype."""
 
     name: str
     dtype: str
@@ -36,8 +36,8 @@ class Described(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> "Described":
-        """Describe a tensor that safetensors files can hold."""
+    def of(cls, name: str, tensor: torch.Tensor) -> "TensorRecord":
+        """Return the record of a tensor that safetensors files can hold."""
         shape = tuple(tensor.shape)
         if tensor.dtype is torch.float4_e2m1fn_x2:  # the format counts each of a pair
             shape = (*shape[:-1], 2 * shape[-1])
@@ -45,17 +45,17 @@ class Described(NamedTuple):
 
 
 def identity(manifest: CheckpointManifest) -> str:
-    """Return what no other checkpoint has, also of the same step; copies of one have the same.
+    """Return a string that identifies a checkpoint and its copies, also among others of the same step.
 
-    The names of shards are never used again, the number of a commit is once that is deleted.
+    Names of shards are never reused; the number of a commit is, once that checkpoint is deleted.
     """
     names = [Path(path).name for path in manifest.shard_paths()]
     about = json.dumps([manifest.commit, names or str(manifest.state)])
     return hashlib.sha256(about.encode()).hexdigest()[:32]
 
 
-def head_bytes(described: Sequence[Described]) -> list[int]:
-    """Return, for each tensor, how many bytes it or a piece of it takes at most in the head of a shard."""
+def head_bytes(described: Sequence[TensorRecord]) -> list[int]:
+    """Return, for each tensor, the most bytes that it or a piece of it needs in the head of a shard."""
     return [
         _ENTRY_BYTES + _EXTENT_BYTES * len(about.shape) + _bytes_in_json(about.name) for about in described
     ]
@@ -66,7 +66,7 @@ def _bytes_in_json(name: str) -> int:
 
 
 class PlacedPiece(NamedTuple):
-    """Where a piece of a tensor lies in its shard."""
+    """A piece of a tensor and its offset in its shard."""
 
     piece: Piece
     offset: int
@@ -75,14 +75,14 @@ class PlacedPiece(NamedTuple):
 def lay_out(
     path: str,
     tensors: Sequence[torch.Tensor],
-    described: Sequence[Described],
+    described: Sequence[TensorRecord],
     pieces: Sequence[Piece],
     streams: "Mapping[torch.device, torch.cuda.Stream]",
 ) -> tuple[FileLayout, list[PlacedPiece]]:
-    """Lay out the shard of `pieces`: a layout with a checksum for each chunk, and where each piece went.
+    """Lay out the shard of `pieces`: a layout with a checksum for each chunk, and the offset of each piece.
 
-    A whole tensor stands under its name; a piece of one as a flat tensor "NAME[BEGIN:END]" in bytes. Tensors
-    of GPUs are read when these `streams` come to it.
+    A whole tensor is stored under its name; a piece as a flat tensor of bytes named "NAME[BEGIN:END]".
+    Tensors on GPUs are read in order on these `streams`.
     """
     entries: list[tuple[str, str, tuple[int, ...]]] = []
     taken: set[str] = set()
@@ -113,7 +113,7 @@ def lay_out(
 
 
 def format_crc32c(sums: Sequence[int]) -> str:
-    """Return them as the manifest has them."""
+    """Return checksums as the manifest stores them."""
     return "".join(f"{value:08x}" for value in sums)
 
 
@@ -121,7 +121,7 @@ def format_crc32c(sums: Sequence[int]) -> str:
 def empty_tensors(
     manifest: CheckpointManifest, path: str, device: torch.device = CPU
 ) -> dict[str, torch.Tensor]:
-    """Make memory for the tensors of a manifest; each large one has pages of its own, which go with it."""
+    """Allocate the tensors of a manifest; large ones get separate pages, which are freed with them."""
     made: dict[str, torch.Tensor] = {}
     for name, dtype_in_file, extents, nbytes in manifest.tensors():
         dtype = dtype_named(dtype_in_file)
@@ -147,12 +147,12 @@ def targets(
     verify: bool,
     fresh: bool,
 ) -> list[FileLayout]:
-    """Make the layouts that read all shards into `tensors`, contiguous ones; `fresh`: of empty_tensors()."""
+    """Return layouts that read all shards into `tensors`, contiguous ones; `fresh`: from empty_tensors()."""
     try:
         memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
         return manifest.layouts(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
     except (KeyError, ValueError) as error:
-        raise Format(None, f"{path}: the state and the tensors do not fit: {error}", path) from None
+        raise Format(None, f"{path}: the state and the tensors do not match: {error}", path) from None
 
 
 def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
@@ -163,7 +163,7 @@ def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
 def corrupt_chunk(
     manifest: CheckpointManifest, layout: FileLayout, path: str, shard: int, chunk: int
 ) -> Corrupt:
-    """Make the error for a chunk of a shard that is not as it was written: names the first tensor concerned.
+    """Make the error for a chunk of a shard with a wrong checksum; it names the first tensor concerned.
 
     `layout`: that of the shard.
     """
@@ -175,8 +175,8 @@ def corrupt_chunk(
         what += f" and {len(names) - 1} more"
     error = Corrupt(
         None,
-        f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not have the "
-        "checksum it was written with; load another step, or what is left with verify=False",
+        f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not match the "
+        "checksum it was written with; load another step, or the remaining data with verify=False",
         path,
     )
     error.tensor, error.chunk = names[0] if names else None, chunk

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-# Shares differ by at most this: each of their two ends is within a quarter of it from where it should be.
+# Shares differ by at most this: each of their ends is within a quarter of it from the exact place.
 BLOCK_BYTES = 1 << 20
-# Tensors of up to this stay whole; larger ones may be cut, but no piece is a sliver.
+# Tensors of up to this size stay whole; larger ones may be cut, but into no tiny pieces.
 WHOLE_BYTES = BLOCK_BYTES // 2
-_SLIVER_BYTES = BLOCK_BYTES // 8
-# Where a tensor is cut, in bytes from its start: pages of the file, and whole elements of every dtype.
+_MIN_PIECE_BYTES = BLOCK_BYTES // 8
+# Tensors are cut at multiples of this, from their start: at pages, and between elements of every dtype.
 _CUT_BYTES = 4096
 
 
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def spread(total_bytes: int, writers: int, volumes: int) -> Spread:
-    """Use as many writers and volumes as there are blocks for."""
+    """Return as many writers and volumes as there are blocks for."""
     blocks = max(1, -(-total_bytes // BLOCK_BYTES))
     used = min(writers, blocks)
     return Spread(used, max(1, min(volumes, blocks // used)))
@@ -48,7 +48,7 @@ def divide(sizes: Sequence[int], shards: int) -> list[list[Piece]]:
 
 
 def limited(pieces: list[Piece], costs: Sequence[int], limit: int) -> list[list[Piece]]:
-    """Cut a part so that what its tensors cost, each for its index, is within a limit."""
+    """Split pieces into parts so that in each the sum of the tensors' costs is within a limit."""
     parts: list[list[Piece]] = [[]]
     used = 0
     for piece in pieces:
@@ -61,14 +61,14 @@ def limited(pieces: list[Piece], costs: Sequence[int], limit: int) -> list[list[
 
 
 def _snap(wanted: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
-    """Move a cut by at most a quarter of a block to where a cut may be."""
+    """Move a cut by at most a quarter of a block to an allowed place."""
     index = bisect_right(ends, wanted)
     if index == len(ends):
         return wanted
     begin, end = ends[index] - sizes[index], ends[index]
     if sizes[index] > WHOLE_BYTES:
         inside = begin + round((wanted - begin) / _CUT_BYTES) * _CUT_BYTES
-        if begin + _SLIVER_BYTES <= inside <= end - _SLIVER_BYTES:
+        if begin + _MIN_PIECE_BYTES <= inside <= end - _MIN_PIECE_BYTES:
             return inside
     return begin if wanted - begin <= end - wanted else end
 

@@ -34,23 +34,23 @@ from trunkline.checkpoint.state.tree import flatten_with_features
 
 T = TypeVar("T")
 
-# How long a save waits for another process that has the directory locked: for one that collects debris, which
-# releases it every few seconds (CollectionPace in src/checkpoint/store.h), not for one that saves.
-_PATIENCE_SECONDS = 10.0
+# How long a save waits for another process that has locked the directory: long enough for garbage collection,
+# which releases the lock every few seconds (CollectionPace in src/checkpoint/store.h), not for a save.
+_LOCK_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
-# Begins what stands in the place of a checkpoint's identity: load() of it began on this rank, and has not
-# succeeded. How many loads failed, and what the rank had loaded before and has still, follow: only ranks that
-# have these in common go on alike.
+# Prefix of a substitute for a checkpoint's identity: load() of it began on this rank, and has not succeeded.
+# The number of failed loads follows, and what the rank had loaded before: only ranks that have these in
+# common hold the same state.
 _NOT_LOADED = "not loaded"
 
-# So many fit the head of one shard, whatever their names and shapes.
+# So many tensors fit into the head of one shard, whatever their names and shapes.
 _FEW_TENSORS = 20_000
 
 
 @dataclass
 class SaveContext:
-    """Where a Checkpointer saves and with whom, the same for all of its saves; what this rank has loaded."""
+    """What all saves of a Checkpointer share: store, ranks and options; and what this rank has loaded."""
 
     store: _core.CheckpointStore
     ranks: Ranks
@@ -58,24 +58,24 @@ class SaveContext:
     keep: int | None
     staging_bytes: "int | str | None"
     engine: Engine | None
-    # Identity (or _NOT_LOADED ...) and step of what this rank has loaded last since a save in which all took
-    # part.
+    # Identity (or _NOT_LOADED ...) and step of the checkpoint that this rank loaded last, since the last save
+    # of all ranks.
     loaded: tuple[str, int] | None = None
     collectives_before: int = 0
-    # The same for a load() that failed here when other ranks might complete it, and count from it.
+    # The same for a load() that failed here, but that other ranks may complete, and count from.
     collectives_before_load: int | None = None
-    _failed_loads: int = 0  # since it has loaded that or, if it has not, saved
-    _has: str = ""  # identity of what it had loaded before those loads
+    _failed_loads: int = 0  # since the last successful load or save
+    _has: str = ""  # identity of the checkpoint that it had loaded before those
 
     def rebase(self, begun: int | None) -> None:
-        """Count collective operations from here: each rank had begun these when all were in the same call."""
+        """Count collective operations from `begun`, the count when all ranks were in the same call."""
         self.collectives_before = begun or 0
         self.collectives_before_load = None
 
     def begin_load(self, step: int, begun: int | None = None) -> None:
-        """Note that this rank begins to load a step: unless complete_load() follows, it failed.
+        """Note that this rank begins to load a step; the load has failed unless complete_load() follows.
 
-        begun: collective operations at the load() of all ranks, if that failed here before the reading.
+        begun: collective operations at the load() of all ranks, if that failed here before reading.
         """
         if self._failed_loads == 0:
             self._has = "" if self.loaded is None else self.loaded[0]
@@ -85,28 +85,28 @@ class SaveContext:
             self.collectives_before_load = begun
 
     def complete_load(self, step: int, identity: str) -> None:
-        """Note that this rank has loaded a step: now it is where others are that did so in load()."""
+        """Note that this rank has loaded a step, as other ranks did in the same load()."""
         self.loaded = identity, step
         self._failed_loads = 0
         if self.collectives_before_load is not None:
             self.rebase(self.collectives_before_load)
 
     def forget_loads(self) -> None:
-        """Note that all ranks have the same now."""
+        """Note that all ranks have the same state now."""
         self.loaded = None
         self._failed_loads = 0
         self.collectives_before_load = None
 
     def collectives(self) -> int | None:
-        """Return how many this rank has begun since; None where nobody counts.
+        """Return how many collective operations this rank has begun; None if they are not counted.
 
-        To compare calls: from the last load() that all ranks have come to, also where it failed here.
+        For comparing calls: since the last load() that all ranks joined, also if it failed here.
         """
         before = self.collectives_before_load
         return self._begun_since(self.collectives_before if before is None else before)
 
     def collectives_of_state(self) -> int | None:
-        """Return how many this rank has begun since it was opened, or completed a load() with the others."""
+        """Return how many it has begun since it was opened, or completed a load() with the others."""
         return self._begun_since(self.collectives_before)
 
     def _begun_since(self, before: int) -> int | None:
@@ -119,12 +119,12 @@ def _is_not_loaded(identity: str) -> bool:
 
 
 def warnings_of(problems: Sequence[OSError], directory: str) -> list[str]:
-    """Return the warnings of what could not be removed, and of checkpoints that cannot be read."""
+    """Return warnings about files that could not be removed, and checkpoints that cannot be read."""
     return [_warning_of(problem, directory) for problem in problems]
 
 
 def _warning_of(problem: OSError, directory: str) -> str:
-    if problem.errno == errno.EEXIST:  # which steps of other runs stay, which is not a failure
+    if problem.errno == errno.EEXIST:  # names the steps of other runs that stay, which is not a failure
         return str(problem)
     folder, name = os.path.split(os.fsdecode(problem.filename or ""))
     step = step_of(os.path.basename(folder))  # noqa: PTH119 - of a str
@@ -132,14 +132,14 @@ def _warning_of(problem: OSError, directory: str) -> str:
         return f"while cleaning up {directory}: {problem}"
     if isinstance(problem, Corrupt):
         return f"step {step} of {directory} is damaged: {problem}; delete({step}) removes it"
-    # Not for a manifest that is whole, of a newer version.
+    # Not for a valid manifest of a newer version.
     remove = f"; delete({step}) removes it" if "is not the manifest of a checkpoint" in str(problem) else ""
     return f"step {step} of {directory} cannot be read: {problem}{remove}"
 
 
-def patiently(change: Callable[[], T]) -> T:
-    """Change the directory. Who opens it, maybe to read, has it locked while it collects."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def retry_while_locked(change: Callable[[], T]) -> T:
+    """Change the directory; retry while it is locked: a process that opens it locks it to collect garbage."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:
             return change()
@@ -157,10 +157,10 @@ class StepSave:
     """One save of one rank.
 
     With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
-    a. rank 0 waits until all ranks are in this save, locks the directory, makes that of the step, and tells
-       all where their shards go;
+    a. rank 0 waits until all ranks are in this save, locks the directory, creates that of the step, and
+       publishes the paths of all shards;
     b. each writer writes its shards and makes them durable, then reports what it wrote (1 to 3);
-    c. rank 0 waits for all (4), commits the manifest, tells the others, and removes what is too old.
+    c. rank 0 waits for all (4), commits the manifest, publishes that, and removes old checkpoints.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class StepSave:
         self._context = context
         self._skeleton, tensors, self._features = flatten_with_features(state)
         with GcPause():
-            self._described = [shard_files.Described.of(name, tensor) for name, tensor in tensors.items()]
-        # In this thread, whose stream of a GPU comes before.
+            self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
+        # In this thread, whose current CUDA stream orders the copies.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
         with GcPause():
             self._sources: Sources | None = Sources(
@@ -185,7 +185,7 @@ class StepSave:
         self._streams = side_streams(self._tensors)
         self._layout = Spread(1, 1)
         self._parts: list[list[Piece]] = []  # of each shard
-        self._homes: list[tuple[int, int]] = []  # of each: its writer and its volume
+        self._writer_and_volume: list[tuple[int, int]] = []  # of each shard
         self._exchange = exchange
         self._collectives = None if exchange is None else context.collectives_of_state()
         self._loaded = context.loaded
@@ -209,7 +209,7 @@ class StepSave:
         rank = self._context.ranks.rank
         if rank in self._context.writers[: self._layout.writers]:
             own = self._context.writers.index(rank)
-            self._mine = [index for index, (writer, _) in enumerate(self._homes) if writer == own]
+            self._mine = [index for index, (writer, _) in enumerate(self._writer_and_volume) if writer == own]
         sources, self._sources = self._sources, None
         assert sources is not None
         context = self._context
@@ -218,7 +218,7 @@ class StepSave:
         problem = sources.problem(what, directory)
         if problem is not None:
             del sources
-            self._tensors = []  # the traceback would keep them
+            self._tensors = []  # the traceback would keep them alive
             raise problem
         layouts = []
         for index in self._mine:
@@ -258,9 +258,9 @@ class StepSave:
             exchange.post("written", {"shards": written})
             self._await_commit(exchange)
         if exchange is not None:
-            self._exchange = None  # what fails from now on is not for the others
+            self._exchange = None  # errors from now on are not published
             exchange.__exit__(None, None, None)
-        if self._context.loaded is self._loaded:  # what comes next goes on from this save
+        if self._context.loaded is self._loaded:  # the training goes on from this save
             self._context.forget_loads()
         if self._context.ranks.rank == 0:
             self._clean_up()
@@ -269,22 +269,22 @@ class StepSave:
         try:
             await_result(exchange, "committed")
         except Cancelled as error:
-            # Rank 0 may have read what this one has written: what follows from here tells it, if it is not
-            # too late.
+            # Rank 0 may have read this rank's report: the exception publishes the cancellation, maybe too
+            # late.
             raise Cancelled(
                 None,
-                f"{error}, after this rank had written its share: the checkpoint exists if rank 0 commits it "
-                "all the same, which latest() says",
+                f"{error}, after this rank had written its share: rank 0 may still commit the checkpoint, "
+                "which latest() tells",
             ) from None
 
     def cancel(self) -> None:
-        """Wait no longer for other ranks."""
+        """Stop waiting for other ranks."""
         exchange = self._exchange
         if exchange is not None:
             exchange.stop()
 
     def _clean_up(self) -> None:
-        """Remove old checkpoints. The new one is durable, so that nothing here makes the save fail."""
+        """Remove old checkpoints. The new one is durable, so errors here do not make the save fail."""
         store = self._context.store
         try:
             problems = store.retain(self._context.keep)["problems"]
@@ -296,33 +296,33 @@ class StepSave:
             warn_without_failing(text, self._caller)
 
     def abandon(self, error: BaseException) -> BaseException:
-        """Tell the others that this rank failed, and remove what was written."""
+        """Publish that this rank failed, and remove what was written."""
         try:
-            self._say_where_the_earlier_run_is(error)
+            self._mention_set_aside_run(error)
             if self._exchange is not None:
                 error = root_cause(self._exchange, error)
                 give_up(self._exchange, error)
-            self._name_the_save(error)
+            self._name_save(error)
             return error
         finally:
             if self._context.ranks.rank == 0:
                 self._context.store.abandon()
 
-    def _say_where_the_earlier_run_is(self, error: BaseException) -> None:
-        """Add to the error of a first save that its user finds the directory empty now (fresh=True)."""
+    def _mention_set_aside_run(self, error: BaseException) -> None:
+        """Add to the error of a first save with fresh=True where the earlier checkpoints are now."""
         aside = self._context.store.aside if self._context.ranks.rank == 0 else None
         if aside is None or not isinstance(error, Error):
             return
         reword(
             error,
-            f"{error}; the earlier run was set aside before, and is whole in {aside}: open that directory to "
-            f"go on with it, or save again to start over in {self._context.store.directory}",
+            f"{error}; the earlier run had already been set aside, and is complete in {aside}: open that "
+            f"directory to continue it, or save again to start over in {self._context.store.directory}",
         )
 
-    def _name_the_save(self, error: BaseException) -> None:
-        """Say in an error which save failed, and of a full disk how much room is needed.
+    def _name_save(self, error: BaseException) -> None:
+        """Add to an error which save failed and, for a full disk, how much room is needed.
 
-        Other ranks do this themselves, so that it comes after they are told.
+        Other ranks do this themselves, so it comes after the error is published.
         """
         if not isinstance(error, Error):
             return
@@ -333,24 +333,24 @@ class StepSave:
             text += "; the checkpoints that were there before are intact"
             if self._context.keep is not None:
                 text += f"; keep={self._context.keep} needs room for {self._context.keep + 1}"
-        if isinstance(error, FileExistsError):  # not from save() itself, so that another one came meanwhile
-            text += "; a program that makes a Checkpointer for each save has to make one, and keep it"
+        if isinstance(error, FileExistsError):  # not from save() itself: another process saved meanwhile
+            text += "; if the program makes a new Checkpointer for each save, make one and keep it"
         reword(error, text)
 
     def _what(self) -> str:
         return f"saving step {self._step} to {self._context.store.directory}"
 
     def _lay_out(self, volumes: int) -> None:
-        """Divide the bytes among the writers, and those of each among so many volumes.
+        """Divide the bytes among the writers, and those of each writer among the volumes.
 
-        The directory says how many there are once it is locked, and rank 0 tells the others.
+        Rank 0 reads the number of volumes once the directory is locked, and publishes it.
         """
         sizes = [about.nbytes for about in self._described]
         total = sum(sizes)
         self._layout = spread(total, len(self._context.writers), max(1, volumes))
         with GcPause():
             parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
-            self._parts, self._homes = [], []
+            self._parts, self._writer_and_volume = [], []
             costs: list[int] = []
             for number, part in enumerate(parts):
                 if len(part) > _FEW_TENSORS and not costs:
@@ -359,12 +359,12 @@ class StepSave:
                     limited(part, costs, shard_files.MAX_HEAD_BYTES) if len(part) > _FEW_TENSORS else [part]
                 )
                 self._parts += shards
-                self._homes += [divmod(number, self._layout.volumes)] * len(shards)
+                self._writer_and_volume += [divmod(number, self._layout.volumes)] * len(shards)
 
     def _shards_per_volume(self) -> list[int]:
         volumes = max(1, len(self._context.store.volumes))
         self._lay_out(volumes)
-        used = collections.Counter(volume for _, volume in self._homes)
+        used = collections.Counter(volume for _, volume in self._writer_and_volume)
         return [used[volume] for volume in range(volumes)]
 
     def _begin(self) -> Any:
@@ -373,18 +373,17 @@ class StepSave:
         placement = self._lock()
         if placement["is_elsewhere"]:
             warn_without_failing(
-                f"{self._context.store.directory} holds none of the checkpoints that this Checkpointer has "
-                "loaded or saved there: it was removed, or the path leads to another directory now (a link "
-                f"that was changed, a disk that is not mounted). Step {self._step} is saved there all the "
-                "same",
+                f"{self._context.store.directory} has none of the checkpoints that this Checkpointer loaded "
+                "or saved there: the directory was removed, or the path now leads to another one (a changed "
+                f"link, a disk that is not mounted). Step {self._step} is saved there nevertheless",
                 self._caller,
             )
-        # Ours are in the order of the writers, and of the volumes of each.
+        # Our shards are in the order of the writers, and of the volumes of each.
         by_volume: dict[int, list[int]] = {}
         for index, shard in enumerate(placement["shards"]):
             by_volume.setdefault(shard["volume"], []).append(index)
         of_volumes = [iter(by_volume[volume]) for volume in sorted(by_volume)]
-        order = [next(of_volumes[volume]) for _, volume in self._homes]
+        order = [next(of_volumes[volume]) for _, volume in self._writer_and_volume]
         return {
             "volumes": placement["volumes"],
             "shards": [
@@ -398,7 +397,7 @@ class StepSave:
         }
 
     def _lock(self) -> Any:
-        return patiently(lambda: self._context.store.begin(self._step, self._shards_per_volume()))
+        return retry_while_locked(lambda: self._context.store.begin(self._step, self._shards_per_volume()))
 
     def _written(self, number: int, index: int) -> dict[str, Any]:
         assert self._files is not None
@@ -419,22 +418,22 @@ class StepSave:
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
 
     def _compare(self, rank: int) -> None:
-        """What must be the same on all ranks: nobody writes, and rank 0 hears of it, unless it is."""
-        # First: ranks of which one failed to load count collective operations differently, too.
+        """Raise RankError, before anything is written, unless this rank saves the same as rank 0."""
+        # First: if a rank failed to load, it also counts collective operations differently.
         loaded = self._placement["loaded"]
         if loaded and self._loaded and loaded[0] != self._loaded[0]:
             raise rank_error(rank, self._loaded_differently(rank, loaded))
-        # A rank that skips a save, and later saves the same step, would meet the one that it skipped.
+        # A rank that skipped a save, and later saves the same step, would join the save that it skipped.
         theirs, ours = self._placement["collectives"], self._collectives
         if theirs is not None and ours is not None and theirs != ours:
             raise rank_error(
                 rank,
                 f"rank {rank} called save({self._step}) after {ours} collective operations of the process "
                 f"group since it was opened or loaded, and rank 0 after {theirs}: they are at different "
-                "points of the training, and the checkpoint would be a mixture of both. See that all ranks "
-                "make the same calls in the same order; operations that ranks count differently "
-                "(dist.monitored_barrier, send, recv) have to go, and load() or a new Checkpointer on all "
-                "ranks counts anew",
+                "points of the training, and the checkpoint would be a mixture of both. All ranks must make "
+                "the same calls in the same order; avoid operations that ranks count differently "
+                "(dist.monitored_barrier, send, recv); load() or a new Checkpointer on all ranks resets the "
+                "count",
             )
         own = self._digest()
         other = [what for what, digest in self._placement["digest"].items() if own[what] != digest]
@@ -444,39 +443,38 @@ class StepSave:
         where = "" if place is None else f", first at {place}"
         raise rank_error(
             rank,
-            f"rank {rank}: {other[0]} differs from rank 0{where}; ranks that save together must have the "
-            "same (keep what differs out of the state)",
+            f"rank {rank}: {other[0]} differs from rank 0{where}; it must be the same on ranks that save "
+            "together (leave values that differ out of the state)",
         )
 
     def _loaded_differently(self, rank: int, loaded: Sequence[Any]) -> str:
-        """Say what this rank and rank 0, which has `loaded` that, have loaded last, and what to do."""
+        """Return what this rank and rank 0 (`loaded`) have loaded last, and what to do."""
         assert self._loaded is not None
         ours, theirs = self._loaded[1], loaded[1]
         failed_here, failed_there = _is_not_loaded(self._loaded[0]), _is_not_loaded(loaded[0])
         if failed_here and failed_there:
             return (
-                f"load() failed on rank {rank} and on rank 0, which had not loaded the same before: what "
-                "they save could be a mixture. Call load() on all ranks, then save"
+                f"load() failed on rank {rank} and on rank 0, which had loaded different checkpoints before: "
+                "saving could mix both. Call load() on all ranks, then save"
             )
         if failed_here or failed_there:
             failed, step, other, has = (rank, ours, 0, theirs) if failed_here else (0, theirs, rank, ours)
             return (
                 f"load() of step {step} failed on rank {failed}, and rank {other} has loaded step {has}: "
-                "what they save could be a mixture. Call load() on all ranks, or "
-                f"load({has}) on all where it failed, then save"
+                "saving could mix both. Call load() on all ranks, or "
+                f"load({has}) on all ranks on which it failed, then save"
             )
         if theirs == ours:
             other_one, choice = "another checkpoint of that step", f"load({ours})"
         else:
             other_one, choice = (
                 f"step {theirs}",
-                f"load({theirs}) to go on from step {theirs}, or load({ours})",
+                f"load({theirs}) to continue from step {theirs}, or load({ours})",
             )
         return (
-            f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: what they save could be a "
-            f"mixture of both. Call {choice}, the same on all ranks, also if one broadcasts what it loaded, "
-            "then save; to look at another checkpoint on one rank, use another "
-            "Checkpointer(..., process_group=False)"
+            f"rank {rank} has loaded step {ours} last, and rank 0 {other_one}: saving could mix both. Call "
+            f"{choice}, the same on all ranks (even if one of them broadcasts the state), then save; to read "
+            "another checkpoint on one rank, use another Checkpointer(..., process_group=False)"
         )
 
     def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:

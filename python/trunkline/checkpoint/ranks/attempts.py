@@ -1,4 +1,4 @@
-"""The calls that ranks make, recorded in the store so that other ranks know which call each is in."""
+"""Records the calls of ranks in the store, so that other ranks know which call each one is in."""
 
 import itertools
 import json
@@ -11,18 +11,18 @@ from typing import Any
 
 from trunkline.checkpoint.ranks.store import RankStore, value_of
 
-# A rank keeps more of its records than others look at: none may vanish while it is being read.
+# A rank keeps more records than others read: no record may be removed while it is being read.
 _KEPT = 16
-_LOOKED_AT = 4
+_READ = 4
 
 
 @dataclass
 class Attempt:
-    """One call of one rank. number: 0 until it is begun.
+    """One call of one rank. number: 0 until it begins.
 
-    failure: why it failed, if that is news to ranks that have not met this one in it. other: what the rank
-    that made a different call was in. collectives: how many collective operations this rank had begun before
-    it; None where nobody counts.
+    failure: why it failed, if ranks that have not joined the call need to know. other: the different call
+    that another rank was in. collectives: how many collective operations this rank had begun before the call;
+    None if they are not counted.
     """
 
     number: int
@@ -33,35 +33,35 @@ class Attempt:
     collectives: int | None = None
 
     def is_before(self, collectives: int | None) -> bool:
-        """Whether a rank that has begun so many collective operations is further on than this call."""
+        """Whether a rank that has begun so many collective operations is past this call."""
         return self.collectives is not None and collectives is not None and self.collectives < collectives
 
 
 class Attempts:
     """The calls of some ranks. Thread-safe, but for pending() and consume() of the same rank.
 
-    Each rank numbers its own calls, from 1. A call is recorded when it begins, and again when it ends; those
-    of one rank can overlap. What one rank reads of another it consumes: that call does not matter any more.
+    Each rank numbers its own calls, from 1. A call is recorded when it begins, and again when it ends; calls
+    of one rank can overlap. A rank consumes the calls of another that it has handled: it ignores them later.
     """
 
     def __init__(self, store: RankStore, rank: int, size: int) -> None:
-        """`store`: with no keys of others."""
+        """`store`: holds only keys of this class."""
         self._store = store
         self._rank = rank
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._beats: dict[int, int] = {}  # of each call under way: its signs of life
-        self._begun: deque[Attempt] = deque()  # not recorded yet
-        self._ended: deque[Attempt] = deque()  # likewise: the store did not answer
+        self._beats: dict[int, int] = {}  # of each running call: its heartbeats
+        self._begun: deque[Attempt] = deque()  # to be recorded
+        self._ended: deque[Attempt] = deque()  # to be recorded: the store did not answer
         self._recorded: deque[int] = deque()
         self._newest = 0
         self._under_way: dict[int, str] = {}
-        self._next = [1] * size  # of each rank: the first that is not consumed
+        self._next = [1] * size  # of each rank: the first call that is not consumed
 
     def begin(self, attempt: Attempt) -> None:
-        """Number a call; record() records it. Only where its end is certain: others wait for that.
+        """Number a call; record() records it. end() must follow: other ranks wait for it.
 
-        Takes no lock, which a signal handler that raises just then could leave locked.
+        Takes no lock, which a signal handler that raises at that moment could leave locked.
         """
         attempt.number = next(self._numbers)
         if not attempt.over:
@@ -96,25 +96,25 @@ class Attempts:
         self.record()
 
     def is_under_way(self, call: str, after: int) -> bool:
-        """Whether this rank is in such a call that has begun after the one of number `after`."""
+        """Whether this rank is in such a call that began after the call numbered `after`."""
         return any(number > after and each == call for number, each in list(self._under_way.items()))
 
     def beat(self, attempt: Attempt) -> None:
-        """Give a sign of life in a call."""
+        """Send a heartbeat for a call."""
         if attempt.number > 0:
             self._beats[attempt.number] = self._beats.get(attempt.number, 0) + 1
-        # Of all calls: none hides the signs of another.
+        # Of all calls: none hides the heartbeats of another.
         text = json.dumps(dict(self._beats))
         self._store.do(methodcaller("set", f"alive/{self._rank}", text))
 
     def last_beat(self, rank: int, number: int | None = None) -> "dict[str, int] | int | None":
-        """Return what differs from one sign of life of a rank to the next: in this call, or in any."""
+        """Return a value that changes with each heartbeat of a rank: for this call, or for any."""
         text = self._store.do(lambda store: value_of(store, f"alive/{rank}"))
         beats: dict[str, int] | None = None if text is None else json.loads(text)
         return beats if number is None or beats is None else beats.get(str(number))
 
     def look(self, rank: int, number: int) -> Attempt | None:
-        """Return a call of a rank; None where it has not begun."""
+        """Return a call of a rank; None if it has not begun."""
         text, newest = self._store.do(
             lambda store: (value_of(store, self._key(rank, number)), value_of(store, f"at/{rank}"))
         )
@@ -127,9 +127,9 @@ class Attempts:
 
         def read(store: Any) -> tuple[list[bytes | None], int]:
             newest = int(value_of(store, f"at/{rank}") or 0)
-            first = max(self._next[rank], newest + 1 - _LOOKED_AT)
+            first = max(self._next[rank], newest + 1 - _READ)
             texts = [value_of(store, self._key(rank, number)) for number in range(first, newest + 1)]
-            # Last: a call of rank 0 that is over has marked all that it has seen.
+            # Read last: a call of rank 0 has marked all calls that it saw before it ended.
             return texts, int((texts and rank == 0 and value_of(store, f"seen/{self._rank}")) or 0)
 
         texts, seen = self._store.do(read)
@@ -137,25 +137,25 @@ class Attempts:
         return [attempt for attempt in attempts if attempt.number > seen]
 
     def mark_seen(self, rank: int, number: int) -> None:
-        """Rank 0: note that its call has seen one of a rank, whose next call then has another counterpart."""
+        """Rank 0: record that its call has seen this one of a rank; the rank's next call matches another."""
         self._store.do(methodcaller("set", f"seen/{rank}", str(number)))
 
     def consume(self, rank: int, number: int) -> None:
-        """Forget the calls of a rank up to this one."""
+        """Ignore the calls of a rank up to this one."""
         self._next[rank] = max(self._next[rank], number + 1)
 
     def last_call(self, rank: int) -> str | None:
-        """Return the last call of a rank; None when it has made none."""
+        """Return the last call of a rank; None if it has made none."""
         newest = self._store.do(lambda store: value_of(store, f"at/{rank}"))
         attempt = None if newest is None else self.look(rank, int(newest))
         return None if attempt is None else attempt.call
 
     def answer(self, rank: int, number: int, value: dict[str, Any]) -> None:
-        """Rank 0: tell a rank what its call has led to."""
+        """Rank 0: answer a call of a rank."""
         self._store.do(methodcaller("set", f"answer/{rank}/{number}", json.dumps(value)))
 
     def take_answer(self, number: int) -> dict[str, Any] | None:
-        """Return what rank 0 has answered to a call of this rank, once."""
+        """Return the answer of rank 0 to a call of this rank, once; None if there is none."""
         key = f"answer/{self._rank}/{number}"
 
         def take(store: Any) -> bytes | None:

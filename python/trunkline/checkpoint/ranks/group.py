@@ -1,8 +1,8 @@
-"""What ranks tell each other while they save: short messages beside the collectives, with signs of life.
+"""Messages between ranks that save together: JSON values in a key-value store, with heartbeats.
 
-Collectives hang, or fail without saying on whose account, when a rank dies. So ranks exchange JSON values
-through the key-value store of the process group, and every rank that takes part in an exchange counts up a
-key of its own for as long as it does; who waits for a rank whose count stands still says so.
+Collectives hang when a rank dies, or fail without naming it. So ranks exchange messages through the store of
+the process group. Every rank that takes part in an exchange increments its own key meanwhile; if the counter
+of a rank stops, a rank that waits for it fails with an error that names it.
 
 An exchange begins with a meeting (meeting.py): rank 0 waits until all ranks are in the same call.
 """
@@ -27,12 +27,12 @@ from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
 __all__ = ["Exchange", "GroupRanks", "Ranks", "rank_error"]
 
 _BEAT_SECONDS = 0.25  # at most: several in a timeout
-_POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks
+_POLL_SECONDS = (0.0005, 0.02)  # the first pause, and the longest with a few ranks
 _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting
 _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
-_PART_CHARACTERS = 4 << 20  # TCPStore takes 8 MiB at most
-_TOPICS = ("options", "found", "written")  # of the messages of other ranks, which rank 0 removes
+_PART_CHARACTERS = 4 << 20  # TCPStore accepts at most 8 MiB
+_TOPICS = ("options", "found", "written")  # of messages of other ranks, which rank 0 removes
 
 
 def _part_of(key: str, number: int) -> str:
@@ -41,37 +41,37 @@ def _part_of(key: str, number: int) -> str:
 
 
 class Ranks:
-    """The ranks that save together; here this process alone."""
+    """The ranks that save together; this class: only this process."""
 
     rank = 0
     size = 1
-    nodes: tuple[int, ...] = (0,)  # of each rank: which machine it is on, counted from 0
+    nodes: tuple[int, ...] = (0,)  # of each rank: the index of its machine
 
     def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
-        """Begin the exchange of a call, as "save(5)"; None where there is nobody to talk to.
+        """Begin the exchange of a call, such as "save(5)"; None if there are no other ranks.
 
         `collectives`: how many collective operations this rank has begun, counted alike on all ranks.
         """
         return None
 
     def collectives(self) -> int | None:
-        """Return how many collective operations this rank has begun; None where nobody counts.
+        """Return how many collective operations this rank has begun; None if they are not counted.
 
-        Ranks at the same point of a training have begun as many.
+        Ranks at the same point of a training have begun equally many.
         """
         return None
 
     def await_end(self) -> None:
-        """Wait, for some seconds at most, until the exchanges that are over here are over for all ranks."""
+        """Wait, a few seconds at most, until exchanges that have ended here have ended on all ranks."""
 
 
 class GroupRanks(Ranks):
     """The ranks of a torch.distributed process group. Making one is a collective operation."""
 
     def __init__(self, group: Any, timeout: float, subject: str) -> None:
-        """`group`: None for the default one; `timeout`: seconds until a silent rank counts as dead.
+        """`group`: None for the default one; `timeout`: seconds without heartbeats until a rank is dead.
 
-        `subject`: what is opened, for messages. Raises Error where the ranks do not find each other.
+        `subject`: what is opened, for messages. Raises Error if the ranks cannot reach each other.
         """
         import os
         import secrets
@@ -88,7 +88,7 @@ class GroupRanks(Ranks):
                 "process_group: must be a torch.distributed.ProcessGroup of which this process is a rank, "
                 f"None for the default group, or False for this process alone; not {group!r}"
             )
-        # Whatever is held of a group keeps its store: see Exchanges.
+        # Weakly: a reference to a group would keep its store alive, see Exchanges.
         self._group = None if group is None else weakref.ref(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -98,30 +98,30 @@ class GroupRanks(Ranks):
         every: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(every, mine, group=group)
-        except RuntimeError as error:  # of any backend, after a timeout of its own
+        except RuntimeError as error:  # of any backend, after the timeout of the group
             raise Error(
                 None,
-                f"opening {subject} on rank {self.rank}: the ranks of the process group could not reach each "
-                "other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. Open it "
-                "on all ranks, or pass process_group=False where one rank saves alone. The process group's "
-                f"own error: {error}",
+                f"cannot open {subject} on rank {self.rank}: the ranks of the process group could not reach "
+                "each other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. "
+                "Open it on all ranks, or pass process_group=False if one rank saves alone. The process "
+                f"group's error: {error}",
             ) from error
         machines = list(dict.fromkeys(each[1:] for each in every))
         self.nodes = tuple(machines.index(each[1:]) for each in every)
         store = default = _get_default_store()
         if hasattr(store, "clone"):
             with suppress(NotImplementedError, RuntimeError):
-                store = store.clone()  # a connection of our own: waits of others do not hold us up
+                store = store.clone()  # a separate connection, which other waits do not block
         self._exchanges = Exchanges(
             PrefixStore(f"trunkline/{every[0][0]}", store), self.rank, self.size, timeout, default
         )
 
     def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
-        """Begin the exchange of a call, as "save(5)"."""
+        """Begin the exchange of a call, such as "save(5)"."""
         return None if self.size == 1 else self._exchanges.begin(call, collectives)
 
     def await_end(self) -> None:
-        """Wait for other ranks. Then destroy_process_group() ends the store."""
+        """Wait for other ranks, after which destroy_process_group() may end the store."""
         self._exchanges.await_end()
 
     def collectives(self) -> int | None:
@@ -139,11 +139,12 @@ class Exchanges:
     """All exchanges of some ranks. Thread-safe."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, server: Any = None) -> None:
-        """`store`: of torch.distributed, with no keys of others; `timeout`: of a silent rank, in seconds.
+        """`store`: of torch.distributed, with only our keys; `timeout`: for heartbeats of a rank, in seconds.
 
-        `server`: what the store's server may live in. Each exchange holds it until it is over for all ranks,
-        so that it outlives destroy_process_group(). Nothing holds it longer: the next init_process_group()
-        in this process would meet it, with the addresses of the ranks of the group before.
+        `server`: the object that the store's server may belong to. Each exchange keeps it alive until it has
+        ended on all ranks, so that the server outlives destroy_process_group(). Nothing keeps it longer: the
+        next init_process_group() in this process would connect to it, and find the addresses of the ranks of
+        the previous group.
         """
         self._server = None if server is None else weakref.ref(server)
         self.rank = rank
@@ -154,20 +155,20 @@ class Exchanges:
         self.failures = Failures(size)
         self._lock = threading.Lock()
         self._cleaning = threading.Lock()
-        self._leaving: dict[Flag, None] = {}  # set when leave() has returned
+        self._leaving: dict[Flag, None] = {}  # each is set when its leave() has returned
         # Exchanges with keys: how many ranks, messages (by the key of the first part), and other keys.
         self._over: dict[int, tuple[int, list[str], list[str]]] = {}
 
     def begin(self, call: str = "call", collectives: int | None = None) -> "Exchange":
-        """Begin the exchange of a call. Raises RankError where the store went with the process group."""
+        """Begin the exchange of a call. Raises RankError if the store was destroyed with the group."""
         server = None if self._server is None else self._server()
-        if server is None and self._server is not None:  # the group is destroyed; an agent may have the store
+        if server is None and self._server is not None:  # the group is gone; an agent may serve the store
             try:
                 self.store.do(lambda store: value_of(store, "alive/0"))
             except RankError as error:
                 raise rank_error(
                     self.rank,
-                    f"{call}: the process group that this Checkpointer was opened with is destroyed "
+                    f"{call} failed: the process group that this Checkpointer was opened with is destroyed "
                     "(destroy_process_group), and so is its store; open a new Checkpointer, with a process "
                     "group or with process_group=False",
                 ) from error
@@ -176,7 +177,7 @@ class Exchanges:
     def start_leaving(
         self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int, held: list[Any]
     ) -> None:
-        """Call leave() in a thread, and clear `held` then. The interpreter waits for it."""
+        """Call leave() in a thread, then clear `held`. The interpreter's exit waits for it."""
         left = Flag()
 
         def leave() -> None:
@@ -190,23 +191,23 @@ class Exchanges:
         self._leaving[left] = None
         try:
             start_thread(leave, Flag())
-        except (RuntimeError, Error):  # no thread can be had, or the interpreter is exiting
+        except (RuntimeError, Error):  # no thread can be started, or the interpreter is exiting
             leave()
         except BaseException:
             self._leaving.pop(left, None)
             raise
 
     def await_end(self) -> None:
-        """Rank 0: wait, for some seconds at most, until every leave() has returned."""
+        """Rank 0: wait, a few seconds at most, until every leave() has returned."""
         until = time.monotonic() + _LEAVE_SECONDS
         for left in list(self._leaving):
             left.wait(max(0.0, until - time.monotonic()))
 
     def leave(self, number: int, ranks: int, messages: list[str], keys: list[str], silent: int) -> None:
-        """Rank 0, once an exchange is over for it: wait for the others to read it, and remove what is left.
+        """Rank 0, when its exchange has ended: wait until others have read the messages, then remove them.
 
-        It is not waited for but by the interpreter's exit: the store may be in this process. `silent`: how
-        many of the ranks need not be waited for, which were waited for before.
+        Only the interpreter's exit waits for this: the store may be in this process. `silent`: how many ranks
+        are not waited for, since they sent no heartbeats.
         """
         with self._lock:
             self._over[number] = ranks, messages, keys
@@ -222,13 +223,13 @@ class Exchanges:
                 self._clean(other)
 
     def _clean(self, number: int) -> int:
-        """Remove the keys of an exchange, if it is over for all; return for how many it is not."""
+        """Remove the keys of an exchange if it has ended on all ranks; return on how many it has not."""
         gone = f"{number}/gone"
         with self._cleaning:
             with self._lock:
                 ranks, messages, keys = self._over.get(number, (0, [], []))
             if not keys:
-                return 0  # asking for what is gone would make it anew
+                return 0  # add() would create the key again
             left = ranks - int(self.store.do(lambda store: store.add(gone, 0)))
             if left > 0:
                 return left
@@ -242,7 +243,7 @@ class Exchanges:
             return 0
 
     def _remove_message(self, key: str) -> None:
-        """Remove all parts of a message: maybe nobody has read it, or its rank died while it posted."""
+        """Remove all parts of a message: it may be unread, or its rank may have died while it posted."""
         self.store.do(methodcaller("delete_key", key))
         for number in itertools.count(1):
             part = _part_of(key, number)
@@ -252,17 +253,17 @@ class Exchanges:
 
 
 class Exchange:
-    """Messages of one call. A context: signs of life begin and end with it.
+    """The messages of one call. A context manager: heartbeats are sent within the context.
 
-    Used by one thread at a time, but for stop(). A save hands it over once: the thread that calls save()
-    enters it, that of the save does the rest and ends it. Where that one never began, or is over, the caller
-    ends it.
+    Used by one thread at a time, except for stop(). A save hands it over once: the thread that calls save()
+    enters it, the thread of the save does the rest and ends it. If that thread never began, or has ended, the
+    caller ends the exchange.
 
-    Ranks other than 0 can post and read once they have met rank 0; rank 0 reads what those post that it met.
+    Ranks other than 0 can post and read after meet(); rank 0 reads messages of ranks that it has met.
     """
 
     def __init__(self, exchanges: Exchanges, call: str, collectives: int | None, server: Any = None) -> None:
-        """Nothing that others see begins before __enter__(); meet() is next. `server`: to hold meanwhile."""
+        """Other ranks see nothing before __enter__(); then call meet(). `server`: kept alive meanwhile."""
         self.rank = exchanges.rank
         self.size = exchanges.size
         self._exchanges = exchanges
@@ -275,19 +276,19 @@ class Exchange:
         # Of rank 0, and that of the call of each rank that this one has met.
         self._number: int | None = None
         self._met: dict[int, int] = {}
-        self._settled: set[int] = set()  # rank 0: ranks that need not hear of it
-        self._met_failure = False  # which is no news to others
+        self._resolved: set[int] = set()  # rank 0: ranks that need not learn of a failure
+        self._failure_is_known = False  # to other ranks
         self._posted: dict[str, None] = {}  # keys
         self._stopped = False  # by stop()
-        self._silent_ranks: set[int] = set()  # that have shown no sign of life
+        self._silent_ranks: set[int] = set()  # without heartbeats
         self._ended = Flag()
         self._silent = Flag()
-        self._claim = Claim()  # by the thread that shows signs of life, or by __exit__() where there is none
+        self._claim = Claim()  # taken by the thread that sends heartbeats, or by __exit__() if there is none
 
     def __enter__(self) -> "Exchange":
-        """Begin to show signs of life. Where this raises, __exit__() must be called."""
+        """Begin to send heartbeats. If this raises, __exit__() must be called."""
         start_thread(self._beat)
-        self._attempts.begin(self._attempt)  # not before: that thread records the end
+        self._attempts.begin(self._attempt)  # after that: the thread records the end
         if self.rank == 0:
             self._number = self._attempt.number
         return self
@@ -295,11 +296,11 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End them."""
+        """Stop the heartbeats, and end the exchange."""
         if self._ended.is_set():
             return
         self._ended.set()
-        if self._claim.take():  # no thread could be started
+        if self._claim.take():  # no thread was started
             self._end()
         self._silent.wait(_SILENCE_SECONDS)  # so that an exit of the process does not look like a death
         number = self._number
@@ -312,15 +313,15 @@ class Exchange:
         self._held = []
 
     def stop(self) -> None:
-        """End waiting for other ranks soon: meet() and read() raise Cancelled. For any thread; never blocks.
+        """Stop waiting for other ranks soon: meet() and read() raise Cancelled. Thread-safe; never blocks.
 
-        It tells the others nothing: who raises has to.
+        The other ranks are not notified: code that handles Cancelled does so.
         """
         self._stopped = True
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended: the others know what came of it, and there is nothing more to tell."""
+        """Whether it has ended: the outcome is published."""
         return self._ended.is_set()
 
     @property
@@ -331,14 +332,14 @@ class Exchange:
     def meet(self) -> dict[str, Any] | None:
         """Wait until all ranks are in this call.
 
-        Rank 0 raises RankError when one is in another call, has failed in this one, or has not come to any
-        for `timeout` seconds. The other ranks wait for rank 0: they raise RankError, and return what they
-        heard of rank 0 when it is in another call or failed, by fail(). All raise Cancelled after stop().
+        Rank 0 raises RankError if a rank is in another call, has failed in this one, or has not made a call
+        for `timeout` seconds. The other ranks wait for rank 0: they raise RankError, or return the failure
+        that rank 0 published by fail(). All raise Cancelled after stop().
         """
         meeting = Meeting(
             self._attempts, self._exchanges.failures, self._attempt, self._timeout, lambda: self._stopped
         )
-        self._met, self._settled = meeting.met, meeting.settled
+        self._met, self._resolved = meeting.joined, meeting.resolved
         try:
             if self.rank == 0:
                 meeting.gather(self.size, self._beat_seconds)
@@ -346,29 +347,29 @@ class Exchange:
             number, failure = meeting.join(self._beat_seconds)
         except RankError as error:
             self._attempt.other = meeting.other
-            self._met_failure = self.rank > 0 or getattr(error, "is_absence", False)
+            self._failure_is_known = self.rank > 0 or getattr(error, "is_absence", False)
             raise
         if failure is None:
             self._number = number
             self._met = {0: number}
-        self._met_failure = failure is not None
+        self._failure_is_known = failure is not None
         return failure
 
     def fail(self, failure: dict[str, Any]) -> None:
-        """Note what made the call of this rank fail: ranks that come to it later hear of it."""
-        if not self._met_failure:
+        """Publish why the call of this rank failed, for ranks that join it later."""
+        if not self._failure_is_known:
             self._attempt.failure = failure
         if self.rank == 0:
-            absent = [rank for rank in range(1, self.size) if rank not in self._settled]
+            absent = [rank for rank in range(1, self.size) if rank not in self._resolved]
             self._exchanges.failures.add(absent, self._attempt, failure)
 
     def post(self, topic: str, value: Any) -> None:
-        """Leave a message of this rank; instead of the one of that topic before."""
+        """Publish a message of this rank; it replaces an earlier one of that topic."""
         key = self._key(topic, self.rank)
         text = json.dumps(value)
         parts = [text[at : at + _PART_CHARACTERS] for at in range(0, len(text), _PART_CHARACTERS)]
         values = {_part_of(key, number): part for number, part in enumerate(parts) if number > 0}
-        values[key] = f"{len(parts)}:{parts[0]}"  # last: who finds it finds the others
+        values[key] = f"{len(parts)}:{parts[0]}"  # written last: once it exists, so do the others
         for name, part in values.items():
             self._posted[name] = None
             self._store.do(methodcaller("set", name, part))
@@ -376,40 +377,40 @@ class Exchange:
     def read(self, topic: str, rank: int) -> Any:
         """Wait for the message of `rank`; return its failure if it failed without one.
 
-        Raises RankError when it has shown no sign of life for `timeout` seconds; Cancelled after stop().
+        Raises RankError if it has sent no heartbeat for `timeout` seconds; Cancelled after stop().
         """
         key = self._key(topic, rank)
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
         beat: Any = None
-        heard = looked = time.monotonic()
+        last_beat_at = last_checked = time.monotonic()
         while True:
             first = self._get(key)
             if first is not None:
                 return self._whole(key, first)
             check_stopped(lambda: self._stopped, self._attempt.call)
             now = time.monotonic()
-            if now - looked > self._beat_seconds:
-                looked = now
+            if now - last_checked > self._beat_seconds:
+                last_checked = now
                 attempt = self._attempts.look(rank, self._met[rank]) if rank in self._met else None
                 if attempt is not None and attempt.over:
-                    # It ended without this message, unless that came in between.
+                    # It ended without this message, unless it was posted in between.
                     if self._get(key) is not None:
                         continue
                     if attempt.failure is not None:
                         return attempt.failure
-                    raise rank_error(rank, f"rank {rank} gave up without saying why; see its own error")
-                # Of this call: signs of life in another one would keep us waiting for ever.
+                    raise rank_error(rank, f"rank {rank} failed without a reason; see its own error")
+                # Of this call: heartbeats in another one would keep this rank waiting forever.
                 latest = self._attempts.last_beat(rank, self._met.get(rank))
                 if latest != beat:
-                    beat, heard = latest, now
-            if now - heard > self._timeout:
+                    beat, last_beat_at = latest, now
+            if now - last_beat_at > self._timeout:
                 self._silent_ranks.add(rank)
                 raise silent(rank, self._timeout)
             time.sleep(pause)
             pause = min(longest, pause * 2)
 
     def look(self, topic: str, rank: int) -> Any:
-        """Return the message of `rank` if it is there; else None."""
+        """Return the message of `rank` if there is one; else None."""
         if not self.has_met:
             return None
         key = self._key(topic, rank)
@@ -440,12 +441,12 @@ class Exchange:
 
     def _end(self) -> None:
         with suppress(RankError):
-            if self._attempt.number == 0:  # it failed as it began: others hear of that
+            if self._attempt.number == 0:  # it failed as it began, which other ranks must learn
                 self._attempt.over = True
                 self._attempts.begin(self._attempt)
             self._attempts.end(self._attempt)
             number = self._number
-            if number is None:  # rank 0 may wait for this rank in its exchange all the same
+            if number is None:  # rank 0 may still wait for this rank in its exchange
                 number = (self._attempts.take_answer(self._attempt.number) or {}).get("exchange")
             if number is not None:
                 self._store.do(lambda store: store.add(f"{number}/gone", 1))

@@ -1,13 +1,13 @@
-"""How ranks find out that all of them are in the same call, and fail at once where they are not.
+"""How ranks find out that all of them are in the same call, or fail immediately if they are not.
 
-Rank 0 looks at the calls of every other rank, and answers the one that it takes for its own with the number
-of its exchange; or with an error, where that is a different call. Calls are matched by what is called and by
-the order of each rank, never by how many a rank has made, so that ranks which have skipped a call meet in the
-next one. A call that nobody came to within the timeout is forgotten: all ranks may then try it again.
+Rank 0 reads the calls of every other rank, and answers the one that matches its own with the number of its
+exchange; or, if a rank is in a different call, with an error. Calls are matched by what is called and by the
+order of each rank, never by how many a rank has made, so that ranks which have skipped a call meet in the
+next one. A call that the others did not join within the timeout is forgotten: all ranks may then try again.
 
-So may they where one has failed before the others came. That failure is over for a rank that has begun more
-collective operations since. Where both have begun as many, the rank that failed has a moment to try again,
-before its failure counts as that of this call.
+They may also try again if one has failed before the others joined. The failure no longer matters to a rank
+that has begun more collective operations since. If both have begun equally many, the rank that failed has a
+moment to try again, before its failure counts as that of this call.
 """
 
 import time
@@ -18,39 +18,39 @@ from trunkline._errors import Cancelled, RankError
 from trunkline.checkpoint.ranks.attempts import Attempt, Attempts
 from trunkline.checkpoint.ranks.store import rank_error
 
-_POLL_SECONDS = (0.0005, 0.02)  # first, and at most with a few ranks
+_POLL_SECONDS = (0.0005, 0.02)  # the first pause, and the longest with a few ranks
 _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting
 _KEPT = 16  # failures, of each rank
-# How long a failure may be left over from before: the rank may be about to go on, or to try again.
+# How long a failure may be one of an earlier call: the rank may be about to go on, or to try again.
 _GRACE_SECONDS = 1.0
 _ALIKE = "all ranks must make the same calls in the same order (is one inside `if rank == 0:`?)"
 _INTACT = "The checkpoints that were there before are intact"
 
 
 def silent(rank: int, timeout: float) -> RankError:
-    """Make the error for a rank that was in the call and shows no sign of life any more."""
+    """Make the error for a rank that was in the call and sends no heartbeats any more."""
     return rank_error(
         rank,
-        f"rank {rank} is silent for {timeout:g} s: it died, hangs or is stopped; the checkpoints that were "
-        "there before are intact",
+        f"rank {rank} has sent no heartbeat for {timeout:g} s: it died, hangs or is stopped; the checkpoints "
+        "that were there before are intact",
     )
 
 
 def check_stopped(stopped: Callable[[], bool], call: str) -> None:
-    """Raise Cancelled where this rank gave up a call while it waited for others."""
+    """Raise Cancelled if this rank's call was cancelled while it waited for others."""
     if stopped():
         raise Cancelled(None, f"{call} was cancelled while it waited for other ranks")
 
 
 class Failures:
-    """Calls of rank 0 that failed before other ranks came to them."""
+    """Calls of rank 0 that failed before other ranks joined them."""
 
     def __init__(self, size: int) -> None:
-        """None so far."""
+        """No calls so far."""
         self._of_rank: list[dict[str, tuple[Attempt, dict[str, Any]]]] = [{} for _ in range(size)]
 
     def add(self, ranks: list[int], attempt: Attempt, failure: dict[str, Any]) -> None:
-        """Note one that these ranks have not come to."""
+        """Note a call that these ranks have not joined."""
         for rank in ranks:
             of_rank = self._of_rank[rank]
             of_rank[attempt.call] = attempt, failure
@@ -58,12 +58,12 @@ class Failures:
                 del of_rank[next(iter(of_rank))]
 
     def take(self, rank: int, attempt: Attempt) -> dict[str, Any] | None:
-        """Return what became of the call that a rank has come to now."""
+        """Return the failure of the call that a rank has joined now, or None."""
         ours, failure = self._of_rank[rank].pop(attempt.call, (None, None))
         return None if ours is None or ours.is_before(attempt.collectives) else failure
 
     def clear(self, rank: int) -> None:
-        """Forget those that a rank has not come to: it is where rank 0 is."""
+        """Forget the calls that a rank has not joined: it is now in the same call as rank 0."""
         self._of_rank[rank].clear()
 
 
@@ -78,19 +78,19 @@ class Meeting:
         timeout: float,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`attempt`: of this rank; `failures`: of rank 0 before; `stopped`: whether waiting has to end."""
+        """`attempt`: of this rank; `failures`: of rank 0's earlier calls; `stopped`: whether to stop."""
         self._attempts = attempts
         self._failures = failures
         self._attempt = attempt
         self._call = attempt.call
         self._timeout = timeout
         self._stopped = stopped
-        self.met: dict[int, int] = {}  # rank 0: ranks that have come, and the numbers of their calls
-        self.settled: set[int] = set()  # rank 0: those, and ranks that failed or are in another call
+        self.joined: dict[int, int] = {}  # rank 0: ranks that have joined, and the numbers of their calls
+        self.resolved: set[int] = set()  # rank 0: those, and ranks that failed or are in another call
         self.other: str | None = None  # rank 0: a different call that another rank is in
 
-    def gather(self, size: int, look_seconds: float) -> None:
-        """Rank 0: wait for all ranks. Raises RankError, and Cancelled once it is stopped."""
+    def gather(self, size: int, check_seconds: float) -> None:
+        """Rank 0: wait for all ranks. Raises RankError, and Cancelled once stopped."""
         waiting = dict.fromkeys(range(1, size), time.monotonic())  # since when
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], size * _POLL_SECONDS_PER_RANK)
         while waiting:
@@ -100,7 +100,7 @@ class Meeting:
                 try:
                     if self._admit(rank, waiting):
                         del waiting[rank]
-                except RankError as error:  # noqa: PERF203 - the ranks after it hear of it as well
+                except RankError as error:  # noqa: PERF203 - the ranks after it are answered as well
                     del waiting[rank]
                     failed = failed or error
             if failed is not None:
@@ -108,11 +108,11 @@ class Meeting:
             if waiting and time.monotonic() - min(waiting.values()) > self._timeout:
                 raise self._absent(list(waiting))
             if waiting:
-                time.sleep(min(pause, look_seconds))
+                time.sleep(min(pause, check_seconds))
                 pause = min(longest, pause * 2)
 
     def _admit(self, rank: int, waiting: dict[int, float]) -> bool:
-        """Rank 0: whether a rank has come. Raises RankError where it failed, or is in another call."""
+        """Rank 0: whether a rank has joined. Raises RankError if it failed, or is in another call."""
         pending = self._pending(rank)
         same = [each for each in pending if each.call == self._call]
         current = next((each for each in same if not each.over), None)
@@ -122,7 +122,7 @@ class Meeting:
                 self._reject(rank, different)
             self._attempts.answer(rank, current.number, {"exchange": self._attempt.number})
             self._consume(rank, current)
-            self.met[rank] = current.number
+            self.joined[rank] = current.number
             return True
         if same and same[-1].failure is not None:
             if different is None and not self._is_due(waiting[rank]):
@@ -138,11 +138,13 @@ class Meeting:
             # It may be on its way to the next call of this rank: it is not rejected there.
             self._consume(rank, same[-1])
             raise rank_error(
-                rank, f"rank {rank} gave up {self._call} before rank 0 came to it, and calls {different.call}"
+                rank,
+                f"rank {rank} left {self._call} before rank 0 joined it, and now calls {different.call}; "
+                f"{_ALIKE}",
             )
         missed = self._failures.take(rank, different)
-        if missed is not None:  # it is late, and comes to this call next
-            why = f"rank 0 gave up {different.call} before rank {rank} came to it: {missed['error']}"
+        if missed is not None:  # the rank is late, and joins this call next
+            why = f"rank 0 left {different.call} before rank {rank} joined it: {missed['error']}"
             answer = {"failure": {**missed, "error": why, "rank": 0}, "number": self._attempt.number - 1}
             self._attempts.answer(rank, different.number, answer)
             self._attempts.consume(rank, different.number)
@@ -155,7 +157,7 @@ class Meeting:
         raise rank_error(rank, _differs(rank, different.call, 0, self._call))
 
     def _pending(self, rank: int) -> list[Attempt]:
-        """Return the calls of a rank that may be counterparts of this one."""
+        """Return the calls of a rank that may match this one."""
         before = self._attempt.collectives
         pending = self._attempts.pending(rank)
         return [each for each in pending if not (each.over and each.is_before(before))]
@@ -165,13 +167,13 @@ class Meeting:
 
     def _failed_differently(self, rank: int, attempt: Attempt) -> str:
         why = "" if attempt.failure is None else attempt.failure["error"]
-        return f"rank {rank} called {attempt.call} while another calls {self._call}, and failed: {why}"
+        return f"rank {rank} called {attempt.call} while another rank calls {self._call}, and failed: {why}"
 
     def _consume(self, rank: int, attempt: Attempt) -> None:
         self._attempts.consume(rank, attempt.number)
         self._attempts.mark_seen(rank, self._attempt.number)
         self._failures.clear(rank)
-        self.settled.add(rank)
+        self.resolved.add(rank)
 
     def _reject(self, rank: int, attempt: Attempt) -> None:
         why = _differs(0, self._call, rank, attempt.call)
@@ -179,7 +181,7 @@ class Meeting:
         self._attempts.answer(rank, attempt.number, answer)
 
     def _absent(self, ranks: list[int]) -> RankError:
-        """Make the error for ranks that have not come to this call, though there was time."""
+        """Make the error for ranks that have not joined this call within the timeout."""
         absent = []
         for rank in ranks[:4]:
             call = self._attempts.last_call(rank)
@@ -197,15 +199,15 @@ class Meeting:
         error.is_absence = True  # type: ignore[attr-defined]
         return error
 
-    def join(self, look_seconds: float) -> tuple[int, dict[str, Any] | None]:
+    def join(self, check_seconds: float) -> tuple[int, dict[str, Any] | None]:
         """Another rank: wait for rank 0, and return the number of its exchange, or how rank 0 failed.
 
-        Raises RankError when rank 0 is in another call, and when it has shown no sign of life in any call for
-        `timeout` seconds; Cancelled once it is stopped.
+        Raises RankError if rank 0 is in another call, or has sent no heartbeat in any call for `timeout`
+        seconds; Cancelled once stopped.
         """
         pause, longest = _POLL_SECONDS
-        begun = heard = time.monotonic()
-        looked = 0.0
+        begun = last_beat_at = time.monotonic()
+        last_checked = 0.0
         beat = self._attempts.last_beat(0)
         while True:
             check_stopped(self._stopped, self._call)
@@ -213,12 +215,12 @@ class Meeting:
             if answer is not None:
                 return self._follow(answer)
             now = time.monotonic()
-            if now - looked > look_seconds:
-                looked = now
+            if now - last_checked > check_seconds:
+                last_checked = now
                 found = self._counterpart(begun)
                 failed = found is not None and found.over and found.failure is not None
                 if found is not None and failed and self._is_due(begun):  # until then it may try again
-                    answer = self._attempts.take_answer(self._attempt.number)  # it came in between
+                    answer = self._attempts.take_answer(self._attempt.number)  # may have come in between
                     if answer is not None:
                         return self._follow(answer)
                     self._attempts.consume(0, found.number)
@@ -227,10 +229,10 @@ class Meeting:
                     return 0, found.failure
                 latest = self._attempts.last_beat(0)
                 if latest != beat:
-                    beat, heard = latest, now
-                if now - heard > self._timeout:
+                    beat, last_beat_at = latest, now
+                if now - last_beat_at > self._timeout:
                     raise self._absent([0]) if found is None or found.over else silent(0, self._timeout)
-            time.sleep(min(pause, look_seconds))
+            time.sleep(min(pause, check_seconds))
             pause = min(longest, pause * 2)
 
     def _follow(self, answer: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
@@ -243,7 +245,7 @@ class Meeting:
         raise rank_error(answer["rank"], answer["error"])
 
     def _counterpart(self, begun: float) -> Attempt | None:
-        """Find the call of rank 0 that is this one: the last, where it has tried several times."""
+        """Find the call of rank 0 that matches this one: the last, if it has tried several times."""
         pending = self._pending(0)
         for each in reversed(pending):
             if each.call == self._call or (each.over and each.other == self._call):

@@ -1,4 +1,4 @@
-"""How ranks that save together tell each other what came of it, so that an error of one is heard by all."""
+"""Exchanges the outcomes of steps between ranks that save together: an error on one is raised on all."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,9 +11,9 @@ _NOT_SAVED = "the checkpoint was not saved"
 
 
 def publish_result(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
-    """Make something, and tell the others what came of it.
+    """Return make(), and publish its result or error to the other ranks.
 
-    Only a dict is passed on; of anything else the others hear that it was made.
+    Only a dict is published; for any other value the others learn that make() succeeded.
     """
     try:
         value = make()
@@ -36,17 +36,17 @@ def _failure(exchange: Exchange, error: BaseException) -> dict[str, Any]:
 
 
 def mark_earlier(error: BaseException) -> None:
-    """Note that a save was given up to raise the error of an earlier one.
+    """Mark the error of a save that was not made because the error of an earlier one was raised instead.
 
-    Other ranks need not raise that again: each error would make the next save fail on all, which would make
-    the one after it fail, without end.
+    Other ranks must not raise it again: each error would make the next save fail on all ranks, which would
+    make the one after it fail, and so on.
     """
     with suppress(AttributeError):
         error.earlier = True  # type: ignore[attr-defined]
 
 
 def root_cause(exchange: Exchange, error: BaseException) -> BaseException:
-    """What made this rank fail: files that rank 0 removed from under it failed because it gave up before."""
+    """Return why this rank failed: rank 0's error, if that failed first and removed this rank's files."""
     if exchange.rank == 0 or isinstance(error, RankError | Cancelled):
         return error
     try:
@@ -57,10 +57,8 @@ def root_cause(exchange: Exchange, error: BaseException) -> BaseException:
 
 
 def give_up(exchange: Exchange, error: BaseException) -> None:
-    """Tell the others that this rank failed, and end the exchange, unless it is over."""
-    if (
-        exchange.is_over
-    ):  # they know what came of it: a save may have succeeded when its caller is interrupted
+    """Publish the failure of this rank, and end the exchange, unless it has ended."""
+    if exchange.is_over:  # the outcome is published: a save may have succeeded when its caller is interrupted
         return
     failure = _failure(exchange, error)
     exchange.fail(failure)
@@ -69,15 +67,15 @@ def give_up(exchange: Exchange, error: BaseException) -> None:
             for topic in ("placed", "committed") if exchange.rank == 0 else ("written",):
                 exchange.post(topic, failure)
     except Error:
-        pass  # the connection is lost: the others find that out for themselves
+        pass  # the connection is lost, which the others notice themselves
     finally:
         exchange.__exit__(None, None, None)
 
 
 def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
-    """Return work() in an exchange that begins and ends with it."""
+    """Return work(), called in an exchange that begins before it and ends after it."""
     try:
-        exchange.__enter__()  # no `with`: that does not end what fails as it begins
+        exchange.__enter__()  # no `with`: that does not call __exit__() if __enter__() fails
         value = work()
         exchange.__exit__(None, None, None)
         return value
@@ -87,14 +85,14 @@ def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
 
 
 def join(exchange: Exchange, but: str = _NOT_SAVED) -> None:
-    """Wait, on another rank than 0, until all are in this call; `but`: as for await_result()."""
+    """Wait, on a rank other than 0, until all ranks are in this call; `but`: as for await_result()."""
     failure = exchange.meet()
     if failure is not None:
         raise _failed_elsewhere(failure, but)
 
 
 def await_result(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
-    """Wait for what came of it at rank 0; `but`: what to say did not happen if it failed."""
+    """Wait for the result of rank 0; `but`: the beginning of the message if that failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:
         raise _failed_elsewhere(outcome, but)

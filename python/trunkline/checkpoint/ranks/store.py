@@ -1,4 +1,4 @@
-"""The key-value store of a process group, such that nobody waits for it without an end."""
+"""The key-value store of a process group, with a time limit for every operation."""
 
 import threading
 import weakref
@@ -12,21 +12,21 @@ from trunkline._tensor_io.flag import Flag
 
 T = TypeVar("T")
 
-_ABSENT = "\x00absent"  # no value of ours, which are JSON or begin with a digit
+_ABSENT = "\x00absent"  # differs from all our values, which are JSON or begin with a digit
 
 
 def rank_error(rank: int, message: str) -> RankError:
-    """Make the error for what happened to `rank`."""
+    """Make an error that `rank` caused."""
     error = RankError(None, message, None)
     error.rank = rank
     return error
 
 
 def value_of(store: Any, key: str) -> bytes | None:
-    """Return what a torch.distributed store has for a key; None where it has nothing, without waiting.
+    """Return the value of a key in a torch.distributed store, or None; does not wait for the key.
 
     In one operation: get() after check() would wait for a key that another rank removes in between. Stores
-    without this operation wait then until their own timeout; RankStore.do() waits no longer than its own.
+    without this operation would wait until their own timeout; RankStore.do() waits only until its own.
     """
     try:
         value = bytes(store.compare_set(key, _ABSENT, _ABSENT))
@@ -50,7 +50,7 @@ class _Call:
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self.work = work
         self.ended = Flag()
-        self.given_up = False
+        self.is_abandoned = False
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -58,8 +58,8 @@ class _Call:
 class RankStore:
     """A torch.distributed store. Thread-safe.
 
-    A thread of its own talks to it: a store whose process is stopped, or whose machine is gone, never
-    answers, and torch has no time limit for most of what it is asked.
+    A separate thread calls the store: one whose process is stopped, or whose machine has failed, never
+    answers, and torch has no time limit for most operations.
     """
 
     def __init__(self, store: Any, timeout: float) -> None:
@@ -69,11 +69,11 @@ class RankStore:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         calls = self._calls
         start_thread(lambda: _serve(store, calls))
-        # Not at the exit: handlers that run later may save, and the thread ends with the interpreter anyway.
+        # Not at exit: handlers that run later may save, and the thread ends with the interpreter anyway.
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def do(self, work: Callable[[Any], T]) -> T:
-        """Return work(store). Raises RankError when the connection is lost, or nothing comes back."""
+        """Return work(store). Raises RankError if the connection is lost, or the store does not answer."""
         stuck = self._stuck
         if stuck is None or stuck.ended.is_set():
             call = _Call(work)
@@ -82,26 +82,26 @@ class RankStore:
                 if call.error is None:
                     value: T = call.value
                     return value
-                if not isinstance(call.error, (RuntimeError, OSError)):  # what torch raises when it is lost
+                if not isinstance(call.error, (RuntimeError, OSError)):  # torch's for a lost connection
                     raise call.error
                 raise rank_error(
                     0,
-                    "the connection to the process group's store is lost; rank 0 or the agent that holds it "
+                    "the connection to the process group's store is lost; rank 0 or the agent that serves it "
                     "died, or rank 0 has called destroy_process_group (then open a new Checkpointer): "
                     f"{call.error}",
                 ) from call.error
-            call.given_up = True
+            call.is_abandoned = True
             self._stuck = call
         raise rank_error(
             0,
             f"the process group's store has not answered for {self._timeout:g} s; rank 0 or the agent that "
-            "holds it died, hangs or is stopped",
+            "serves it died, hangs or is stopped; see its log",
         )
 
 
 def _serve(store: Any, calls: "SimpleQueue[_Call | None]") -> None:
     while (call := calls.get()) is not None:
-        if not call.given_up:
+        if not call.is_abandoned:
             try:
                 call.value = call.work(store)
             except BaseException as error:

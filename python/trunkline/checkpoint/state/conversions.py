@@ -1,4 +1,4 @@
-"""What to save instead of an object that a state cannot hold, for error messages."""
+"""For error messages: what to save instead of an object that a state cannot hold."""
 
 import argparse
 import collections
@@ -16,16 +16,16 @@ _ANY = "save what it consists of: dicts, lists, numbers, strings, tensors or arr
 
 
 def _has_state_dict(value: Any) -> bool:
-    return callable(getattr(type(value), "state_dict", None))  # of the type: modules make attributes up
+    return callable(getattr(type(value), "state_dict", None))  # of the type: modules may invent attributes
 
 
 def _is_of(*types: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, types)
 
 
-# The first that fits: an IntEnum is an int too, a namedtuple a tuple, and a mapping may have a state_dict().
+# The first match wins: an IntEnum is also an int, a namedtuple a tuple, and a mapping may have state_dict().
 _ADVICE: list[tuple[Callable[[Any], bool], str]] = [
-    (_is_of(type), "save its name, or what it is needed for"),
+    (_is_of(type), "save its name"),
     (_is_of(enum.Enum), "save its name or its value (e.name, e.value)"),
     (_has_state_dict, "save its state_dict()"),
     (dataclasses.is_dataclass, "save dataclasses.asdict(...) of it"),
@@ -48,5 +48,5 @@ _ADVICE: list[tuple[Callable[[Any], bool], str]] = [
 def conversion(value: Any) -> str:
     """Return what to do about a value that a state cannot hold."""
     if type(value) in (set, frozenset) or isinstance(value, numpy.generic):
-        return _ANY  # it is an element that cannot be saved; or a float, which is of a kind of numpy
+        return _ANY  # an element of it cannot be saved; or it is a numpy.float64, which is also a float
     return next((advice for fits, advice in _ADVICE if fits(value)), _ANY)

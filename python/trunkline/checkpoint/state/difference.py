@@ -1,4 +1,4 @@
-"""Where the states of two ranks differ: a short mark of each value of one is compared with the other's."""
+"""Finds where the states of two ranks differ, by comparing a short checksum of each value."""
 
 import itertools
 import json
@@ -7,26 +7,26 @@ from collections.abc import Iterator
 
 from trunkline.checkpoint.state.leaves import Json
 
-MOST_MARKS = 4096  # of a state: they travel to all ranks with every save
+MAX_MARKS = 4096  # of a state: they are sent to all ranks with every save
 _PAIRS = ("dict", "OrderedDict", "Counter")
-_SHOWN_KEY = 200  # characters
+_MAX_KEY_CHARACTERS = 200  # in messages
 
 
 def marks_of(skeleton: Json) -> list[int]:
-    """Return a mark of each of the first values of a state, in order; `skeleton` is of _state.flatten."""
-    return [_mark(place, value) for place, value in itertools.islice(_values("state", skeleton), MOST_MARKS)]
+    """Return a checksum of each of the first values of a state, in order; `skeleton`: of flatten()."""
+    return [_mark(place, value) for place, value in itertools.islice(_values("state", skeleton), MAX_MARKS)]
 
 
 def first_difference(skeleton: Json, marks: list[int]) -> str | None:
-    """Return the place of the first value that is not as in the state that `marks` are of ("state['lr']").
+    """Return the place of the first value that differs from the state of `marks`, such as "state['lr']".
 
-    None where they do not tell: only the values behind those that have marks differ, or the other state ends
-    with values that this one lacks.
+    None if that is unknown: only values after the last mark differ, or the other state ends with values that
+    this one lacks.
     """
-    for (place, value), mark in zip(_values("state", skeleton), marks):  # noqa: B905 - as long as both last
+    for (place, value), mark in zip(_values("state", skeleton), marks):  # noqa: B905 - stops with the shorter one
         if _mark(place, value) != mark:
             return place
-    if len(marks) == MOST_MARKS:
+    if len(marks) == MAX_MARKS:
         return None
     return next((place for place, _ in itertools.islice(_values("state", skeleton), len(marks), None)), None)
 
@@ -36,7 +36,7 @@ def _mark(place: str, value: Json) -> int:
 
 
 def _values(place: str, node: Json) -> Iterator[tuple[str, Json]]:
-    """Each container, as its kind, and each value in it: lists of nothing but numbers and strings are one."""
+    """Yield each container, as its kind, and each value in it; lists of numbers and strings are one value."""
     items: Json = node
     if isinstance(node, dict):
         kind = next(iter(node), "")
@@ -45,7 +45,7 @@ def _values(place: str, node: Json) -> Iterator[tuple[str, Json]]:
             yield place, kind
             for key, value in zip(items[::2], items[1::2], strict=True):
                 shown = repr(key) if isinstance(key, str) else json.dumps(key)
-                yield from _values(f"{place}[{shown[:_SHOWN_KEY]}]", value)
+                yield from _values(f"{place}[{shown[:_MAX_KEY_CHARACTERS]}]", value)
             if "_metadata" in node:
                 yield f"{place}._metadata", node["_metadata"]
             return

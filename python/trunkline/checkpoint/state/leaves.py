@@ -1,15 +1,15 @@
-"""The values of a state that hold no others, as JSON, each restored exactly as it was.
+"""Encodes leaves, values of a state that contain no others, as JSON, and restores them exactly.
 
-What JSON has stands for itself. Everything else is an object, and its keys say what it is:
+Values that JSON has are stored as they are. Everything else is an object, whose keys say what it is:
 
     {"int": "-0x1f"}            beyond 64 bits      {"float": "7ff8000000000000"}    not finite: IEEE 754 bits
     {"str": BASE64}             with surrogates     {"complex": [1.0, -0.0]}
     {"bytes": BASE64}                               {"dtype": "BF16"}, {"device": "cuda:0"}, {"size": [2, 3]}
     {"numpy.dtype": "<f4"}                          {"numpy.scalar": BASE64, "dtype": "<f4"}
     {"numpy.str_": str}, {"numpy.bytes_": BASE64}
-    {"tuple": [...]}, {"set": [...]}, {"frozenset": [...]}                 of such values
+    {"tuple": [...]}, {"set": [...]}, {"frozenset": [...]}                 of these values
 
-Strings with surrogates are in UTF-8 with the surrogates encoded alike (CPython's "surrogatepass"). A dtype of
+Strings with surrogates are in UTF-8 with the surrogates encoded too (CPython's "surrogatepass"). A dtype of
 numpy is as numpy.lib.format describes it, lists and tuples of its fields in the notation above.
 """
 
@@ -28,10 +28,10 @@ from trunkline._tensor_io.tensors import dtype_name, dtype_named
 # None, bool, int, float, str, list or dict, as json.loads returns it.
 Json: TypeAlias = Any
 
-# Containers in each other. Two levels of JSON each, so that parsers that bear 100 levels read the skeleton.
+# Nested containers. Each takes two levels of JSON, so that parsers with a limit of 100 can read the skeleton.
 MAX_DEPTH = 48
 
-# The arrays that are stored as tensors of the same dtype; others are as their bytes.
+# Arrays with these dtypes are stored as tensors of the same dtype; others as their bytes.
 NUMPY_AS_TORCH: dict[str, torch.dtype] = {
     numpy.dtype(name).str: getattr(torch, name)
     for name in (
@@ -49,11 +49,11 @@ _NUMPY_BYTES = "biufcMmV"
 
 
 class NoLeaf(Exception):
-    """The value is not one of those that can be stored; str() completes "it "."""
+    """The value cannot be stored; str() says why and completes a sentence: "it ..."."""
 
 
 class BadLeaf(Exception):
-    """The JSON is not what encode() makes; str() says why."""
+    """The JSON was not made by encode(); str() says why."""
 
 
 def _base64(data: bytes) -> str:
@@ -93,7 +93,7 @@ def _encode_descr(descr: Any) -> Json:
 def encode_numpy_dtype(dtype: "numpy.dtype[Any]") -> Json:
     """Return the JSON of a dtype of numpy. Raises NoLeaf for one that numpy's own files cannot hold."""
     if dtype.hasobject:
-        raise NoLeaf(f"has the dtype {dtype} of numpy, whose elements are objects")
+        raise NoLeaf(f"has the numpy dtype {dtype}, whose elements are objects")
     descr = None if dtype.metadata else numpy.lib.format.dtype_to_descr(dtype)
     encoded = _encode_descr(descr)
     try:
@@ -101,7 +101,7 @@ def encode_numpy_dtype(dtype: "numpy.dtype[Any]") -> Json:
     except BadLeaf:
         same = False
     if not same:
-        raise NoLeaf(f"has the dtype {dtype!r} of numpy, which cannot be stored")
+        raise NoLeaf(f"has the numpy dtype {dtype!r}, which cannot be stored")
     return encoded
 
 
@@ -145,7 +145,7 @@ def encode(value: Any) -> Json:
 
 
 def encode_key(value: Any) -> Json:
-    """Return the JSON of a key of a dict or an element of a set: a leaf or tuple of such. Raises NoLeaf."""
+    """Return the JSON of a key of a dict or an element of a set: a leaf or tuple of these. Raises NoLeaf."""
     if type(value) is tuple:
         return {"tuple": [encode_key(item) for item in value]}
     if isinstance(value, numpy.void):
@@ -192,7 +192,7 @@ def _decode_complex(value: Json) -> complex:
 def _decode_size(value: Json) -> torch.Size:
     extents = _array(value)
     if any(type(extent) is not int for extent in extents):
-        raise BadLeaf("it holds something else than integers")
+        raise BadLeaf("its elements must be integers")
     return torch.Size(extents)
 
 
@@ -203,7 +203,7 @@ def _decode_descr(value: Json) -> Any:
         return tuple(_decode_descr(item) for item in _array(value["tuple"]))
     descr = decode(value)
     if type(descr) not in (str, int):
-        raise BadLeaf("it is not a description of a dtype of numpy")
+        raise BadLeaf("it does not describe a numpy dtype")
     return descr
 
 
@@ -211,15 +211,15 @@ def decode_numpy_dtype(value: Json) -> "numpy.dtype[Any]":
     """Return the dtype of numpy that encode_numpy_dtype described. Raises BadLeaf."""
     descr = _decode_descr(value)
     if type(descr) is str and not _NUMPY_DTYPE.fullmatch(descr):
-        raise BadLeaf(f"{descr!r} is not a dtype of numpy")
+        raise BadLeaf(f"{descr!r} is not a numpy dtype")
     try:
         dtype: numpy.dtype[Any] = numpy.lib.format.descr_to_dtype(descr)
         plain = dtype.itemsize > 0 and not dtype.hasobject
         canonical = plain and numpy.lib.format.dtype_to_descr(dtype) == descr
-    except Exception as error:  # whatever numpy makes of a hostile description
-        raise BadLeaf(f"{descr!r} is not a dtype of numpy ({error})") from None
+    except Exception as error:  # numpy may raise anything for a hostile description
+        raise BadLeaf(f"{descr!r} is not a numpy dtype ({error})") from None
     if not canonical:
-        raise BadLeaf(f"{descr!r} is not a dtype of numpy as it describes them")
+        raise BadLeaf(f"{descr!r} is not the form in which numpy describes this dtype")
     return dtype
 
 
@@ -265,7 +265,7 @@ def _decode_str_node(value: Json) -> str:
 
 
 def decode(value: Json) -> Any:
-    """Return what encode() was given. Raises BadLeaf, whatever the JSON is."""
+    """Return the value that encode() encoded. Raises BadLeaf for any other JSON."""
     if type(value) is float and value - value != 0:
         raise BadLeaf("it is a number that is not finite")
     if type(value) is int and value not in _INT64:
@@ -287,7 +287,7 @@ def decode(value: Json) -> Any:
 
 
 def decode_key(value: Json) -> Any:
-    """Return what encode_key() was given. Raises BadLeaf."""
+    """Return the value that encode_key() encoded. Raises BadLeaf."""
     if type(value) is dict and list(value) == ["tuple"]:
         return tuple(decode_key(item) for item in _array(value["tuple"]))
     decoded = decode(value)

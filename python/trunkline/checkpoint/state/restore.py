@@ -1,4 +1,4 @@
-"""From a skeleton, as flatten() of tree.py makes it, back to the state."""
+"""Restores a state from the skeleton that flatten() of tree.py made."""
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
@@ -32,44 +32,42 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "Counter": collections.Counter,
 }
 _PLAIN_FIELDS = {"tensor", "dtype", "shape"}  # of most tensors
-_BAD_SHAPE = 'its "shape" is not an array of integers from 0'
-_NOTHING: Any = object()  # there is nothing to load into
+_BAD_SHAPE = 'its "shape" is not an array of non-negative integers'
+_NOTHING: Any = object()  # stands for: nothing to load into
 
 
 @makes_ordinary_tensors
 def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state that flatten() took apart; its tensors share the memory of `tensors`.
+    """Return the state that flatten() split; its tensors share the memory of `tensors`.
 
-    `skeleton` is as json.loads returns it. `tensors` must be exactly those that the skeleton names, dense, of
-    the dtypes and shapes that flatten() gave, and contiguous where the state holds arrays of numpy, views of
-    shared memory or tensors of dtypes that safetensors does not have. A tensor that the skeleton names twice
-    becomes one tensor. Tensors that were saved as views of the same memory are such again; they and tensors
-    that are not contiguous have the strides they were saved with. Raises Format, whatever is wrong with
-    either.
+    `skeleton`: as json.loads returns it. `tensors`: exactly those that the skeleton names, dense, with the
+    dtypes and shapes that flatten() returned, and contiguous if the state holds arrays of numpy, views of
+    shared memory or tensors of dtypes that safetensors lacks. A tensor that the skeleton names twice becomes
+    one tensor. Tensors that were saved as views of the same memory share memory again; they, and tensors that
+    are not contiguous, have the strides with which they were saved. Raises Format for any invalid input.
     """
     walk = _Restoring(tensors, skeleton)
     with GcPause():
         state = _run(walk, skeleton, _NOTHING)
     unused = [name for name in tensors if name not in walk.named]
     if unused:
-        raise Format(None, f"the state has no place for the tensors {_listed(unused)}")
+        raise Format(None, f"the skeleton of the state does not name the tensors {_listed(unused)}")
     return state
 
 
 def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor], Callable[[], None]]:
-    """Return the state with the tensors of `into`, where to load each tensor's bytes, and what then follows.
+    """Return the state with the tensors of `into`, the targets to read each tensor into, and finish().
 
-    `into` is a state of the same structure (any dict stands for any other, a list for a tuple), with tensors
-    of the same shapes and dtypes at the same places. The state that is returned holds those very tensors and
-    arrays, and all else as it was saved. The targets, by name, are contiguous, in the form that flatten()
-    gave: memory of `into` where that is possible. Once they are filled, call the last value that is returned:
-    it copies to the tensors of `into` that are not contiguous, or share memory in another way than those that
-    were saved. Nothing but tensors and arrays of `into` changes.
+    `into` is a state of the same structure (any kind of dict matches any other, a list matches a tuple), with
+    tensors of the same shapes and dtypes at the same places. The returned state holds these same tensors and
+    arrays, and everything else as it was saved. The targets, by name, are contiguous, in the form that
+    flatten() returned: memory of `into` if possible. Once they are filled, call finish(): it copies to the
+    tensors of `into` that are not contiguous, or share memory in a different way than the saved ones. Nothing
+    but tensors and arrays of `into` changes.
 
-    Raises ValueError, which names the place, where `into` lacks something, has more, or has a tensor of
-    another shape or dtype, read-only, with elements that are the same memory, on another device than the CPU
-    and CUDA GPUs, or sharing memory with another one where the stored ones do not. Raises Format for a bad
-    skeleton.
+    Raises ValueError, which names the place, if `into` lacks something or has more, or has a tensor that is
+    of another shape or dtype, read-only, on a device other than the CPU and CUDA GPUs, or that shares memory
+    within itself or with another one although the stored ones do not. Raises Format for an invalid skeleton.
     """
     walk = _Restoring(None, skeleton)
     with GcPause(), _bad_skeleton():
@@ -88,20 +86,21 @@ def _bad_skeleton() -> Iterator[None]:
     try:
         yield
     except BadLeaf as why:
-        raise Format(None, f"the skeleton of a state: {why}") from None
+        raise Format(None, f"invalid skeleton of a state: {why}") from None
 
 
 def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
     try:
         return walk.node(skeleton, into)
     except BadLeaf as why:
-        raise Format(None, f"the skeleton of a state, at {walk.place()}: {why}") from None
+        raise Format(None, f"invalid skeleton of a state, at {walk.place()}: {why}") from None
     except RecursionError:
-        raise Format(None, f"the skeleton of a state, at {walk.place()}: it is nested too deeply") from None
+        why = "it is nested too deeply"
+        raise Format(None, f"invalid skeleton of a state, at {walk.place()}: {why}") from None
 
 
 class _Restoring:
-    """One walk over a skeleton, beside a state to load into unless there are tensors to take."""
+    """One traversal of a skeleton, alongside a state to load into unless `tensors` are given."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor] | None, skeleton: Json) -> None:
         self.named: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {}
@@ -113,7 +112,7 @@ class _Restoring:
         self._path: list[Any] = []  # keys of dicts, indices, METADATA
 
     def place(self) -> str:
-        """Where the walk is."""
+        """Return the current place, for messages."""
         return path_text(self._path)
 
     def node(self, node: Json, into: Any) -> Any:
@@ -139,7 +138,7 @@ class _Restoring:
         return value
 
     def _mismatch(self, found: str, expected: str) -> ValueError:
-        return ValueError(f"into: {self.place()} is {found}, and the checkpoint has {expected} there")
+        return ValueError(f"into: {self.place()} is {found}, but the checkpoint has {expected} there")
 
     def _child(self, key: Any, node: Json, into: Any) -> Any:
         self._path.append(key)
@@ -198,7 +197,7 @@ class _Restoring:
     def _name(
         self, node: dict[str, Json], tag: str, stored: tuple[torch.dtype, tuple[int, ...]] | None
     ) -> str:
-        """Return the name of a tensor; `stored`: as what, None for a view of memory."""
+        """Return the name of a tensor; `stored`: its stored dtype and shape, None for a view of memory."""
         name = node[tag]
         if type(name) is not str:
             raise BadLeaf("the name of a tensor is not a string")
@@ -207,7 +206,7 @@ class _Restoring:
             return name
         known = self.named.get(name)
         if known is not None and known != stored:
-            raise BadLeaf(f"the tensor {name!r} has another dtype or shape elsewhere")
+            raise BadLeaf(f"the tensor {name!r} has a different dtype or shape elsewhere")
         self.named[name] = stored
         return name
 
@@ -234,7 +233,7 @@ class _Restoring:
             extra = [field for field in ("parameter", "requires_grad") if field in node]
             _check_fields(node, "tensor", "dtype", "shape", *extra, *stride_fields(node))
         if type(node["dtype"]) is not str or any(type(node[field]) is not bool for field in extra):
-            raise BadLeaf("a field of a tensor is of another type")
+            raise BadLeaf("a field of a tensor has the wrong type")
         try:
             dtype = dtype_named(node["dtype"])
         except ValueError as error:
@@ -294,7 +293,7 @@ class _Restoring:
         if not ordinary and (into.is_conj() or into.is_neg() or torch._is_zerotensor(into)):
             raise ValueError(
                 f"into: {self.place()} is a lazy conjugate, negative or zero, which cannot be written to; "
-                "load without `into`, and copy"
+                "load without `into`, then copy"
             )
         target = into.detach() if into.requires_grad else into
         self.uses.setdefault(name, []).append(Use(tuple(self._path), target, view))
@@ -354,7 +353,7 @@ class _Restoring:
 
 
 def _unfillable(array: "numpy.ndarray[Any, Any]") -> str | None:
-    """Why bytes cannot be read into an array; None if they can."""
+    """Return why bytes cannot be read into an array; None if they can."""
     if not array.flags.writeable:
         return "is a read-only array"
     if not array.flags.aligned:
@@ -372,7 +371,7 @@ def _views_in(skeleton: Json) -> dict[str, list[Strided]]:
 
 
 class _Collecting(_Restoring):
-    """A walk that makes no tensors and no arrays."""
+    """A traversal that makes no tensors and no arrays."""
 
     def _as_array(
         self, name: str, tensor: torch.Tensor, dtype: "numpy.dtype[Any]", shape: tuple[int, ...] | None
@@ -391,16 +390,16 @@ class _Collecting(_Restoring):
         return torch.empty(0, dtype=dtype)
 
 
-_WHOLE = "; it must have all of them: for a part of a checkpoint, call load() without into and take that part"
+_WHOLE = "; it must have all of them: for a part of a checkpoint, call load() without into and pick that part"
 
 
 def _about_compiled(keys: list[Any]) -> str:
-    """What to do where one state is of a model that torch.compile wraps, and the other is not."""
+    """Return what to do if only one of the states is that of a model wrapped by torch.compile."""
     if not any(isinstance(key, str) and "_orig_mod." in key for key in keys):
         return ""
     return (
-        "; torch.compile adds _orig_mod. to the keys of a model: give the state_dict of a compiled model "
-        "where one was saved, or save and load that of the model inside (compiled._orig_mod)"
+        "; torch.compile adds _orig_mod. to the keys of a model: pass the state_dict of a compiled model if "
+        "one was saved, or save and load that of the model inside (compiled._orig_mod)"
     )
 
 

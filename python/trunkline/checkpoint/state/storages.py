@@ -1,4 +1,4 @@
-"""Memory that several tensors of a state share, in a skeleton: tensors as views of it."""
+"""Tensors of a skeleton that are views of memory that several tensors share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,28 +15,28 @@ _MAX = 2**63
 
 
 class View(NamedTuple):
-    """The "stride" of a node and, of a view of memory that is shared, where it begins in how many bytes."""
+    """The "stride" of a node; for a view of shared memory also its offset and the size of that memory."""
 
     at: Strided
     storage: int | None
 
 
 def stride_fields(node: dict[str, Json]) -> list[str]:
-    """Return those of a node's fields that view_in() looks at."""
+    """Return the fields of a node that view_in() reads."""
     if "offset" in node or "storage" in node:
         return ["stride", "offset", "storage"]
     return ["stride"] if "stride" in node else []
 
 
 def view_in(node: dict[str, Json], shape: tuple[int, ...], itemsize: int) -> View | None:
-    """Return the view of a node with the fields of stride_fields(); None without. Raises BadLeaf."""
+    """Return the view that a node describes; None if it has no "stride". Raises BadLeaf."""
     if "stride" not in node:
         return None
     stride, offset = node["stride"], node.get("offset", 0)
     if type(stride) is not list or len(stride) != len(shape):
         raise BadLeaf('its "stride" is not an array of one number for each dimension')
     if any(type(step) is not int or not 0 <= step < _MAX for step in [*stride, offset]):
-        raise BadLeaf('its "stride" or "offset" is not an integer from 0')
+        raise BadLeaf('its "stride" or "offset" is not a non-negative integer')
     at = Strided(shape, tuple(stride), itemsize, offset)
     if "storage" not in node:
         if not at.is_dense():
@@ -49,7 +49,7 @@ def view_in(node: dict[str, Json], shape: tuple[int, ...], itemsize: int) -> Vie
 
 
 def restrided(tensor: torch.Tensor, view: View) -> torch.Tensor:
-    """Return a copy of a contiguous tensor that has the strides of the view, a dense one."""
+    """Return a copy of a contiguous tensor with the strides of the view, which is dense."""
     memory = empty_bytes(tensor.nbytes, tensor.device)
     copy = view_of(memory, view.at, tensor.dtype)
     copy_values(copy, tensor)
@@ -57,7 +57,7 @@ def restrided(tensor: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy the elements, of whatever dtype both have: torch does not copy those of some."""
+    """Copy the elements of any dtype, which must be the same for both: torch cannot copy some dtypes."""
     as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(target.itemsize)
     target, source = target.detach(), source.detach()
     if as_integers is not None:
@@ -66,9 +66,9 @@ def copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Strided]) -> torch.Tensor:
-    """Return memory of `storage` bytes, those of the views from `stored`, flat bytes, and zeros between them.
+    """Return memory of `storage` bytes: those of the views, from the flat `stored`, and zeros between them.
 
-    Raises BadLeaf where `stored` does not have as many bytes as the views.
+    Raises BadLeaf if `stored` has more or fewer bytes than the views.
     """
     try:
         runs = merged(numpy.concatenate([view.runs() for view in views]))
@@ -78,7 +78,7 @@ def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Str
         raise BadLeaf(f"the tensor {name!r} does not have the bytes of its views")
     try:
         if stored.device.type == "cpu":
-            memory = torch.from_numpy(numpy.zeros(storage, numpy.uint8))  # what lies in gaps takes no memory
+            memory = torch.from_numpy(numpy.zeros(storage, numpy.uint8))  # untouched gaps use no memory
         else:
             memory = torch.zeros(storage, dtype=torch.uint8, device=stored.device)
     except (RuntimeError, MemoryError, ValueError) as error:
@@ -92,15 +92,15 @@ class Storages:
     """The memory behind the views of one skeleton."""
 
     def __init__(self, all_views: Callable[[], Mapping[str, Sequence[Strided]]]) -> None:
-        """`all_views`: gives the views of each name; called once, where some memory has gaps."""
+        """`all_views`: returns the views of each name; called once, if some memory has gaps."""
         self._all_views = all_views
         self._views: Mapping[str, Sequence[Strided]] | None = None
         self._memory: dict[str, tuple[int, torch.Tensor]] = {}
 
     def view(self, name: str, stored: torch.Tensor, view: View, dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor that the view is of the memory which `stored`, contiguous, has the bytes of.
+        """Return the view as a tensor; `stored`, contiguous, has the bytes of the shared memory.
 
-        Raises BadLeaf where `stored` and the views of the skeleton do not fit.
+        Raises BadLeaf if `stored` does not match the views of the skeleton.
         """
         assert view.storage is not None
         if name not in self._memory:

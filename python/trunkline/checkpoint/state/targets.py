@@ -1,4 +1,4 @@
-"""The tensors that a state is loaded into: which are filled as they are, and which are copied to."""
+"""The tensors that a state is loaded into: some are read into directly, the others are copied to."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,32 +22,32 @@ from trunkline.checkpoint.state.views import (
     view_of,
 )
 
-METADATA: Any = object()  # in the path to the attribute of an OrderedDict
+METADATA: Any = object()  # stands for the attribute _metadata of an OrderedDict in a path
 
 
 def path_text(path: Sequence[Any]) -> str:
-    """Show where in a state a path of keys and indices leads."""
+    """Return a path of keys and indices in a state as text."""
     return "state" + "".join("._metadata" if key is METADATA else f"[{shown_key(key)}]" for key in path)
 
 
 class Use(NamedTuple):
-    """A tensor to load into, for one that is stored."""
+    """A tensor to load a stored one into."""
 
     path: tuple[Any, ...]
     tensor: torch.Tensor
-    view: View | None  # as which it was saved
+    view: View | None  # with which it was saved
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its place in the state, for messages."""
         return path_text(self.path)
 
     def is_whole(self) -> bool:
-        """Whether it was saved as all of what is stored, in C order."""
+        """Whether the stored tensor is all of it, in C order."""
         return self.view is None or self.view.storage is None
 
     def saved_stride(self) -> tuple[int, ...]:
-        """Return its strides in the memory that was saved."""
+        """Return its strides in the saved memory."""
         if self.view is not None and self.view.storage is not None:
             return self.view.at.stride
         strides, step = [], 1
@@ -57,7 +57,7 @@ class Use(NamedTuple):
         return tuple(reversed(strides))
 
     def is_laid_out_as_saved(self) -> bool:
-        """Whether it has its elements in the order of the memory that was saved."""
+        """Whether its elements are in the order of the saved memory."""
         if self.is_whole():
             return self.tensor.is_contiguous()
         return all(
@@ -68,19 +68,19 @@ class Use(NamedTuple):
         )
 
     def base(self) -> int:
-        """Return the address of the memory of which it would be the view that was saved."""
+        """Return the address at which the saved memory would begin, given where the tensor is."""
         offset = self.view.at.offset if self.view is not None and self.view.storage is not None else 0
         return self.tensor.data_ptr() - offset
 
     def layout(self) -> tuple[object, ...]:
-        """Return what tensors have in common that may share memory: equal bytes come to it from all."""
+        """Return a key that tensors must share to be allowed to share memory: all store equal bytes there."""
         if self.is_laid_out_as_saved():
             return (self.base(),)
         return (self.tensor.data_ptr(), significant_strides(self.tensor), self.view)
 
 
 class Targets:
-    """Where to read what is stored, and what then is to be copied."""
+    """The memory to read stored tensors into, and the copies to make afterwards."""
 
     def __init__(self, uses: Mapping[str, Sequence[Use]]) -> None:
         """Raises ValueError for tensors that cannot hold what was saved, BadLeaf for impossible views."""
@@ -92,7 +92,7 @@ class Targets:
         _check_overlaps(uses)
 
     def finish(self) -> None:
-        """Copy what was not read to where it belongs. Raises BadLeaf for memory that is larger than any."""
+        """Copy to the tensors that were not read into. Raises BadLeaf for impossible sizes."""
         for name, uses in self._copies.items():
             target = self.by_name[name]
             memory = bytes_of(target)
@@ -131,15 +131,15 @@ class Targets:
 
 
 def _check_storages(name: str, nbytes: int, uses: Sequence[Use], has_gaps: bool) -> None:
-    """Raise BadLeaf unless the views of a tensor of `nbytes` are all of the same memory.
+    """Raise BadLeaf unless all views of a tensor of `nbytes` are of the same memory.
 
-    That is the tensor itself, or with `has_gaps` memory of which it is the part that the views have.
+    That is the tensor itself or, with `has_gaps`, larger memory of which it has the bytes of the views.
     """
     storages = {use.view.storage for use in uses if use.view is not None and use.view.storage is not None}
     if len(storages) > 1:
         raise BadLeaf(f'"storage" of {name!r} differs between views of it')
     if storages and not has_gaps and storages != {nbytes}:
-        raise BadLeaf(f'"storage" of {name!r} is not the {nbytes} bytes that it has')
+        raise BadLeaf(f'"storage" of {name!r} differs from its size, {nbytes} bytes')
 
 
 def _bytes_of_views(name: str, views: Sequence[Strided]) -> int:
@@ -151,7 +151,7 @@ def _bytes_of_views(name: str, views: Sequence[Strided]) -> int:
 
 
 def _copy(use: Use, source: torch.Tensor) -> None:
-    """Copy to a tensor, of which elements may be the same memory where they were when it was saved."""
+    """Copy to a tensor, whose elements may share memory if they did when it was saved."""
     if use.tensor.is_contiguous() or not use.is_laid_out_as_saved():
         copy_values(use.tensor, source)
         return
@@ -165,7 +165,7 @@ def _copy(use: Use, source: torch.Tensor) -> None:
 
 
 def _check_distinct(use: Use) -> None:
-    """Raise ValueError where elements to load into are the same memory, and those that were saved are not."""
+    """Raise ValueError if elements to load into share memory, but the saved ones did not."""
     if use.tensor.is_contiguous() or (not use.is_whole() and use.is_laid_out_as_saved()):
         return
     try:
@@ -174,12 +174,13 @@ def _check_distinct(use: Use) -> None:
         return
     if int((runs[:, 1] - runs[:, 0]).sum()) < use.tensor.nbytes:
         raise ValueError(
-            f"into: {use.place} has elements that share memory, and were saved apart; load without `into`"
+            f"into: {use.place} has elements that share memory, but did not when it was saved; load without "
+            "`into`"
         )
 
 
 def _check_overlaps(uses: Mapping[str, Sequence[Use]]) -> None:
-    """Raise ValueError if two tensors share memory in another way than when they were saved."""
+    """Raise ValueError if two tensors share memory in a different way than when they were saved."""
     flat = [(name, use) for name, each in uses.items() for use in each if use.tensor.numel()]
     begins, ends = spans([use.tensor for _, use in flat])
     for group in groups(begins, ends):
@@ -189,6 +190,6 @@ def _check_overlaps(uses: Mapping[str, Sequence[Use]]) -> None:
             for name, use in (flat[index] for index in members[1:]):
                 if name != first_name or use.layout() != first.layout():
                     raise ValueError(
-                        f"into: {first.place} and {use.place} share memory, and were saved apart; "
-                        "load without `into`"
+                        f"into: {first.place} and {use.place} share memory, but did not when they were "
+                        "saved; load without `into`"
                     )

@@ -1,27 +1,27 @@
-"""A nested training state as a JSON skeleton and named tensors, and back; nothing is pickled.
+"""Converts a nested training state to a JSON skeleton and named tensors; nothing is pickled.
 
-The skeleton has a node for each value. leaves.py says what leaves look like; lists are JSON arrays; the rest
-are objects whose keys say what they are. Dicts are lists, since JSON has no order of keys and no keys but
-strings:
+The skeleton has a node for each value. leaves.py describes leaves; lists are JSON arrays; other values are
+objects whose keys say what they are. Dicts are stored as lists, since keys in JSON are strings and unordered:
 
     {"dict": [KEY, NODE, KEY, NODE, ...]}
     {"OrderedDict": [...], "_metadata": NODE}    the latter if it has such an attribute
     {"Counter": [...]}
     {"tuple": [NODE, ...]}
     {"tensor": NAME, "dtype": "BF16", "shape": [2, 3], "parameter": true, "requires_grad": false}
-                                                 the last two where they are not false and "parameter"
+                                                 the last two only if not false and as "parameter",
+                                                 respectively
     {"ndarray": NAME, "dtype": "<f4", "shape": [2, 3]}
 
-A tensor is stored in the form that stored_as() of _tensor_io/tensors.py says; an array as the tensor of
-the same dtype, or as its bytes where safetensors has none. Two forms of tensors and arrays need a reader of
-VIEWS:
+A tensor is stored in the form of stored_as() of _tensor_io/tensors.py; an array as a tensor of the same
+dtype, or as its bytes if safetensors lacks the dtype. Two forms of tensors and arrays need a reader that
+supports VIEWS:
 
-    {..., "stride": [1, 2]}                      stored in C order, and has these strides in memory
+    {..., "stride": [1, 2]}                      stored in C order; has these strides in memory
     {..., "stride": [3, 1], "offset": 8, "storage": 64}
                                                  a view of memory that several tensors share: 64 bytes, from
-                                                 byte 8 on; NAME holds those that the views of NAME have
+                                                 byte 8 on; NAME holds the bytes of all views of NAME
 
-Strides are in elements of the tensor (of the array's bytes, where it is stored as bytes). If NAME has fewer
+Strides are in elements of the tensor (in bytes, for an array that is stored as bytes). If NAME has fewer
 bytes than "storage" says, it holds the bytes that are part of some view, in the order of the memory.
 """
 
@@ -70,30 +70,29 @@ __all__ = [
     "restore_into",
 ]
 
-# What a reader of a manifest must know for a skeleton with strides (docs/formats/checkpoint.md).
+# The feature that a reader must support for a skeleton with strides (docs/formats/checkpoint.md).
 VIEWS = "views"
 
 _MAX_NAME = 400
-_SIMPLE = (int, float, str)  # what long lists are of: always encoded, so that no place needs to be known
-_HINT = "; save it in a .pt file of its own (trunkline.save)"
+_SIMPLE = (int, float, str)  # elements of long lists, which need no path: encoding them never fails
+_HINT = "; save it in a separate .pt file (trunkline.save)"
 _CONVERT_ARRAY = "; convert it to a list, or to an array of numbers or strings"
-_CONVERT_KEY = "; use a string, a number or a tuple of such as the key"
+_CONVERT_KEY = "; use a string, a number, or a tuple of these as the key"
 
 
 def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Split a state into its skeleton, which json.dumps takes as it is, and its tensors by name.
+    """Split a state into its skeleton, which json.dumps accepts, and its tensors by name.
 
     The state may hold None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict (with the
     `_metadata` of a state_dict()), Counter, set, frozenset, torch.Size, torch.dtype, torch.device, dense
-    tensors and Parameters of the CPU or a CUDA GPU, arrays, scalars and dtypes of numpy; each type itself and
-    none derived from it. Keys and elements of sets are values without tensors, or tuples of such.
+    tensors and Parameters of the CPU or a CUDA GPU, arrays, scalars and dtypes of numpy; but no subclasses of
+    these types. Keys and elements of sets are values without tensors, or tuples of these.
 
-    The tensors share the memory of the state's, but for arrays of numpy that are read-only, for lazily
-    conjugated tensors, and for tensors of memory that others have only parts of, which are copied; they need
-    not be contiguous. Memory that several tensors of the state have, as a whole or in part, is there once:
-    under the name of a tensor that is all of it, else as NAME~storage, flat. What torch keeps beside the
-    elements (gradients, hooks, Python attributes) is not part of the state. The state must not change
-    meanwhile.
+    The tensors share the memory of the state's and need not be contiguous; copied are read-only arrays of
+    numpy, lazily conjugated tensors, and memory that tensors share only in part. Memory that several tensors
+    of the state share, as a whole or in part, is stored once: under the name of a tensor that is all of it,
+    or else as NAME~storage, flat. What torch keeps beside the elements (gradients, hooks, Python attributes)
+    is not part of the state. The state must not change meanwhile.
 
     Raises Unsupported, which names the place ("state['model'][3]"), for anything else and for cycles.
     """
@@ -102,7 +101,7 @@ def flatten(state: Any) -> tuple[Json, dict[str, torch.Tensor]]:
 
 
 def flatten_with_features(state: Any) -> tuple[Json, dict[str, torch.Tensor], list[str]]:
-    """Return what flatten() does, and what a reader must know beyond version 1 of the format."""
+    """Return what flatten() does, and the features that a reader must support beyond format version 1."""
     flattener = _Flattener()
     with GcPause():
         try:
@@ -115,35 +114,35 @@ def flatten_with_features(state: Any) -> tuple[Json, dict[str, torch.Tensor], li
 
 @dataclass(slots=True)
 class _Found:
-    """A tensor of the state, or several that are the same memory in the same way."""
+    """A tensor of the state, or several that are the same view of the same memory."""
 
-    tensor: torch.Tensor  # of plain memory
-    name: str  # that it would like
-    nodes: list[dict[str, Json]]  # of it, whose `tag` its name goes to
+    tensor: torch.Tensor  # strided, without subclass
+    name: str  # preferred; another one if that is taken
+    nodes: list[dict[str, Json]]  # its nodes, whose field `tag` will hold the name
     tag: str
 
 
 def _advice(tensor: torch.Tensor) -> str:
-    """Return what else may help with a tensor that there is an objection to."""
+    """Return what to do about a tensor that cannot be saved, if its objection() does not say so."""
     if tensor.is_meta:
         return "; load or initialize it on another device first"
     return "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
 
 
 class _Flattener:
-    """One walk over a state."""
+    """One traversal of a state."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, _Found] = {}  # by what tensors of the same memory have in common
+        self._found: dict[Any, _Found] = {}  # by a key that the same views of the same memory share
         self._names: set[str] = set()
         self.has_strides = False
         self._clashes: dict[str, int] = {}
-        # As in Python, and as in a name; None for a key of a dict that is its own name.
+        # As in Python, and as in a name; None for a key of a dict that is used as its name.
         self._path: list[tuple[str | None, str]] = []
-        self._open: set[int] = set()  # the containers that are being walked over
+        self._open: set[int] = set()  # ids of the containers that are being traversed
 
     def place(self) -> str:
-        """Where the walk is."""
+        """Return the current place, for messages."""
         return "state" + "".join(
             f"[{shown_key(name)}]" if shown is None else shown for shown, name in self._path
         )
@@ -164,11 +163,12 @@ class _Flattener:
         try:
             return encode(value)
         except NoLeaf as why:
-            # No .pt file: that of a Path or a Namespace could not be loaded with weights_only.
+            # A .pt file is not suggested: one with a Path or a Namespace could not be loaded with
+            # weights_only.
             raise Unsupported(None, f"{self.place()} {why}; {conversion(value)}") from None
 
     def pairs(self, value: Mapping[Any, Any]) -> list[Json]:
-        """Return keys and nodes, in turn."""
+        """Return keys and nodes, alternating."""
         nodes: list[Json] = []
         for key, item in value.items():
             if type(key) is str:
@@ -181,7 +181,7 @@ class _Flattener:
             except NoLeaf as why:
                 raise Unsupported(None, f"{self.place()}: the key {why}{_CONVERT_KEY}") from None
             nodes.append(self.node(item))
-            self._path.pop()  # not after an exception: it says where it was raised
+            self._path.pop()  # not after an exception: the message needs the path
         return nodes
 
     def items(self, value: list[Any] | tuple[Any, ...]) -> list[Json]:
@@ -201,7 +201,7 @@ class _Flattener:
         node = {"OrderedDict": self.pairs(value)}
         attributes = vars(value)
         if attributes.keys() - {"_metadata"}:
-            raise Unsupported(None, f"{self.place()} has attributes of its own, {list(attributes)}{_HINT}")
+            raise Unsupported(None, f"{self.place()} has extra attributes, {list(attributes)}{_HINT}")
         if attributes:
             with self._at("._metadata", "_metadata"):
                 node["_metadata"] = self.node(attributes["_metadata"])
@@ -210,19 +210,19 @@ class _Flattener:
     def counter(self, value: "collections.Counter[Any]") -> Json:
         """Return the node of a Counter."""
         if vars(value):
-            raise Unsupported(None, f"{self.place()} has attributes of its own, {list(vars(value))}{_HINT}")
+            raise Unsupported(None, f"{self.place()} has extra attributes, {list(vars(value))}{_HINT}")
         return {"Counter": self.pairs(value)}
 
     @contextmanager
     def _at(self, shown: str, name: str) -> Iterator[None]:
         self._path.append((shown, name))
         yield
-        self._path.pop()  # not after an exception: it says where it was raised
+        self._path.pop()  # not after an exception: the message needs the path
 
     @contextmanager
     def _entered(self, value: Any) -> Iterator[None]:
         if id(value) in self._open:
-            raise Unsupported(None, f"{self.place()} is an object that it is itself part of (a cycle)")
+            raise Unsupported(None, f"{self.place()} contains itself (a cycle); remove that reference")
         if len(self._open) >= MAX_DEPTH:
             raise Unsupported(None, f"{self.place()} is nested more than {MAX_DEPTH} deep{_HINT}")
         self._open.add(id(value))
@@ -239,7 +239,7 @@ class _Flattener:
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
         }
-        parameter = type(tensor) is torch.nn.Parameter  # else of torch.Tensor, or there is an objection
+        parameter = type(tensor) is torch.nn.Parameter  # else torch.Tensor: subclasses were rejected
         if parameter:
             node["parameter"] = True
         if tensor.requires_grad is not parameter:
@@ -254,7 +254,7 @@ class _Flattener:
             raise Unsupported(None, f"{self.place()} {why}{_CONVERT_ARRAY}") from None
         node = {"ndarray": "", "dtype": dtype, "shape": list(array.shape)}
         as_bytes = type(dtype) is not str or dtype not in NUMPY_AS_TORCH
-        if array.flags.c_contiguous:  # of an extent of 1 the stride says nothing, and may be negative
+        if array.flags.c_contiguous:  # the stride of an extent of 1 has no meaning, and may be negative
             array = array.reshape(-1).reshape(array.shape)
         strides = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
         if not (array.flags.writeable and array.flags.aligned and strides) or (
@@ -267,7 +267,7 @@ class _Flattener:
         return node
 
     def _keep(self, tag: str, node: dict[str, Json], tensor: torch.Tensor) -> None:
-        """Remember a tensor, which stays alive, so that no other can have its address."""
+        """Remember a tensor, and keep it alive, so that no other can have its address."""
         strides = None if tensor.is_contiguous() else significant_strides(tensor)
         shape = tensor.shape
         memory: tuple[Any, ...] = (tensor.data_ptr(), shape, strides, tensor.dtype, tag)
@@ -283,7 +283,7 @@ class _Flattener:
             found.nodes.append(node)
 
     def stored(self) -> dict[str, torch.Tensor]:
-        """Return what is stored, by name, and put the names into the nodes."""
+        """Return the tensors to store, by name, and write the names into the nodes."""
         found = list(self._found.values())
         shared_of: dict[int, tuple[Shared, int]] = {}
         indices = [index for index, each in enumerate(found) if each.tensor.numel()]
@@ -291,7 +291,7 @@ class _Flattener:
             for member, offset in zip(shared.members, shared.offsets, strict=True):
                 shared_of[indices[member]] = shared, offset
         tensors: dict[str, torch.Tensor] = {}
-        names: dict[int, str] = {}  # of what is shared
+        names: dict[int, str] = {}  # of shared memory, by id
         for index, each in enumerate(found):
             if index not in shared_of:
                 name = self._name(each.name)
@@ -344,7 +344,7 @@ _CONTAINERS: dict[type, Callable[[_Flattener, Any], Json]] = {
 
 
 def _readable(name: str) -> str:
-    """Return a name of bounded length that UTF-8 can encode, with nothing in it that terminals obey."""
+    """Return a name of bounded length that UTF-8 can encode, without control characters."""
     if name.isprintable():
         return name[:_MAX_NAME]
     return "".join(c if c.isprintable() else "_" for c in name[:_MAX_NAME])

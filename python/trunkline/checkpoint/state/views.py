@@ -1,4 +1,4 @@
-"""Which tensors share memory, and tensors as views of memory that several of them share.
+"""Finds tensors that share memory, and describes tensors as views of that memory.
 
 Everything here is about elements, not about storages: two tensors share memory if they have a byte in common.
 """
@@ -11,8 +11,8 @@ import torch
 
 from trunkline._tensor_io.tensors import in_safetensors
 
-# Of the pieces that the memory of one tensor consists of. Each takes 16 bytes while they are looked at, and a
-# copy of its own while the tensor is saved or loaded.
+# Limit for the contiguous pieces of one tensor's memory. Each needs 16 bytes during the analysis, and a
+# separate copy while the tensor is saved or loaded.
 MAX_RUNS = 1 << 20
 
 Runs: TypeAlias = "numpy.ndarray[Any, numpy.dtype[numpy.int64]]"  # rows of begin and end in bytes, ascending
@@ -31,14 +31,14 @@ class Strided(NamedTuple):
     offset: int
 
     def end(self) -> int:
-        """Return the byte behind the last one of it; its offset if it has no elements."""
+        """Return the end of its last byte; its offset if it has no elements."""
         if 0 in self.shape:
             return self.offset
         last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         return self.offset + (last + 1) * self.itemsize
 
     def runs(self) -> Runs:
-        """Return the bytes that it has: runs that do not touch. Raises TooManyRuns."""
+        """Return its bytes as runs that do not touch. Raises TooManyRuns."""
         runs = numpy.array([[self.offset, self.offset + self.itemsize]], numpy.int64)
         if 0 in self.shape:
             return runs[:0]
@@ -54,7 +54,7 @@ class Strided(NamedTuple):
         return runs
 
     def is_dense(self) -> bool:
-        """Whether it has each byte from its offset to its end exactly once."""
+        """Whether it uses each byte from its offset to its end exactly once."""
         expected = 1
         for step, n in sorted((step, n) for n, step in zip(self.shape, self.stride, strict=True) if n != 1):
             if step != expected:
@@ -64,19 +64,19 @@ class Strided(NamedTuple):
 
 
 def strided(tensor: torch.Tensor) -> Strided:
-    """Return how a tensor lies in memory; its offset is its address."""
+    """Return a tensor as a view of all memory; its offset is its address."""
     return Strided(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr())
 
 
 def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return its strides, with 0 for those of extents of 1, which say nothing."""
+    """Return its strides, with 0 for extents of 1, whose strides have no meaning."""
     return tuple(
         0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def spans(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-    """Return where each tensor, of plain memory, begins and ends: addresses of bytes."""
+    """Return the addresses at which each (strided) tensor begins and ends."""
     begins = [tensor.data_ptr() for tensor in tensors]
     ends = [
         begin + tensor.nbytes if tensor.is_contiguous() else strided(tensor).end()
@@ -97,7 +97,7 @@ def merged(runs: Runs) -> Runs:
 
 
 def groups(begins: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-    """Return the indices of spans that overlap, directly or by way of others: only groups of several."""
+    """Return groups of indices of spans that overlap, directly or through others; no groups of one."""
     if len(begins) < 2:
         return []
     begin, end = numpy.array(begins, numpy.int64), numpy.array(ends, numpy.int64)
@@ -119,8 +119,8 @@ def sharing(
 ) -> list[tuple[list[int], Runs]]:
     """Divide the views of `among` (indices) into groups of those that have bytes in common.
 
-    Returns each group with the runs of all of it; those that share nothing are groups of one. A view of more
-    than MAX_RUNS pieces counts as one that shares nothing, and has no runs.
+    Returns each group with all its runs; views that share nothing are groups of one. A view of more than
+    MAX_RUNS pieces counts as sharing nothing, and has no runs.
     """
     found: list[tuple[list[int], Runs]] = []
     runs: list[Any] = []
@@ -158,20 +158,20 @@ def sharing(
 
 
 class Shared(NamedTuple):
-    """Memory that several tensors share, or a tensor that has elements several times."""
+    """Memory that several tensors share, or one tensor whose elements overlap."""
 
     members: list[int]  # indices of tensors
     offsets: list[int]  # of each in the memory, in bytes
-    memory_bytes: int  # from the first byte that one of them has (or a little before) to the last
+    memory_bytes: int  # from the first byte of any member (or a little before) to the last
     whole: int | None  # the member that is all of it, in C order
-    stored: torch.Tensor | None  # else: its bytes without the gaps between those that a member has, flat
+    stored: torch.Tensor | None  # else: the bytes of all members without gaps, flat
 
 
 def find_shared(tensors: Sequence[torch.Tensor]) -> list[Shared]:
-    """Return what is shared by `tensors`: with elements, of plain memory, no two the same view.
+    """Return the memory that `tensors` share; they must be strided, not empty, and no two the same view.
 
-    Left out are tensors whose elements, or whose bytes in memory of a GPU, cannot be got at as a whole: they
-    are stored apart.
+    Omits tensors with too many pieces, and memory on a GPU that no single tensor covers: these are stored
+    separately.
     """
     begins, ends = spans(tensors)
     others = {index for index, tensor in enumerate(tensors) if not tensor.is_contiguous()}
@@ -191,7 +191,7 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> list[Shared]:
 
 
 def _repeats(view: Strided, runs: Runs) -> bool:
-    """Whether the view has elements that are the same memory."""
+    """Whether elements of the view overlap."""
     count = view.itemsize
     for extent in view.shape:
         count *= extent
@@ -202,7 +202,7 @@ def _shared(
     tensors: Sequence[torch.Tensor], views: Mapping[int, Strided], members: list[int], runs: Runs
 ) -> Shared | None:
     begin, end = int(runs[0, 0]), int(runs[-1, 1])
-    # Every offset is a multiple of the elements' size, as torch has it, wherever the memory is.
+    # Every offset must be a multiple of the element size, as torch requires, wherever the memory is.
     padding = next(
         (
             before
@@ -222,7 +222,7 @@ def _shared(
     if span is None:
         return None
     dtypes = {tensors[i].dtype for i in members}
-    # As one dtype where all have it, for other readers of the shard.
+    # In the members' dtype if they have the same one, for other readers of the shard.
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
     if not in_safetensors(dtype):
         dtype = torch.uint8
@@ -231,7 +231,7 @@ def _shared(
 
 
 def _span(members: Sequence[torch.Tensor], begin: int, end: int) -> torch.Tensor | None:
-    """Return the bytes of memory from `begin` to `end`, of which only those of members may be looked at."""
+    """Return the memory from `begin` to `end`, of which only the bytes of members may be accessed."""
     for tensor in members:
         storage = tensor.untyped_storage()
         first = storage.data_ptr()
@@ -244,7 +244,7 @@ def _span(members: Sequence[torch.Tensor], begin: int, end: int) -> torch.Tensor
 
 
 class _Address:
-    """Memory as numpy is told of it; keeps whom it belongs to."""
+    """Describes memory to numpy, and keeps its owners alive."""
 
     def __init__(self, owners: Sequence[torch.Tensor], begin: int, end: int) -> None:
         self.owners = owners
@@ -257,19 +257,19 @@ class _Address:
 
 
 def _numpy_span(members: Sequence[torch.Tensor], begin: int, end: int) -> torch.Tensor:
-    """Arrays of numpy are storages of their own to torch, also where they overlap."""
+    """Return the memory of arrays of numpy, which torch sees as separate storages even if they overlap."""
     return torch.from_numpy(numpy.asarray(_Address(members, begin, end)))
 
 
 def gather(span: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """Return the bytes of the runs, one behind the other: those of `span` itself where it is one run."""
+    """Return the bytes of the runs, one after the other; a view of `span` if there is only one run."""
     if len(runs) == 1:
         return span[int(runs[0, 0]) : int(runs[0, 1])]
     return torch.cat([span[begin:end] for begin, end in runs.tolist()])
 
 
 def scatter(stored: torch.Tensor, runs: Runs, memory: torch.Tensor) -> torch.Tensor:
-    """Put the bytes of the runs, one behind the other in `stored`, to their places in `memory`."""
+    """Copy the bytes of the runs, which are one after the other in `stored`, to their places in `memory`."""
     at = 0
     for begin, end in runs.tolist():
         memory[begin:end] = stored[at : at + end - begin]
@@ -278,6 +278,6 @@ def scatter(stored: torch.Tensor, runs: Runs, memory: torch.Tensor) -> torch.Ten
 
 
 def view_of(memory: torch.Tensor, view: Strided, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor that `view` is of `memory`, a flat one of uint8 in which it ends."""
+    """Return the tensor that is this view of `memory`, flat bytes."""
     flat = memory[view.offset : view.end()].view(dtype)
     return flat.as_strided(view.shape, view.stride)
