@@ -238,8 +238,8 @@ def test_parts_that_overlap(tmp_path: Path) -> None:
 
 
 def test_memory_between_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writer, "MOST_COPIED_BYTES", 100_000)
-    monkeypatch.setattr(_request, "MOST_HELD_BYTES", 100_000)
+    monkeypatch.setattr(_writer, "MAX_COPIED_BYTES", 100_000)
+    monkeypatch.setattr(_request, "MAX_BUFFERED_BYTES", 100_000)
     state = {f"t{i}": numbers(100, 100, seed=i).t() for i in range(7)}
     save(state, tmp_path)
     assert len(shards(tmp_path)) == 4  # two of 40 000 bytes at once

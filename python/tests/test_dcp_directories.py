@@ -53,7 +53,7 @@ def test_a_writer_leaves_a_step_alone_that_is_being_saved(tmp_path: Path) -> Non
     with pytest.raises(torch_dcp.CheckpointException) as caught:  # type: ignore[attr-defined]
         torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(step), no_dist=True)
     [error] = [error for error, _ in caught.value.failures.values()]
-    assert f"{step}: it belongs to a trunkline.Checkpointer (it holds {shard.name})" in str(error)
+    assert f"{step}: it belongs to a trunkline.Checkpointer (it contains {shard.name})" in str(error)
     assert list(step.iterdir()) == [shard]
 
 

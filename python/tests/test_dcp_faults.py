@@ -68,9 +68,7 @@ def test_replacing_the_checkpoint_of_another_process_warns_once(
     save_in_another_process(tmp_path, run_script)
     with pytest.raises(CheckpointException, match="already exists"):
         save({"a": numbers(9)}, tmp_path, overwrite=False)
-    with pytest.warns(
-        RuntimeWarning, match=r"already holds.*replaces.*directory of its own.*overwrite=False"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"already holds.*replaces.*separate directory.*overwrite=False"):
         save({"a": numbers(9)}, tmp_path)
     save({"a": numbers(9, seed=1)}, tmp_path)  # warnings are errors
     assert_same(load({"a": torch.zeros(9)}, tmp_path), {"a": numbers(9, seed=1)})
@@ -122,7 +120,7 @@ class Failing(DefaultSavePlanner):
 
 
 def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writer, "MOST_COPIED_BYTES", 1000)  # some files are written before the error
+    monkeypatch.setattr(_writer, "MAX_COPIED_BYTES", 1000)  # some files are written before the error
     save(nested(1), tmp_path)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(CheckpointException, match="no more"):
@@ -179,7 +177,7 @@ def test_ranks_that_find_different_checkpoints(tmp_path: Path) -> None:
         plans.append(reader.prepare_local_plan(planner.create_local_plan()))
         readers.append(reader)
     assert readers[0].prepare_global_plan(plans[:2]) == plans[:2]
-    with pytest.raises(tl.Error, match=r"rank 2 finds another checkpoint than rank 0.*load again"):
+    with pytest.raises(tl.Error, match=r"rank 2 finds a different checkpoint than rank 0.*load again"):
         readers[0].prepare_global_plan(plans)
 
 
@@ -329,7 +327,7 @@ def test_a_volume_that_is_not_mounted(tmp_path: Path) -> None:
     for volumes in ([volume], None):
         with pytest.raises(CheckpointException, match="mount its disk, or pass overwrite=True") as caught:
             save({"a": numbers(9, seed=1)}, path, volumes=volumes)
-        assert f"is in {volume}, and not there now" in str(failure(caught))
+        assert f"is missing in {volume}; mount its disk" in str(failure(caught))
     assert sorted(path.iterdir()) == before
     assert list(mount.iterdir()) == []
     with pytest.raises(CheckpointException, match="mount the disk of that volume") as caught:
@@ -499,7 +497,7 @@ def test_an_item_that_is_not_stored_where_tensors_are_filled_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, changed: bool
 ) -> None:
     """Two tensors are held at once: the first two are filled when the fourth is looked up."""
-    monkeypatch.setattr(_request, "MOST_HELD_BYTES", 100_000)
+    monkeypatch.setattr(_request, "MAX_BUFFERED_BYTES", 100_000)
     state = {name: numbers(100, 100).t() for name in "abcd"}
     save(state, tmp_path)
     into = blank(state)
@@ -806,7 +804,7 @@ def test_a_directory_that_something_else_keeps_locked(
     monkeypatch.setattr(_directory, "LOCK_SECONDS", 0.0)
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    with pytest.raises(CheckpointException, match=r"another process has kept a lock .* on that") as caught:
+    with pytest.raises(CheckpointException, match=r"another process has held a lock .* on that") as caught:
         save({"a": numbers(9, seed=1)}, path, volumes=[volume])
     error = failure(caught)
     assert isinstance(error, tl.Error)
@@ -851,7 +849,7 @@ def test_of_two_saves_at_once_the_later_finds_the_checkpoint_of_the_other(
     before = sorted(path.iterdir())
     written = writer.write_data(planner.finish_plan(plans[0]), planner).value()
     if not overwrite:
-        why = "overwrite is False" if overwrite is False else "has made since this one began"
+        why = "overwrite is False" if overwrite is False else "has written since this one began"
         with pytest.raises(FileExistsError, match=rf"already exists: .*dcp\.manifest.*{why}"):
             writer.finish(metadata, [written])
         assert sorted(path.iterdir()) == before
@@ -1037,7 +1035,7 @@ def test_a_rank_removes_what_its_saves_left_that_others_made_fail(tmp_path: Path
         return metadata, written, path / written[0].storage_data.file.name
 
     _, _, of_another = write(2, 0.0)
-    _saves._begin_anew()  # as if another process had made it
+    _saves._forget_parent()  # as if another process had made it
     for value in (1.0, 2.0):
         metadata, written, held = write(1, value)
         assert set(shards(path)) == {of_another, held}

@@ -27,8 +27,8 @@ from trunkline.dcp import _directory, _saves, _writer  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
 REFUSED = (
-    "a save of trunkline.dcp is already running in this thread, and a signal handler called in the midst of "
-    "it; set a flag in the handler, and save in the training loop once dcp.save"
+    "a signal handler called this while a save of trunkline.dcp was running in the same thread; set a flag in "
+    "the handler, and save in the training loop once dcp.save"
 )
 
 
@@ -316,7 +316,7 @@ def test_a_handler_that_waits_for_async_save(tmp_path: Path, monkeypatch: pytest
     assert isinstance(error, CheckpointException)
     ((cause, _),) = error.failures.values()
     assert isinstance(cause, tl.Error)
-    assert "another save of this process has kept a lock" in str(cause)
+    assert "another save of this process has held a lock" in str(cause)
     assert len(shards(tmp_path)) == 1
 
 

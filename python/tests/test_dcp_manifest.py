@@ -166,12 +166,12 @@ def test_a_newer_version_is_named(tmp_path: Path) -> None:
         b"trunkline-dcp 12 ",
         b"trunkline-dcp 12345678901 crc32c=01234567 bytes=0\n",
     ):
-        with pytest.raises(tl.Format, match="has version [0-9]+ of the format.*upgrade") as caught:
+        with pytest.raises(tl.Format, match="has format version [0-9]+.*upgrade") as caught:
             parse_manifest(newer, "the path")
         assert type(caught.value) is tl.Format
     path = tmp_path / "dcp.manifest"
     path.write_bytes(b"trunkline-dcp 2 " + b"x" * 1000)
-    with pytest.raises(tl.Format, match="has version 2 of the format"):
+    with pytest.raises(tl.Format, match="has format version 2"):
         read_manifest(path)
 
 

@@ -120,7 +120,7 @@ def test_parts_that_are_not_stored_are_no_silent_gaps(tmp_path: Path) -> None:
         assert "no_dist" in said
     for step, sizes in zip(loads, ("384 of the 768", "192 of the 384", "384 of the 768"), strict=True):
         for said in last_lines(tmp_path, step):
-            assert f"it holds {sizes} elements of 't' that this rank loads" in said, step
+            assert f"it has only {sizes} elements of 't' that this rank loads" in said, step
             assert "without collectives" in said
 
 
@@ -148,7 +148,7 @@ def test_a_mixture_of_what_ranks_saved_apart_is_not_loaded(tmp_path: Path) -> No
         path.rename(tmp_path / "ckpt" / path.name)
     run_ranks(tmp_path, "load_apart/3/2", "load_apart/2/2")
     for said in last_lines(tmp_path, "load_apart/3/2"):
-        assert "dcp-rank00002.manifest is of another save than dcp-rank00000.manifest" in said
+        assert "dcp-rank00002.manifest is of a different save than dcp-rank00000.manifest" in said
         assert "on as many ranks as the last save had" in said
     assert last_lines(tmp_path, "load_apart/2/2") == ["loaded"] * 2
 
@@ -173,7 +173,7 @@ def test_a_rank_that_misses_a_save_does_not_complete_it_later(tmp_path: Path, ra
     assert said_by(tmp_path, steps[0], rank).split() == ["ValueError", "saved"]
     assert said_by(tmp_path, steps[0], 1 - rank).split() == ["saved", "FileExistsError"]
     for said in last_lines(tmp_path, steps[1]):
-        assert "ranks 0 and 1 did not come to a save into the directory equally often" in said
+        assert "ranks 0 and 1 have not saved into the directory equally often" in said
         assert "remove dcp-rank*.refused if no rank missed a save" in said
 
 

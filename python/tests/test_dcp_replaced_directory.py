@@ -98,7 +98,7 @@ def test_a_copy_is_not_cleaned_up_in_place_of_the_directory(
         remove(*args)
 
     monkeypatch.setattr(_directory, "remove_leftovers", point_elsewhere)
-    with pytest.warns(RuntimeWarning, match="files of earlier checkpoints stay"):
+    with pytest.warns(RuntimeWarning, match="could not remove files of earlier checkpoints"):
         save(nested(2), directory)
     assert_same(load(blank(nested(0)), backup), nested(1))
     assert_same(load(blank(nested(0)), tmp_path / "moved"), nested(2))

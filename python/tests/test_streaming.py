@@ -572,7 +572,7 @@ def test_files_of_others_are_never_replaced_by_a_pack(tmp_path: Path) -> None:
 def test_the_pack_of_another_model_is_not_replaced(tmp_path: Path) -> None:
     folder, other = make_folder(tmp_path / "model"), make_folder(tmp_path / "other", "qwen3")
     streamed(folder, pack_dir=tmp_path / "pack")
-    with pytest.raises(FileExistsError, match="a directory of its own"):
+    with pytest.raises(FileExistsError, match="a separate directory"):
         streamed(other, pack_dir=tmp_path / "pack")
     assert torch.equal(logits(streamed(folder, pack_dir=tmp_path / "pack")), logits(stock(folder)))
     # Of the same config the contents decide, however the files look.

@@ -1,4 +1,4 @@
-"""Storage for torch.distributed.checkpoint: sharded, checksummed, crash-safe, without pickles of its own.
+"""Storage for torch.distributed.checkpoint: sharded, checksummed, crash-safe; it pickles nothing itself.
 
     import torch.distributed.checkpoint as dcp
     import trunkline as tl
@@ -6,7 +6,7 @@
     dcp.save(state_dict, storage_writer=tl.dcp.StorageWriter("checkpoints/step-1000"))
     dcp.load(state_dict, storage_reader=tl.dcp.StorageReader("checkpoints/step-1000"))
 
-Both are used through torch.distributed.checkpoint alone; what lies on disk: docs/formats/dcp.md.
+Use both only through torch.distributed.checkpoint. The format on disk is described in docs/formats/dcp.md.
 """
 
 from trunkline.dcp._reader import StorageReader

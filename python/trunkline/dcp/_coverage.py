@@ -1,6 +1,6 @@
-"""Whether chunks hold all elements of a tensor.
+"""Checks whether chunks contain all elements of a tensor.
 
-Torch's planners do not ask: they read what is stored, and leave the rest of a tensor as it was.
+Torch's planners do not: they read the chunks that are stored, and leave the rest of a tensor unchanged.
 """
 
 import math
@@ -17,7 +17,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, and sizes
 
 
 def find_partly_saved(entries: Mapping[str, object]) -> tuple[str, int, int] | None:
-    """Return a tensor whose chunks together are too small for it: its name, their elements, and its own."""
+    """Return an incomplete tensor: its name, the number of elements in its chunks, and its own number."""
     for name, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata):
             wanted = math.prod(entry.size)
@@ -30,10 +30,10 @@ def find_partly_saved(entries: Mapping[str, object]) -> tuple[str, int, int] | N
 def find_partly_loaded(
     planner: LoadPlanner, plan: LoadPlan, entries: Mapping[str, object]
 ) -> tuple[str, int, int] | None:
-    """Return a tensor of which a load on this rank would leave elements as they are, since no chunk has them.
+    """Return a tensor that a load on this rank would leave partly unchanged, since no chunk has the elements.
 
-    Its name, how many elements of it are stored, and how many this rank has. What other planners than
-    torch's own leave out on purpose is stored, or not of the shape that is stored.
+    Returns its name, how many of its elements are stored, and how many this rank has. Planners other than
+    torch's own may omit elements on purpose: these are stored, or the shape differs from the stored one.
     """
     if not isinstance(planner, DefaultLoadPlanner):
         return None
@@ -62,7 +62,7 @@ def _chunks_of(entry: TensorStorageMetadata) -> set[Box]:
 
 
 def _parts_of(value: torch.Tensor) -> Iterator[Box]:
-    """What this rank has of a tensor."""
+    """Yield the parts of a tensor that this rank has."""
     if isinstance(value, ShardedTensor):
         for shard in value.local_shards():
             yield tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes)
@@ -76,14 +76,14 @@ def _parts_of(value: torch.Tensor) -> Iterator[Box]:
 
 
 def _without(boxes: list[Box], chunks: Iterable[Box]) -> list[Box]:
-    """What is left of boxes that do not overlap."""
+    """Return boxes, which must not overlap, without the elements of the chunks."""
     for chunk in chunks:
         boxes = [rest for box in boxes for rest in _cut(box, chunk)]
     return [box for box in boxes if math.prod(box[1]) > 0]
 
 
 def _cut(box: Box, chunk: Box) -> Iterator[Box]:
-    """Parts of a box that are outside of a chunk."""
+    """Yield the parts of a box that are outside of a chunk."""
     begins, ends = list(box[0]), [offset + size for offset, size in zip(*box, strict=True)]
     cuts = [(offset, offset + size) for offset, size in zip(*chunk, strict=True)]
     if any(

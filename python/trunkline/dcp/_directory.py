@@ -1,4 +1,4 @@
-"""What a save does to its directories, besides writing files: making, linking, locking, removing."""
+"""Operations on the directories of a save: creating, linking, locking, and removing files."""
 
 import contextlib
 import errno
@@ -26,30 +26,30 @@ from trunkline.dcp._stored import leftovers
 LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.01
 
-_MOST_NAMED = 100  # files in a warning
+_MAX_NAMED = 100  # files in a warning
 
 
 class OpenDirectories:
     """Directories that a save keeps open, to notice when their paths lead elsewhere.
 
-    One that is moved to another disk, or replaced by a copy, while it is written to would hold a part of the
-    save, and the one behind its path the rest.
+    If one is moved to another disk, or replaced by a copy, during a save, it would contain part of the save,
+    and the directory that has its path then the rest.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Open them, without leave to read them."""
+        """Open them with O_PATH, which requires no permission to read."""
         self._opened: list[tuple[Path, int]] = []
         self._close = weakref.finalize(self, _close_all, self._opened)
         for path in paths:
             self._opened.append((path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
 
     def check(self) -> None:
-        """Raise OSError (ESTALE) where one was moved or replaced."""
+        """Raise OSError (ESTALE) if one was moved or replaced."""
         for path, descriptor in self._opened:
             check_leads_to(path, descriptor)
 
     def close(self) -> None:
-        """Close them; also done when this object goes."""
+        """Close them; also done when this object is deleted."""
         self._close()
 
 
@@ -59,7 +59,7 @@ def _close_all(opened: list[tuple[Path, int]]) -> None:
 
 
 def make_directory(path: Path, *, durable: bool) -> bool:
-    """Make a directory and those above it, unless they are there; return whether this call made it."""
+    """Create a directory and its parents if missing; return whether this call created it."""
     missing = []
     at = path
     while not at.exists():
@@ -75,27 +75,27 @@ def make_directory(path: Path, *, durable: bool) -> bool:
 
 
 def place_in_volume(directory: Path, volume: Path, name: str) -> Path:
-    """Return where to write the file that `directory` shall hold as `name`, which lies in `volume`.
+    """Return where to write the file `name` of `directory` so that it is stored in `volume`.
 
-    Whatever lies elsewhere is reached by a link of the same name, which is made before the file, so that
-    reading needs no list of volumes, and what a crash leaves can be found from the directory alone.
+    A file that is stored elsewhere is reached by a link of the same name, which is created before the file,
+    so that reading needs no list of volumes, and leftovers of a crash can be found from the directory alone.
     """
     path = volume.absolute() / name
-    if volume.samefile(directory):  # by whichever of its names: a link would lead to itself
+    if volume.samefile(directory):  # under any of its names: a link would lead to itself
         return directory.absolute() / name
     (directory / name).symlink_to(path)
     return path
 
 
 def missing_target(path: Path) -> Path | None:
-    """Return where a link into a volume leads if nothing is there; None where it is no such link."""
+    """Return the target of a dangling link into a volume; None for anything else."""
     if not is_data_file_name(path.name) or not path.is_symlink() or path.exists():
         return None
     return path.parent / path.readlink()
 
 
 def remove_file(directory: Path, name: str) -> None:
-    """Remove a file of `directory`, and what it links to; nothing happens if it is not there."""
+    """Remove a file of `directory`, and its target if it is a link; does nothing if it does not exist."""
     target = _target_in_volume(directory, name)
     if target is not None:
         target.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def remove_file(directory: Path, name: str) -> None:
 
 
 def _target_in_volume(directory: Path, name: str) -> Path | None:
-    """Return what a link of place_in_volume() leads to; None for other files, and somebody else's links."""
+    """Return the target of a link made by place_in_volume(); None for other files and links."""
     path = directory / name
     if not is_data_file_name(name) or not path.is_symlink():
         return None
@@ -112,23 +112,23 @@ def _target_in_volume(directory: Path, name: str) -> Path | None:
 
 
 def remove_quietly(directory: Path, names: Iterable[str]) -> None:
-    """Remove files whose removal nothing depends on: the next save tries again."""
+    """Remove files; if that fails, only warn: the next save tries again."""
     for name in names:
         _remove_or_warn(directory, name)
 
 
 def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], None]) -> None:
-    """Remove files of earlier saves, as remove_quietly(); where another directory made them only the links.
+    """Remove files of earlier saves like remove_quietly(); only the links to files of another directory.
 
-    Of a copy (`cp -a`), the original has links to the same files. `check` is called before each removal, and
-    ends them where it raises OSError.
+    If this directory is a copy (`cp -a`), the original has links to the same files. `check` is called before
+    each removal; if it raises OSError, the remaining files stay.
     """
     kept = []
     for name in names:
         try:
             check()
         except OSError as error:
-            warnings.warn(f"files of earlier checkpoints stay: {error}", RuntimeWarning, 3)
+            warnings.warn(f"could not remove files of earlier checkpoints: {error}", RuntimeWarning, 3)
             return
         target = _target_in_volume(directory, name)
         if target is None or owns(directory, file_id_of(name)):
@@ -136,14 +136,14 @@ def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], 
         elif _remove_or_warn(directory, name, link_only=True) and target.exists():
             kept.append(target)
     if kept:
-        shown = ", ".join(map(str, kept[:_MOST_NAMED]))
-        if len(kept) > _MOST_NAMED:
-            volumes = sorted({str(target.parent) for target in kept[_MOST_NAMED:]})
-            shown += f" and {len(kept) - _MOST_NAMED} more in {', '.join(volumes)}"
+        shown = ", ".join(map(str, kept[:_MAX_NAMED]))
+        if len(kept) > _MAX_NAMED:
+            volumes = sorted({str(target.parent) for target in kept[_MAX_NAMED:]})
+            shown += f" and {len(kept) - _MAX_NAMED} more in {', '.join(volumes)}"
         warnings.warn(
             f"{directory} may not own files of the checkpoint that this save replaced: it is a copy, or was "
-            "restored from one, or an earlier version of trunkline saved it. They stay on their volumes: "
-            f"{shown}. Remove them unless another directory has links to them",
+            "restored from one, or an earlier version of trunkline saved it. These files stay on their "
+            f"volumes: {shown}. Remove them unless another directory has links to them",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -157,13 +157,14 @@ def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> b
         else:
             remove_file(directory, name)
     except OSError as error:
-        warnings.warn(f"{directory}: {name} is needed no more but stays: {error}", RuntimeWarning, 3)
+        text = f"{directory}: could not remove {name}, which is no longer needed: {error}"
+        warnings.warn(text, RuntimeWarning, 3)
         return False
     return True
 
 
 def remove_torch_metadata(directory: Path, names: Sequence[str], *, durable: bool) -> None:
-    """Remove what torch's readers would load an older checkpoint by."""
+    """Remove the metadata by which torch's readers would load an older checkpoint."""
     for name in names:
         (directory / name).unlink(missing_ok=True)
     if names and durable:
@@ -171,14 +172,14 @@ def remove_torch_metadata(directory: Path, names: Sequence[str], *, durable: boo
 
 
 def list_leftovers(directory: Path) -> list[str]:
-    """Names of all files that saves made in a directory, but for the manifest of all ranks."""
+    """Return the names of all files that saves created in a directory, except the common manifest."""
     return leftovers(os.listdir(directory))  # noqa: PTH208 - names, not paths
 
 
 def list_manifests(directory: Path) -> list[str]:
-    """Names of the manifests by which a directory holds a checkpoint: the common one, or else those of ranks.
+    """Return the names of the manifests of a directory's checkpoint: the common one, or else those of ranks.
 
-    The manifest of a rank beside the common one is left of an older save.
+    A rank's manifest beside the common one is a leftover of an older save.
     """
     if (directory / manifest_name(None)).exists():
         return [manifest_name(None)]
@@ -187,14 +188,14 @@ def list_manifests(directory: Path) -> list[str]:
     return sorted(filter(is_rank_manifest_name, os.listdir(directory)))  # noqa: PTH208 - names, not paths
 
 
-def note_refused(directory: Path, name: str, save_id: str) -> None:
-    """Add the save_id of a manifest to the record `name`, where that manifest has made a save fail."""
+def record_rejected(directory: Path, name: str, save_id: str) -> None:
+    """Add the save_id of a manifest that made a save fail to the record `name`."""
     with contextlib.suppress(OSError), (directory / name).open("a", encoding="ascii") as file:
         file.write(f"{save_id}\n")
 
 
-def count_refused(directory: Path, name: str, save_id: str) -> int:
-    """Return how many saves a manifest has made fail, of which note_refused() made a record."""
+def count_rejected(directory: Path, name: str, save_id: str) -> int:
+    """Return how many failed saves record_rejected() has recorded for the save_id of a manifest."""
     try:
         text = (directory / name).read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
@@ -204,9 +205,9 @@ def count_refused(directory: Path, name: str, save_id: str) -> int:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold back other commits into the directory; does nothing on a filesystem without locks.
+    """Block other commits into the directory; does nothing on a filesystem without locks.
 
-    Raises Error (EBUSY) when something else keeps the directory locked.
+    Raises Error (EBUSY) if the directory stays locked.
     """
     with DirectoryLock(directory) as lock:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -215,10 +216,10 @@ def locked(directory: Path) -> Iterator[None]:
                 raise exception_of(
                     "system",
                     errno.EBUSY,
-                    f"cannot save to {directory}: another process has kept a lock (flock) on that directory "
-                    f"for {LOCK_SECONDS:g} s, or another save of this one that a signal handler interrupted; "
-                    f"`lslocks` or `fuser -v {directory}` shows which process. If it is "
-                    "`flock` that runs this job, have it lock a file beside the directory instead "
+                    f"cannot save to {directory}: another process has held a lock (flock) on that directory "
+                    f"for {LOCK_SECONDS:g} s, or a save of this process that a signal handler interrupted "
+                    f"has; `lslocks` or `fuser -v {directory}` shows which process. If this job was started "
+                    f"by `flock {directory}`, let flock lock a file beside the directory instead "
                     f"(flock {directory}.lock ...)",
                     str(directory),
                 )
@@ -229,5 +230,5 @@ def locked(directory: Path) -> Iterator[None]:
 def _try_lock(lock: DirectoryLock) -> bool:
     try:
         return lock.take()
-    except OSError:  # NFS locks no directories
+    except OSError:  # NFS does not support locks on directories
         return True

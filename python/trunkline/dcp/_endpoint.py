@@ -1,4 +1,4 @@
-"""What StorageWriter and StorageReader have in common: a directory, and an engine."""
+"""The base of StorageWriter and StorageReader: a directory, and an engine."""
 
 import os
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ class CheckpointPath:
     """The directory of a checkpoint, as it was given and as an absolute path."""
 
     given: str
-    path: Path  # absolute: used later, maybe in another process, after a change of the working directory
+    path: Path  # absolute: may be used in another process, or after a change of the working directory
 
 
 def checkpoint_path_of(directory: "str | os.PathLike[str]", argument: str) -> CheckpointPath:
-    """Return the directory that an argument names. Raises TypeError or ValueError where it names none."""
+    """Return the directory that an argument names. Raises TypeError or ValueError."""
     given = str(Path(directory_argument(directory, argument)))
     return CheckpointPath(given, Path(absolute_path(given, argument)))
 
 
 class Endpoint:
-    """The directory of a writer or reader, and what is asked of both about it."""
+    """The directory of a writer or reader, and the methods that both share."""
 
     def __init__(self, path: "str | os.PathLike[str] | None", engine: Engine | None) -> None:
-        """Raise TypeError or ValueError for what names no directory; touches nothing."""
+        """Raise TypeError or ValueError for an invalid path; accesses nothing on disk."""
         super().__init__()
         self._path = None if path is None else checkpoint_path_of(path, "path")
         check_engine(engine)
@@ -38,7 +38,7 @@ class Endpoint:
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The directory, as it was given; None where none was yet."""
+        """The directory, as it was given; None if none was given yet."""
         path = self._current_path()
         return None if path is None else path.given
 
@@ -57,15 +57,15 @@ class Endpoint:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Whether it is the path of a directory that is there or could be made, not a URL."""
+        """Whether it is the path of a directory that exists or could be created, not a URL."""
         return is_possible_checkpoint_id(checkpoint_id)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process."""
+        """Return the state to send to another process."""
         if self._engine is not None:
             raise Unsupported(
                 None,
-                "engine: an engine does not go to another process; with engine=None each uses its own",
+                "engine: an Engine cannot be sent to another process; with engine=None each uses its own",
                 None,
             )
         return self.__dict__.copy()

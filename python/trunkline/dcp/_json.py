@@ -1,4 +1,4 @@
-"""Plain data as JSON, exactly: each function takes nothing but what it is named after, or raises Refusal."""
+"""Plain data as JSON, exactly: each function accepts only the type it is named after, or raises Refusal."""
 
 import json
 import math
@@ -6,29 +6,29 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MAX_DEPTH = 100
-_LIMIT = 1 << 63  # of numbers: what readers in other languages hold
+_LIMIT = 1 << 63  # of numbers: readers in other languages use 64 bits
 
 
 class Refusal(Exception):
-    """Something is not what it has to be; the message begins with its name."""
+    """A value is not valid; the message begins with its name."""
 
 
 def dumps(value: dict[str, Any]) -> str:
-    """Make JSON of ASCII characters alone."""
+    """Return JSON in ASCII."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def loads(text: bytes) -> object:
-    """Parse JSON as dumps makes it: no key twice, no infinities."""
+    """Parse JSON as dumps() writes it: no duplicated keys, no infinities."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            raise Refusal("the JSON has an object with a key twice")
+            raise Refusal("the JSON has an object with a duplicated key")
         return made
 
     def no_constant(name: str) -> object:
-        raise Refusal(f"the JSON holds {name}, which is not a number")
+        raise Refusal(f"the JSON contains {name}, which is not a number")
 
     try:
         return json.loads(text.decode("ascii"), object_pairs_hook=unique, parse_constant=no_constant)
@@ -37,7 +37,7 @@ def loads(text: bytes) -> object:
 
 
 def encode(value: object, what: str, depth: int = 0) -> Any:
-    """Plain data (None, bool, int, float, str, list, tuple, dict with str keys) as JSON, told apart."""
+    """Return plain data (None, bool, int, float, str, list, tuple, dict with str keys) as tagged JSON."""
     if depth > _MAX_DEPTH:
         raise Refusal(f"{what} is nested deeper than {_MAX_DEPTH} levels")
     kind = type(value)
@@ -62,7 +62,7 @@ def encode(value: object, what: str, depth: int = 0) -> Any:
 
 
 def decode(value: object, what: str, depth: int = 0) -> Any:
-    """Undo encode."""
+    """Return the data that encode() encoded."""
     if depth > _MAX_DEPTH:
         raise Refusal(f"{what}: is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, list):
@@ -90,12 +90,12 @@ def _float(digits: str, what: str) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or number.hex() != digits:
-        raise Refusal(f"{what}: {digits!r} is not a number in the form that is written here")
+        raise Refusal(f"{what}: {digits!r} is not a number in the form that encode() writes")
     return number
 
 
 def record(value: object, what: str, keys: Sequence[str]) -> dict[str, Any]:
-    """An object with exactly these keys."""
+    """Return the value, an object with exactly these keys."""
     made = mapping(value, what)
     if made.keys() != set(keys):
         raise Refusal(f"{what}: must be an object with the keys {', '.join(keys)}")
@@ -103,46 +103,46 @@ def record(value: object, what: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def mapping(value: object, what: str) -> dict[str, Any]:
-    """An object."""
+    """Return the value, an object."""
     if not isinstance(value, dict):
         raise Refusal(f"{what}: must be an object")
     return value
 
 
 def array(value: object, what: str, length: int | None = None) -> list[Any]:
-    """An array, of so many elements."""
+    """Return the value, an array (of this length)."""
     if not isinstance(value, list) or length not in (None, len(value)):
         raise Refusal(f"{what}: must be an array" + ("" if length is None else f" of {length}"))
     return value
 
 
 def text(value: object, what: str) -> str:
-    """A string."""
+    """Return the value, a string."""
     if type(value) is not str:
         raise Refusal(f"{what}: must be a string, not {value!r}")
     return value
 
 
 def optional_text(value: object, what: str) -> str | None:
-    """A string, or null."""
+    """Return the value, a string or null."""
     return None if value is None else text(value, what)
 
 
 def boolean(value: object, what: str) -> bool:
-    """A truth value."""
+    """Return the value, a boolean."""
     if type(value) is not bool:
         raise Refusal(f"{what}: must be true or false")
     return value
 
 
 def count(value: object, what: str) -> int:
-    """A number that counts something."""
+    """Return the value, a non-negative integer."""
     if type(value) is not int or not 0 <= value < _LIMIT:
         raise Refusal(f"{what}: must be an integer from 0 to 2^63 - 1")
     return value
 
 
 def extents(value: object, what: str) -> list[int]:
-    """Offsets, or sizes, one a dimension."""
+    """Return the value, an array of offsets or sizes, one for each dimension."""
     elements: Iterable[object] = array(value, what)
     return [count(element, what) for element in elements]

@@ -53,11 +53,11 @@ _PROPERTIES = ("dtype", "layout", "memory_format", "requires_grad", "pin_memory"
 
 
 def format_manifest(metadata: Metadata) -> bytes:
-    """Make the file's contents. Raises Unsupported, which names what JSON cannot hold exactly."""
+    """Return the file's contents. Raises Unsupported, naming values that JSON cannot represent exactly."""
     try:
         text = _json.dumps(_metadata_to_json(metadata)).encode("ascii")
         if len(text) > _MAX_BYTES:
-            raise Refusal(f"it would have {len(text)} bytes, and readers accept at most {_MAX_BYTES}")
+            raise Refusal(f"it would have {len(text)} bytes, but readers accept at most {_MAX_BYTES}")
     except Refusal as refusal:
         raise Unsupported(
             None,
@@ -83,14 +83,14 @@ def _contents_of(path: Path) -> bytes:
 
 
 def manifest_digest(path: Path) -> bytes:
-    """Return the SHA-256 of a manifest, which tells it from those of all other saves: it holds the save_id.
+    """Return the SHA-256 of a manifest, which differs between saves, since a manifest contains the save_id.
 
     A copy, or a changed time of modification, makes no difference. Raises FileNotFoundError.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
         return b""
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > _LINE_BYTES + _MAX_BYTES:  # no manifest
+        if os.fstat(file.fileno()).st_size > _LINE_BYTES + _MAX_BYTES:  # not a manifest
             return b""
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
@@ -99,7 +99,7 @@ def manifest_digest(path: Path) -> bytes:
 
 
 def parse_manifest(data: bytes, path: str) -> Metadata:
-    """Undo format_manifest. Raises Corrupt for what is not as it was written, Format for no manifest."""
+    """Parse what format_manifest() returned. Raises Corrupt for damaged data, Format for anything else."""
     text = _checked_text(data, path)
     try:
         return _metadata_from_json(_json.loads(bytes(text)))
@@ -108,7 +108,7 @@ def parse_manifest(data: bytes, path: str) -> Metadata:
 
 
 def names_in_manifest(path: Path, names: set[str]) -> set[str]:
-    """Return which of these files a manifest refers to: all if it is damaged, or of a newer version.
+    """Return the files among `names` that a manifest refers to: all if it is damaged, or of a newer version.
 
     It is read, but not parsed. Raises FileNotFoundError.
     """
@@ -125,7 +125,7 @@ def _checked_text(data: bytes, path: str) -> memoryview:
     text = memoryview(data)[frame.end() :]
     if crc32c(text) != int(frame[1], 16):
         raise Corrupt(
-            None, f"{path} is corrupt: it does not have its checksum; restore it from elsewhere", path
+            None, f"{path} is corrupt: it does not match its checksum; restore it from a copy", path
         )
     return text
 
@@ -133,32 +133,32 @@ def _checked_text(data: bytes, path: str) -> memoryview:
 def _check_frame(data: bytes, nbytes: int, path: str) -> "re.Match[bytes]":
     """Return the parts of the first line of a manifest of `nbytes`, of which `data` is the beginning."""
     if not data:
-        raise Corrupt(None, f"{path} is corrupt: it is empty; restore it from elsewhere", path)
+        raise Corrupt(None, f"{path} is corrupt: it is empty; restore it from a copy", path)
     versioned = _VERSIONED.match(data[:_LINE_BYTES])
     if versioned is not None and versioned[1] != b"%d" % VERSION:
         raise Format(
             None,
-            f"{path}: it has version {versioned[1].decode()} of the format, which is newer than {VERSION}; "
+            f"{path}: it has format version {versioned[1].decode()}, and this trunkline reads {VERSION}; "
             "upgrade trunkline to read it",
             path,
         )
     frame = _FRAME.match(data)
     if frame is None:
         if not data.startswith(_BEGINNING[: len(data)]):
-            raise Format(None, f"{path}: it does not begin as a manifest does; is it another file?", path)
+            raise Format(None, f"{path}: it does not begin like a manifest; is it another file?", path)
         raise Corrupt(
-            None, f"{path} is corrupt: its first line is damaged or cut off; restore it from elsewhere", path
+            None, f"{path} is corrupt: its first line is damaged or truncated; restore it from a copy", path
         )
     follow = nbytes - frame.end()
     if follow != int(frame[2]):
         raise Corrupt(
             None,
-            f"{path} is corrupt: {follow} bytes follow its first line, which says {int(frame[2])}; "
-            "restore it from elsewhere",
+            f"{path} is corrupt: {follow} bytes follow its first line, which declares {int(frame[2])}; "
+            "restore it from a copy",
             path,
         )
     if follow > _MAX_BYTES:
-        raise Format(None, f"{path}: it has {follow} bytes, and a manifest has at most {_MAX_BYTES}", path)
+        raise Format(None, f"{path}: it has {follow} bytes, but a manifest has at most {_MAX_BYTES}", path)
     return frame
 
 
@@ -204,12 +204,12 @@ def _metadata_from_json(value: object) -> Metadata:
     )
     files = [_file_from_json(file) for file in _json.array(top["files"], "files")]
     if len({file.name for file in files}) != len(files):
-        raise Refusal("files: a name occurs twice")
+        raise Refusal("files: a name is duplicated")
     storage: dict[MetadataIndex, StoredItem] = {}
     for item in _json.array(top["items"], "items"):
         index, stored = _item_from_json(item, files)
         if index in storage:
-            raise Refusal(f"items: {index.fqn!r} at {index.offset} occurs twice")
+            raise Refusal(f"items: {index.fqn!r} at {index.offset} is duplicated")
         storage[index] = stored
     return Metadata(
         state_dict_metadata={
@@ -250,7 +250,7 @@ def _entry_from_json(fqn: str, value: object) -> TensorStorageMetadata | BytesSt
     for pair in _json.array(entry["chunks"], f"{what}: chunks"):
         offsets, sizes = (_json.extents(part, f"{what}: chunks") for part in _json.array(pair, what, 2))
         if len(offsets) != len(size) or len(sizes) != len(size):
-            raise Refusal(f"{what}: a chunk has not as many dimensions as the tensor")
+            raise Refusal(f"{what}: a chunk has more or fewer dimensions than the tensor")
         chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
     properties = TensorProperties(
         dtype=_named(entry["dtype"], DTYPES, f"{what}: dtype"),
@@ -273,14 +273,14 @@ def _item_from_json(value: object, files: list[DataFile]) -> tuple[MetadataIndex
     if item["file"] is not None:
         number = _json.count(item["file"], f"{what}: file")
         if number >= len(files):
-            raise Refusal(f"{what}: there is no file {number}")
+            raise Refusal(f"{what}: file {number} does not exist")
         file = files[number]
     if nbytes > 0 and file is None:
         raise Refusal(f"{what}: its bytes are in no file")
     if offset + nbytes > (file.nbytes if file is not None else 0):
-        raise Refusal(f"{what}: it reaches past the end of its file")
+        raise Refusal(f"{what}: it extends past the end of its file")
     if (item["dtype"] is None) != (item["shape"] is None):
-        raise Refusal(f"{what}: a dtype and a shape belong together")
+        raise Refusal(f"{what}: dtype and shape must be given together")
     if item["dtype"] is None:
         return MetadataIndex(fqn, chunk, hint), StoredItem(file, offset, nbytes, None, None)
     dtype: torch.dtype = _named(item["dtype"], DTYPES, f"{what}: dtype")
@@ -289,7 +289,7 @@ def _item_from_json(value: object, files: list[DataFile]) -> tuple[MetadataIndex
     for extent in shape:
         expected *= extent
     if nbytes != expected:
-        raise Refusal(f"{what}: its {nbytes} bytes are not those of its dtype and shape")
+        raise Refusal(f"{what}: its size, {nbytes} bytes, does not match its dtype and shape")
     if offset % SMALL_ALIGNMENT != 0:
         raise Refusal(f"{what}: its offset is not a multiple of {SMALL_ALIGNMENT}")
     return MetadataIndex(fqn, chunk, hint), StoredItem(file, offset, nbytes, item["dtype"], tuple(shape))
@@ -353,7 +353,7 @@ def _name_of(value: Any, table: dict[str, Any], what: str) -> str:
 def _named(value: object, table: dict[str, Any], what: str) -> Any:
     name = _json.text(value, what)
     if name not in table:
-        raise Refusal(f"{what}: torch has no {name!r}; a newer torch may read it")
+        raise Refusal(f"{what}: this torch has no {name!r}; a newer one may")
     return table[name]
 
 

@@ -1,4 +1,4 @@
-"""Saves that begin within another save of the same thread, as in a signal handler that interrupts it."""
+"""Finds saves that begin within another save of the same thread, as in a signal handler."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,19 +14,18 @@ _FUNCTIONS = frozenset(("save", "save_state_dict", _SAVE_STATE_DICT))  # of torc
 class OuterSaves:
     """The saves of this thread within which another one begins."""
 
-    is_within_method: bool  # of a storage writer: it may hold locks, and its save is half changed
+    is_within_method: bool  # of a storage writer, which may hold locks and be in the middle of a change
     writers: list[Any]  # storage writers of any kind
 
 
 def find_outer_saves(frame: FrameType, methods: Collection[CodeType], *, is_method: bool) -> OuterSaves:
-    """Look for other saves than its own on the stack of `frame`.
+    """Find saves on the stack of `frame`, other than the one that `frame` belongs to.
 
-    `methods`: the code of those methods of storage writers that torch calls one after another. `is_method`:
+    `methods`: the code of the storage writers' methods that torch calls one after another. `is_method`:
     whether `frame` is of one of them. If not, it may be called by one, for the same save.
 
-    Only the stack shows which saves are under way, because a save may end without calling us: by an
-    exception between any two steps, or an error of another rank. A note about it would remain, and refuse the
-    next save.
+    Only the stack shows which saves are running, because a save may end without calling us: by an exception
+    between any two steps, or an error of another rank. A record of it would remain, and block the next save.
     """
     saves = 0
     is_within_method = is_of_same_save = False

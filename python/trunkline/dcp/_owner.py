@@ -1,9 +1,9 @@
-"""Which directory made a file that it reaches by a link: it alone may remove the file, a copy of it may not.
+"""Which directory owns a file on a volume: it alone may remove the file; a copy of the directory may not.
 
-A copy made with `cp -a` has the same links, and the same contents. So the name of a file says which directory
-made it: by the inode and the time of birth of that directory, which no copy has, and the device or the path.
-Snapshots and clones of filesystems have these two as well, but neither the device nor the path. The path may
-change, by a move, and the number of the device after a restart, when it may even be that of another one.
+A copy made with `cp -a` has the same links and contents. So the name of a file identifies the directory that
+created it: by the directory's inode and birth time, which a copy does not share, and by its device or path.
+Snapshots and clones of filesystems share inode and birth time, but not device and path. A move changes the
+path; a restart may change the number of the device, which another device may then have.
 """
 
 import ctypes
@@ -23,14 +23,14 @@ _STATX_BTIME_OFFSET = 80
 
 
 def new_file_id(directory: Path) -> str:
-    """Make 32 hexadecimal digits that no file has had, by which owns() knows the directory."""
+    """Return 32 new, unique hexadecimal digits, by which owns() recognizes the directory."""
     marks = _marks_of(directory)
     digits = uuid.uuid4().hex
     return digits if marks is None else marks[0] + marks[1] + digits[-_RANDOM_DIGITS:]
 
 
 def owns(directory: Path, file_id: str) -> bool:
-    """Whether the directory made the file; false where that is not known (an earlier version made it)."""
+    """Whether the directory created the file; False if that is unknown (an earlier version created it)."""
     marks = _marks_of(directory)
     if marks is None:
         return False
@@ -38,7 +38,7 @@ def owns(directory: Path, file_id: str) -> bool:
 
 
 def _marks_of(directory: Path) -> tuple[str, str] | None:
-    """Return marks of the directory on its device, and at its path; None if the birth is not known."""
+    """Return marks of the directory by device and by path; None if its birth time is unknown."""
     birth = _birth_of(directory)
     if birth is None:
         return None
@@ -54,7 +54,7 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return uuid.uuid4().hex  # which nobody has: the path has to do
+        return uuid.uuid4().hex  # matches nothing: only the path identifies the directory
 
 
 def _mark(text: str) -> str:
@@ -62,7 +62,7 @@ def _mark(text: str) -> str:
 
 
 def _birth_of(path: Path) -> int | None:
-    """When a directory was made, in nanoseconds since 1970; None where the filesystem does not record it."""
+    """Return a directory's birth time in nanoseconds since 1970; None if it is not recorded."""
     try:
         statx = ctypes.CDLL(None, use_errno=True).statx
     except (OSError, AttributeError):  # of an old C library

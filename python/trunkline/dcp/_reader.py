@@ -26,7 +26,7 @@ from trunkline._formats.dcp_names import (
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline.dcp._coverage import find_partly_loaded
-from trunkline.dcp._directory import count_refused, missing_target
+from trunkline.dcp._directory import count_rejected, missing_target
 from trunkline.dcp._endpoint import Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import read_manifest
 from trunkline.dcp._request import Request, groups, make_request, settle_targets
@@ -40,25 +40,25 @@ from trunkline.dcp._stored import (
     list_torch_metadata,
 )
 
-_OF_A_RANK = "rank "  # how what identifies one of the manifests of a save without collectives begins
+_OF_A_RANK = "rank "  # prefix of the identity of one rank's manifest, of a save without collectives
 
 
 class StorageReader(Endpoint, TorchStorageReader):
     """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
 
-    `path`: the directory; checkpoint_id of a load takes its place, and is needed where it is None. Each rank
-    reads the bytes that it needs, straight into its tensors where they are contiguous, on the CPU or a CUDA
-    GPU, and of the stored dtype, whatever the number of ranks that saved. `verify`: every MiB that holds some
-    of these bytes is read whole and compared with its CRC-32C; False reads only the bytes themselves,
-    unchecked.
+    `path`: the directory; checkpoint_id of a load replaces it, and is required if `path` is None. Each rank
+    reads the bytes that it needs, for any number of ranks that saved: directly into its tensors if they are
+    contiguous, on the CPU or a CUDA GPU, and of the stored dtype. `verify`: every MiB that holds some of
+    these bytes is read completely and compared with its CRC-32C; False reads only the bytes themselves,
+    unverified.
 
-    Raises, to all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
-    file, from 0), where a file is missing, cut off, or not what was written; Format where the directory holds
-    another format, or a checkpoint of torch's own writers beside this one. After an error tensors may
-    hold anything. The reader unpickles nothing; torch's planners unpickle objects that are not tensors, so
-    load these only from sources that you trust.
+    Raises, on all ranks as CheckpointException: Corrupt, which names file, tensor and chunk (counted in the
+    file, from 0), if a file is missing, truncated, or not what was written; Format if the directory holds
+    another format, or a checkpoint of torch's own writers beside this one. After an error tensors may hold
+    anything. The reader unpickles nothing; torch's planners unpickle objects that are not tensors, so load
+    such checkpoints only from sources that you trust.
 
-    One load at a time uses a reader.
+    A reader must not be used for two loads at once.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._stored = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the manifest; with `rank` that of one rank, which was saved without collectives.
+        """Read the manifest; with `rank`, if there is no common one, that of this rank.
 
-        Raises FileNotFoundError where there is none, Corrupt, Format.
+        Raises FileNotFoundError if there is none, Corrupt, Format.
         """
         rank = kwargs.get("rank")
         path = self._directory / manifest_name(None)
-        if rank is not None and not path.exists():  # a damaged one is not passed over
+        if rank is not None and not path.exists():  # a damaged common manifest is not skipped
             path = self._directory / manifest_name(rank)
         self._of_one_rank = path.name != manifest_name(None)
         self._rank = rank or 0
@@ -100,7 +100,7 @@ class StorageReader(Endpoint, TorchStorageReader):
             path.stat()
         except FileNotFoundError:
             raise exception_of("system", errno.ENOENT, self._why_none(path), str(path)) from None
-        self._refuse_two_formats(path)
+        self._reject_two_formats(path)
         metadata = read_manifest(path)
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
@@ -110,7 +110,7 @@ class StorageReader(Endpoint, TorchStorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Take over where items lie from the manifest."""
+        """Remember from the manifest where items are stored."""
         if not isinstance(metadata.storage_data, dict):
             raise TypeError("metadata: must be what read_metadata returned")
         self._stored = metadata.storage_data
@@ -118,57 +118,57 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._save_id = None if metadata.storage_meta is None else metadata.storage_meta.save_id
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan, with what identifies the checkpoint that this rank found.
+        """Return the plan, with an identity of the checkpoint that this rank found.
 
-        Ranks that saved without collectives have a manifest each, which says of which save it is. Those of
-        earlier versions do not, so that they cannot be compared. A rank that came to this save before another
-        one did has come once more to a save into the directory since, which failed.
+        Ranks that saved without collectives have a manifest each, which identifies its save. Manifests of
+        earlier versions do not, so they cannot be compared. The identity includes how often the rank tried to
+        save into the directory again: if that differs between ranks, one of them may have missed a save.
         """
         if not self._of_one_rank:
             plan.storage_data = self._identity()
         elif self._save_id is None or not is_save_token(self._save_id):
             plan.storage_data = _OF_A_RANK
         else:
-            refused = count_refused(self._directory, refused_name(self._rank), self._save_id)
+            refused = count_rejected(self._directory, refused_name(self._rank), self._save_id)
             plan.storage_data = f"{_OF_A_RANK}{self._save_id} {refused}"
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are. Raises Error where ranks found different checkpoints."""
+        """Return the plans unchanged. Raises Error if ranks found different checkpoints."""
         for rank, plan in enumerate(plans):
             if plan.storage_data == plans[0].storage_data:
                 continue
             found_by = [str(each.storage_data) for each in (plans[0], plan)]
             of_saves = [each.rpartition(" ")[0] for each in found_by]
             if not all(each.startswith(_OF_A_RANK) for each in found_by):
-                found = f"rank {rank} finds another checkpoint than rank 0"
+                found = f"rank {rank} finds a different checkpoint than rank 0"
                 why = (
-                    "another job saved into the directory meanwhile, or it is not the same one on the machine"
-                    " of that rank"
+                    "another job saved into the directory meanwhile, or it is a different directory on that "
+                    "rank's machine"
                 )
                 todo = "Let no other job save, and load again"
             elif of_saves[0] == of_saves[1]:
-                found = f"ranks 0 and {rank} did not come to a save into the directory equally often"
-                why = "one may have missed a save, so that the manifests are of two moments of the training"
+                found = f"ranks 0 and {rank} have not saved into the directory equally often"
+                why = "one may have missed a save, so the manifests may be of two moments of the training"
                 todo = "Load another checkpoint; or remove dcp-rank*.refused if no rank missed a save"
             else:
-                found = f"{manifest_name(rank)} is of another save than {manifest_name(0)}"
+                found = f"{manifest_name(rank)} is of a different save than {manifest_name(0)}"
                 why = "a save without collectives ended early, and another one followed"
                 todo = "Load another checkpoint, or load on as many ranks as the last save had"
             raise Error(None, f"{self._directory}: {found}; {why}. {todo}", str(self._directory))
         return plans
 
     def _identity(self) -> str:
-        """Return what no other checkpoint has: names of files are never used again."""
+        """Return a digest that identifies the checkpoint: names of files are never reused."""
         names = {item.file.name for item in self._stored.values() if item.file is not None}
         return hashlib.sha256("\n".join([self._save_id or "", *sorted(names)]).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of this rank into the planner's tensors; the future that is returned is done.
 
-        Raises Format where it would leave elements of a tensor as they are, because they are not stored.
+        Raises Format if it would leave elements of a tensor unchanged because they are not stored.
         """
-        self._refuse_partly_loaded(plan, planner)
+        self._reject_partly_loaded(plan, planner)
         requests = (make_request(item, self._stored, planner, str(self.checkpoint_id)) for item in plan.items)
         parts = groups(requests)
         first = list(islice(parts, 1))  # an error before this has changed no tensor
@@ -181,19 +181,19 @@ class StorageReader(Endpoint, TorchStorageReader):
         future.set_result(None)
         return future
 
-    def _refuse_partly_loaded(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+    def _reject_partly_loaded(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         found = find_partly_loaded(planner, plan, self._tensors)
         if found is None:
             return
         name, stored, wanted = found
         if self._of_one_rank:
             why = (
-                "ranks that save without collectives read back only what each has saved itself: load on as "
-                "many ranks, with the tensor divided among them as it was then"
+                "ranks that save without collectives can load only what each of them saved: load on as many "
+                "ranks, with the tensor divided among them as it was when saved"
             )
         else:
-            why = "the rest was not saved, as with no_dist=True on several ranks; load another checkpoint"
-        what = f"it holds {stored} of the {wanted} elements of {name!r} that this rank loads"
+            why = "the rest was not saved (no_dist=True on several ranks?); load another checkpoint"
+        what = f"it has only {stored} of the {wanted} elements of {name!r} that this rank loads"
         raise Format(None, f"{self._directory}: {what}; {why}", str(self._directory))
 
     def _read_group(self, group: list[Request]) -> None:
@@ -242,8 +242,8 @@ class StorageReader(Endpoint, TorchStorageReader):
         path = str(self._directory / file.name)
         error = Corrupt(
             None,
-            f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), which holds {shown}, does not have "
-            "the checksum it was written with; restore it from elsewhere, or load what is left with "
+            f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), which holds {shown}, does not match "
+            "the checksum it was written with; restore the file from a copy, or load the remaining data with "
             "verify=False",
             path,
         )
@@ -261,18 +261,18 @@ class StorageReader(Endpoint, TorchStorageReader):
             name = by_file[file][0].name
             target = missing_target(self._directory / file.name)
             why = (
-                f"{cause.strerror}; restore it from elsewhere, or load again if another save into the "
+                f"{cause.strerror}; restore the file from a copy, or load again if another save into the "
                 "directory ended meanwhile"
                 if target is None
-                else f"it is in the volume {target.parent}, and not there now; mount the disk of that volume"
+                else f"it was in the volume {target.parent}; mount the disk of that volume"
             )
             error = Corrupt(None, f"{path} {what}, which holds {name!r} (and more): {why}", path)
             error.tensor = name
             return error
         return cause
 
-    def _refuse_two_formats(self, manifest: Path) -> None:
-        """It cannot be known which one was saved last: dates of files do not survive copies."""
+    def _reject_two_formats(self, manifest: Path) -> None:
+        """Raise Format for two checkpoints: which one is newer is unknown, since copies change file dates."""
         kind, name = "FileSystem", next(iter(list_torch_metadata(self._directory)), None)
         if name is None:
             kind, name = "HuggingFaceStorage", find_torch_safetensors(self._directory)
@@ -282,17 +282,17 @@ class StorageReader(Endpoint, TorchStorageReader):
             raise Format(
                 None,
                 f"{self._directory} may hold two checkpoints: {manifest.name} of trunkline, and {name} of a "
-                "save of torch's FileSystemWriter that was cut off, or is under way. If it was torch's first "
-                f"save there, remove {name} to load {manifest.name}. If torch had saved there before, that "
-                "checkpoint may be newer, and this save has replaced it: rename the file to "
+                "save of torch's FileSystemWriter that was interrupted or is still running. If it was "
+                f"torch's first save there, remove {name} to load {manifest.name}. If torch had saved there "
+                "before, that checkpoint may be newer, and this save has replaced it: rename the file to "
                 f"{name.removesuffix('.tmp')}, and load it with FileSystemReader",
                 str(manifest),
             )
         raise Format(
             None,
             f"{self._directory} holds two checkpoints: {manifest.name} of trunkline and {name} of torch's "
-            f"{kind}Writer, and nothing tells which is newer; load that of torch with {kind}Reader, or "
-            f"remove the one that is not wanted ({manifest.name} or {name})",
+            f"{kind}Writer, and it is unknown which is newer; load torch's with {kind}Reader, or remove the "
+            f"one that you do not want ({manifest.name} or {name})",
             str(manifest),
         )
 

@@ -1,4 +1,4 @@
-"""What is to be read: bytes of files, and where they go."""
+"""Requests to read bytes of files into tensors or memory."""
 
 import io
 import math
@@ -14,14 +14,15 @@ from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.tensors import bytes_of
 from trunkline.dcp._stored import ALIGNMENT, DTYPES, DataFile, StoredItem
 
-# What does not go straight into tensors is held until it is copied: as much as this at once, or one item.
-MOST_HELD_BYTES = 1 << 30
+# Bytes that are not read directly into tensors are buffered until they are copied: at most this many at once,
+# or one item.
+MAX_BUFFERED_BYTES = 1 << 30
 
 
 class Request:
     """Bytes [begin, end) of a file, for one item of a plan.
 
-    A tensor's are the shortest range that holds the wanted part of what is stored: with `gaps` it holds other
+    For a tensor it is the shortest range that contains the requested part; with `gaps` it contains other
     elements too.
     """
 
@@ -35,7 +36,7 @@ class Request:
         self.gaps = False
         if target is not None:
             self._cut_out(item.storage_offsets, item.lengths)
-        self.direct = target is not None and not self.gaps and _takes_bytes(target, stored)
+        self.direct = target is not None and not self.gaps and _can_read_directly(target, stored)
         self.memory: torch.Tensor | None = None  # uint8, of [begin, end)
 
     @property
@@ -56,7 +57,7 @@ class Request:
         self.gaps = last + 1 - first != math.prod(lengths)
 
     def hand_over(self, planner: LoadPlanner) -> None:
-        """Give the planner what was read."""
+        """Pass the data to the planner."""
         if self.target is None:
             data = b"" if self.memory is None else self.memory.numpy().tobytes()
             self.memory = None
@@ -73,13 +74,13 @@ class Request:
 def make_request(
     item: ReadItem, stored_items: dict[MetadataIndex, StoredItem], planner: LoadPlanner, path: str
 ) -> Request:
-    """Look up where an item is stored and where it goes. Raises Corrupt, Format, ValueError that name it."""
+    """Look up where an item is stored, and its target. Raises Corrupt, Format or ValueError, naming it."""
     name = item.storage_index.fqn
     stored = stored_items.get(item.storage_index)
     if stored is None:
         error = Corrupt(
             None,
-            f"{path}: no file holds {name!r} at {item.storage_index.offset}, though the plan requires it",
+            f"{path}: no file contains {name!r} at {item.storage_index.offset}, which the plan requires",
             path,
         )
         error.tensor = name
@@ -100,18 +101,18 @@ def make_request(
     target = planner.resolve_tensor(item).detach()
     if target.size() != item.lengths:
         raise ValueError(
-            f"{name}: the planner gave a tensor of shape {list(target.size())}, not {list(item.lengths)}"
+            f"{name}: the planner returned a tensor of shape {list(target.size())}, not {list(item.lengths)}"
         )
     return Request(item, stored, target)
 
 
 def groups(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """Part requests so that what is held in between stays bounded."""
+    """Split requests into groups so that the buffers of each stay within MAX_BUFFERED_BYTES."""
     group: list[Request] = []
     held = 0
     for request in requests:
         more = 0 if request.direct else request.nbytes
-        if group and held + more > MOST_HELD_BYTES:
+        if group and held + more > MAX_BUFFERED_BYTES:
             yield group
             group, held = [], 0
         group.append(request)
@@ -121,10 +122,10 @@ def groups(requests: Iterable[Request]) -> Iterator[list[Request]]:
 
 
 def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, torch.Tensor]]]:
-    """Return, for each file, ranges that do not overlap: where they begin, and memory to read them into.
+    """Return, for each file, ranges that do not overlap: their offsets, and memory to read them into.
 
-    Requests for the same bytes share memory. Of targets that share memory none is read into directly: they
-    are copied to in the order of the plan, so that the last one wins.
+    Requests for the same bytes share memory. Targets that share memory are not read into directly, but copied
+    to in the order of the plan, so that the last one wins.
     """
     spans = [
         (*_span(request.target), request)
@@ -149,7 +150,7 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
             if len(cluster) == 1 and only.direct and only.target is not None:
                 targets[file].append((begin, bytes_of(only.target)))
                 continue
-            memory = _held(begin, end)
+            memory = _buffer(begin, end)
             targets[file].append((begin, memory))
             for request in cluster:
                 request.direct = False
@@ -157,14 +158,14 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
     return targets
 
 
-def _held(begin: int, end: int) -> torch.Tensor:
-    """Memory for bytes [begin, end) of a file, aligned as these are."""
+def _buffer(begin: int, end: int) -> torch.Tensor:
+    """Return memory for bytes [begin, end) of a file, with the same alignment."""
     skip = begin % ALIGNMENT
     return torch.frombuffer(aligned_empty(skip + end - begin), dtype=torch.uint8)[skip:]
 
 
 def _clusters(ranges: list[tuple[int, int, Request]]) -> Iterator[list[Request]]:
-    """Requests whose ranges overlap, directly or through others."""
+    """Yield groups of requests whose ranges overlap, directly or through others."""
     cluster: list[Request] = []
     reached = 0
     for begin, end, request in sorted(ranges, key=lambda entry: entry[:2]):
@@ -178,13 +179,13 @@ def _clusters(ranges: list[tuple[int, int, Request]]) -> Iterator[list[Request]]
 
 
 def _span(target: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses that a tensor's elements are within."""
+    """Return the range of addresses of a tensor's elements."""
     reach = sum((size - 1) * stride for size, stride in zip(target.size(), target.stride(), strict=True))
     begin = target.data_ptr()
     return begin, begin + (reach + 1) * target.itemsize
 
 
-def _takes_bytes(target: torch.Tensor, stored: StoredItem) -> bool:
+def _can_read_directly(target: torch.Tensor, stored: StoredItem) -> bool:
     return (
         type(target) is torch.Tensor
         and is_in_reach(target.device)

@@ -1,4 +1,4 @@
-"""What the manifests of one save without collectives have in common, and those of two saves have not."""
+"""Tokens that identify a save without collectives: the same on all ranks, different for each save."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 _TOKEN = re.compile(r"[0-9a-f]{32}-[1-9][0-9]*")
 _KEY = "trunkline/dcp/choice"
-_UNKNOWN = secrets.token_hex(16)  # in place of what nobody tells: a machine of this process alone
+_UNKNOWN = secrets.token_hex(16)  # stands for an unknown machine, which no other process shares
 
 _saves: Counter[str] = Counter()  # begun by this process, by directory
 
@@ -25,11 +25,11 @@ def count_save(directory: str) -> None:
 
 
 def new_save_token(directory: str) -> str | None:
-    """Return the token of the save into `directory` counted last; None where ranks cannot agree on one.
+    """Return the token of the save into `directory` counted last; None if ranks cannot agree on one.
 
-    Its first part is the same for all ranks of a process group, and for no others, nor for the processes that
-    torchrun starts in their place. The second counts saves into the directory: ranks that had an error in
-    another one of these have no token in common.
+    Its first part is the same for all ranks of a process group, but differs for any others, also for the
+    processes with which torchrun replaces them. The second counts saves into the directory: ranks that failed
+    in different ones of these share no token.
 
     How many collective operations a rank has begun is not part of it: point-to-point operations count as well
     (gloo, and batches of NCCL), so that the stages of a pipeline differ at the same point of a training.
@@ -39,17 +39,17 @@ def new_save_token(directory: str) -> str | None:
 
 
 def is_save_token(text: str | None) -> bool:
-    """Whether a save_id is a token; that of an earlier version differs for each rank."""
+    """Whether a save_id is a token; save_ids of earlier versions differ for each rank."""
     return text is not None and _TOKEN.fullmatch(text) is not None
 
 
 def is_of_same_job(token: str | None, other: str) -> bool:
-    """Whether two save_ids are tokens of the same ranks; both of the processes of one start."""
+    """Whether two save_ids are tokens of the same ranks, between two starts of the processes."""
     return token is not None and is_save_token(token) and token.partition("-")[0] == other.partition("-")[0]
 
 
 def seconds_since_start() -> float:
-    """Return how old this process is."""
+    """Return the age of this process."""
     # The name of the program, in parentheses, may hold anything.
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return _now() - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -75,13 +75,13 @@ def _job() -> str | None:
 
 
 def _choose(store: Any) -> str:
-    """Return what the first of the processes that use the store proposes; waits for none.
+    """Return the choice that the first of the processes that share the store proposed; waits for none.
 
-    A store that outlives a restart by torchrun holds what the processes before had chosen: all processes of
-    a start are there before one of them can choose, so that an older choice is not theirs. The clocks of two
-    machines may differ, so each machine records by its own clock when one of its processes proposed the
-    choice, or first saw it. A machine that joins after the restart cannot know: it uses the old choice until
-    another machine chooses anew, and the save is refused if manifests of the old choice are there.
+    A store that outlives a restart by torchrun contains the choice of the processes before: all processes of
+    a start exist before one of them can choose, so an older choice is not theirs. The clocks of two machines
+    may differ, so each machine records by its own clock when one of its processes proposed the choice, or
+    first saw it. A machine that joins after the restart cannot know: it uses the old choice until another
+    machine makes a new one, and the save is rejected if there are manifests of the old choice.
 
     TORCHELASTIC_RESTART_COUNT says less: restarts because of another machine do not count.
     """
@@ -95,7 +95,7 @@ def _choose(store: Any) -> str:
 
 
 def _since_when(store: Any, chosen: str, machine: str) -> float:
-    """Return when this machine made a choice, or first saw it, by its own clock; notes it there."""
+    """Return when this machine made a choice, or first saw it, by its own clock; records that."""
     nonce, chooser, moment = chosen.split(" ")
     if chooser == machine:
         return float(moment)
@@ -107,7 +107,7 @@ def _since_when(store: Any, chosen: str, machine: str) -> float:
 
 
 def _machine() -> str:
-    """Return what the processes have in common whose _now() is of one clock: a name without spaces."""
+    """Return a name, without spaces, that is the same for processes whose _now() uses the same clock."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         namespace = Path("/proc/self/ns/time")  # a container may have a separate clock
@@ -121,9 +121,9 @@ def _now() -> float:
 
 
 def _group_of_save() -> tuple[bool, Any]:
-    """Return whether ranks take part in the save that is under way, and their group (None: the default one).
+    """Return whether several ranks take part in the running save, and their group (None: the default one).
 
-    torch.distributed.checkpoint does not hand it to a storage writer, and two groups have the same ranks.
+    torch.distributed.checkpoint does not pass it to a storage writer, and two groups may have the same ranks.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,10 +1,10 @@
-"""The saves of this process: in which order they began, which of them are under way, and what they leave.
+"""The saves of this process: the order in which they began, which are running, and the files they leave.
 
-Torch does all of a save in one thread, so a save is over when its thread has ended or begun another one, but
-for one in a signal handler that interrupted it. On ranks that do not commit nothing else says so.
+Torch runs a save in one thread, so a save has ended when its thread has ended or begun another one, except
+for one in a signal handler that interrupted it. On ranks that do not commit there is no other sign.
 
-No thread waits here for locks that it has itself: StorageWriter refuses saves in signal handlers that
-interrupt one of its methods. Where such a handler waits for a save of another thread, that one gives up.
+No thread waits here for locks that it holds itself: StorageWriter rejects saves in signal handlers that
+interrupt one of its methods. If such a handler waits for a save of another thread, that save fails.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from trunkline._errors import Error
 
-# How long a save waits for another one of this process. Commits may be slow on network filesystems.
+# How long a save waits for another save of this process. Commits may be slow on network filesystems.
 LOCK_SECONDS = 300.0
 
-_MOST_DIRECTORIES = 256  # that are remembered; those with saves under way always are
+_MAX_DIRECTORIES = 256  # that are remembered, besides those with running saves
 
 
 @dataclass(eq=False)
@@ -31,11 +31,11 @@ class Save:
 
     number: int
     thread: threading.Thread
-    found: frozenset[str]  # files of saves in its directory, when it looked; none if it does not commit
-    # These without what other saves under way may have made, on any rank. They may end later than this one.
+    found: frozenset[str]  # files of other saves in its directory when it began; empty if it does not commit
+    # Those without files that other running saves may have created, on any rank: these may end later.
     removable: frozenset[str]
     directory_id: tuple[int, int]
-    names: list[str] = field(default_factory=list)  # of files that this rank has made for it
+    names: list[str] = field(default_factory=list)  # of files that this rank has created for it
     is_over: bool = False
 
     def is_under_way(self) -> bool:
@@ -47,7 +47,7 @@ class Save:
 class _Directory:
     committing: threading.Lock = field(default_factory=threading.Lock)
     saves: list[Save] = field(default_factory=list)
-    last: tuple[int, bytes] | None = None  # number and manifest of the newest save that has committed
+    last: tuple[int, bytes] | None = None  # number and digest of the newest save that has committed
 
     def is_in_use(self) -> bool:
         return self.committing.locked() or any(save.is_under_way() for save in self.saves)
@@ -56,7 +56,7 @@ class _Directory:
 class _OfThread(threading.local):
     def __init__(self) -> None:
         super().__init__()
-        self.saves: list[Save] = []  # since this thread has begun the last one that is not nested
+        self.saves: list[Save] = []  # since the last one that is not nested began in this thread
 
 
 _numbers = itertools.count(1)
@@ -67,9 +67,9 @@ _of_thread = _OfThread()
 
 
 def next_number() -> int:
-    """Return the number of a save that begins in this thread: one that begins later has a larger one.
+    """Return the number of a save that begins in this thread; saves that begin later get larger ones.
 
-    A save of async_save begins with its thread, which may have to wait until the state is staged.
+    A save of async_save counts from when its thread starts, though it may wait until the state is staged.
     """
     here = threading.current_thread()
     with _obtainable(_lock):
@@ -82,14 +82,14 @@ def next_number() -> int:
 
 
 def _is_of_async_save(thread: threading.Thread) -> bool:
-    """Whether it is a thread that torch starts for one call of async_save."""
+    """Whether torch started the thread for a call of async_save."""
     return thread.name.startswith("AsyncCheckpointExecutor")
 
 
 def begin(directory: Path, number: int, names: Iterable[str], *, is_nested: bool = False) -> Save:
-    """Add a save that has found files `names` of others in its directory, and has not made one yet.
+    """Add a save that has created no file yet; `names`: files of other saves in its directory.
 
-    `is_nested`: in a signal handler that has interrupted another save of this thread, which goes on later.
+    `is_nested`: it runs in a signal handler that interrupted another save of this thread.
     """
     key, directory_id, found = os.path.realpath(directory), _id_of(directory), frozenset(names)
     with _obtainable(_lock):
@@ -107,9 +107,9 @@ def begin(directory: Path, number: int, names: Iterable[str], *, is_nested: bool
 
 
 def take_names_of_ended(directory: Path) -> set[str]:
-    """Return files that this process made for saves that have ended, committed or not; each only once.
+    """Return files that this process created for saves that have ended, committed or not; each only once.
 
-    Not those of another directory that had this path before.
+    Not files of another directory that had this path before.
     """
     key, here = os.path.realpath(directory), _id_of(directory)
     with _obtainable(_lock):
@@ -126,7 +126,7 @@ def _id_of(directory: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def committing(directory: Path) -> Iterator[None]:
-    """Hold back other commits of this process into a directory, which may have no locks for files."""
+    """Block other commits of this process into a directory, whose filesystem may not support locks."""
     key = os.path.realpath(directory)
     with _obtainable(_lock):
         lock = _directory_of(key).committing
@@ -135,17 +135,18 @@ def committing(directory: Path) -> Iterator[None]:
 
 
 def _obtainable(lock: threading.Lock, directory: "Path | None" = None) -> threading.Lock:
-    """Return the lock. Raises Error (EBUSY) where it would be waited for without an end.
+    """Return the lock. Raises Error (EBUSY) instead of waiting for it forever.
 
-    Handlers run in the main thread, so only others may wait for a thread that waits for them. The main thread
-    takes a lock in one step, which no exception of a handler interrupts: these take it once more.
+    Signal handlers run in the main thread, so only other threads can wait for a thread that waits for them.
+    The main thread acquires a lock atomically, so no handler's exception interrupts that; other threads check
+    first that they can acquire it.
     """
     if threading.current_thread() is not threading.main_thread():
         if not lock.acquire(timeout=LOCK_SECONDS):
             raise Error(
                 errno.EBUSY,
                 f"cannot save{'' if directory is None else f' to {directory}'}: another save of this process "
-                f"has kept a lock for {LOCK_SECONDS:g} s. If a signal handler has interrupted that save, and "
+                f"has held a lock for {LOCK_SECONDS:g} s. If a signal handler interrupted that save, and "
                 "waits for this one, set a flag in the handler instead, and save in the training loop",
                 None if directory is None else str(directory),
             )
@@ -169,7 +170,7 @@ def note_committed(directory: Path, number: int, digest: bytes) -> None:
 
 def _directory_of(key: str) -> _Directory:
     found = _directories.pop(key, None) or _Directory()
-    if len(_directories) >= _MOST_DIRECTORIES:
+    if len(_directories) >= _MAX_DIRECTORIES:
         unused = next((other for other, value in _directories.items() if not value.is_in_use()), None)
         if unused is not None:
             del _directories[unused]
@@ -177,12 +178,12 @@ def _directory_of(key: str) -> _Directory:
     return found
 
 
-def _begin_anew() -> None:
-    """After a fork: the saves are those of the parent."""
+def _forget_parent() -> None:
+    """In a forked child: the saves belong to the parent."""
     global _lock
     _lock = threading.Lock()
     _directories.clear()
     _of_thread.saves.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_forget_parent)

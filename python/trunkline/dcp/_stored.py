@@ -1,4 +1,4 @@
-"""Where the items of a checkpoint lie: files of one directory, and places in them."""
+"""The files of a checkpoint, and where its items are in them."""
 
 import os
 import re
@@ -24,9 +24,9 @@ ALIGNMENT = 4096  # of items of at least as many bytes, so that they move withou
 SMALL_ALIGNMENT = 64  # of smaller ones; a multiple of the size of every dtype's elements
 
 _SAFETENSORS = re.compile(r"(shard-[0-9]{5,}-)?model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
-_SHARDED = "sharded"  # where HuggingFaceStorageWriter puts what it then makes whole files of
-_OF_DCP = b"DCP_SHARDING_INFO"  # in the header of its files, and of no others of these names
-_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
+_SHARDED = "sharded"  # the folder where HuggingFaceStorageWriter puts shards that it then consolidates
+_OF_DCP = b"DCP_SHARDING_INFO"  # in the header of its files, but not of other files with these names
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors
 
 DTYPES = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype
@@ -35,14 +35,14 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of items. `crc32c`: one checksum a chunk, 4 bytes each, least significant first."""
+    """A file of items. `crc32c`: one checksum per chunk, 4 bytes each, little-endian."""
 
     name: str
     nbytes: int
     crc32c: bytes
 
     def chunk_range(self, chunk: int) -> tuple[int, int]:
-        """First byte, and end, of what checksum `chunk` covers."""
+        """Return the begin and end of the bytes that checksum `chunk` covers."""
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.nbytes)
 
     def chunk_crc(self, chunk: int) -> int:
@@ -54,7 +54,7 @@ class DataFile:
 class StoredItem:
     """Bytes of a file that hold one item: a tensor's elements in row-major order, or bytes without a dtype.
 
-    An item without bytes is in no file.
+    An empty item is in no file.
     """
 
     file: DataFile | None
@@ -65,18 +65,18 @@ class StoredItem:
 
 
 def new_data_file_name(rank: int, volume: int, directory: Path) -> str:
-    """Make a name that no file has had: a save never touches the files of another.
+    """Return a new, unique name, so that a save never touches the files of another.
 
-    It says that the file is of `directory`.
+    It identifies `directory` as the owner of the file.
     """
     return f"rank{rank:05d}-{volume}-{new_file_id(directory)}.shard"
 
 
 def list_torch_metadata(directory: Path) -> list[str]:
-    """Names of the files by which torch's FileSystemReader loads checkpoints of a directory.
+    """Return the names of the files by which torch's FileSystemReader loads checkpoints of a directory.
 
-    After these those of saves that were cut off, or are under way: such a save removes the file of an older
-    checkpoint before its own has that name.
+    They are followed by the temporary files of saves that were interrupted, or are running: such a save
+    removes the file of an older checkpoint before its own has that name.
     """
     names = sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
     return [
@@ -88,7 +88,7 @@ def list_torch_metadata(directory: Path) -> list[str]:
 def find_torch_safetensors(directory: Path) -> str | None:
     """Return a file by which torch's HuggingFaceStorageReader loads a checkpoint of a directory.
 
-    Models that other programs wrote have files of the same names, and are none.
+    Models that other programs wrote have files of the same names, but are not such checkpoints.
     """
     for folder in ("", _SHARDED):
         try:
@@ -111,9 +111,9 @@ def _is_of_dcp(path: Path) -> bool:
 
 
 def checkpointer_file(directory: Path) -> str | None:
-    """Return a name by which a directory, or a step in it, is that of a Checkpointer; None if it is not.
+    """Return a file that shows that a directory belongs to a Checkpointer, or is a step of one; else None.
 
-    A step that has shards but no manifest yet is one too.
+    A step that has shards but no manifest yet counts as well.
     """
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names, not paths
@@ -125,7 +125,7 @@ def checkpointer_file(directory: Path) -> str | None:
 
 
 def leftovers(names: Iterable[str]) -> list[str]:
-    """Pick what is left of other saves, if no manifest refers to it."""
+    """Return the names of files that saves create, which are leftovers if no manifest refers to them."""
     return [name for name in names if _is_left_by_saves(name)]
 
 
@@ -147,7 +147,7 @@ def directory_argument(value: "str | os.PathLike[str]", name: str) -> str:
 
 
 def is_possible_checkpoint_id(checkpoint_id: "str | os.PathLike[str]") -> bool:
-    """Whether it is the path of a directory that is there or could be made, not a URL."""
+    """Whether it is the path of a directory that exists or could be created, not a URL."""
     if not isinstance(checkpoint_id, str | os.PathLike):
         return False
     path = os.fspath(checkpoint_id)

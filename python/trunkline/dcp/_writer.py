@@ -63,18 +63,18 @@ from trunkline.dcp._stored import (
     new_data_file_name,
 )
 
-# Copies of tensors that are not contiguous, or on devices out of reach, are held until their file is written:
-# more of them than this make another file.
-MOST_COPIED_BYTES = 1 << 30
+# Copies of tensors that are not contiguous, or on devices that cannot be written from, are kept until their
+# file is written. If they need more bytes than this, another file is begun.
+MAX_COPIED_BYTES = 1 << 30
 
-_known_directories: set[str] = set()  # into which this process has saved, or of which it has warned
+_known_directories: set[str] = set()  # this process has saved into them, or warned of them
 
 
 class _Save(threading.local):
-    """What a writer knows of the save that this thread does.
+    """The state of a writer for the save that runs in this thread.
 
-    Torch does all of a save in one thread, beginning with reset(). With async_save that is a thread of its
-    own, and the next save may begin before it ends.
+    Torch runs a save in one thread, beginning with reset(). With async_save that is a separate thread, and
+    the next save may begin before it ends.
     """
 
     def __init__(self) -> None:
@@ -82,15 +82,15 @@ class _Save(threading.local):
         self.next_path: CheckpointPath | None = None  # of reset(), for the save that follows
         self.path: CheckpointPath | None = None
         self.save_id = str(uuid.uuid4())
-        self.has_token = False  # save_id is that of all ranks of a save without collectives
+        self.has_token = False  # save_id is shared by all ranks of a save without collectives
         self.rank = 0
         self.is_coordinator = False
         self.use_collectives = True
         self.has_made_directory = False
-        self.number: int | None = None  # among the saves of this process, in the order in which they begin
-        self.begun: _saves.Save | None = None  # with collectives, from where it may make files
-        self.directories: _directory.OpenDirectories | None = None  # of it, and on volumes
-        # Of other saves, when this one began; None where it did not look for manifests.
+        self.number: int | None = None  # of the save, in the order in which saves of this process begin
+        self.begun: _saves.Save | None = None  # with collectives, once it may create files
+        self.directories: _directory.OpenDirectories | None = None  # the checkpoint's, and volumes
+        # Of other saves, when this one began; None if it did not list the manifests.
         self.leftovers: frozenset[str] = frozenset()
         self.manifests: set[tuple[str, bytes]] | None = None
 
@@ -98,34 +98,34 @@ class _Save(threading.local):
 class StorageWriter(Endpoint, TorchStorageWriter):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
 
-    `path`: the directory, made where missing; checkpoint_id of a save takes its place, and is needed where
-    `path` is None. All ranks must see it under this name.
+    `path`: the directory, created if missing; checkpoint_id of a save replaces it, and is required if `path`
+    is None. All ranks must see the directory under this name.
 
-    A checkpoint that it holds is replaced as a whole: until the new one is complete, it is
-    the one that is loaded, whatever ends the saving early (an error of a rank, a crash); later its files are
-    removed. `overwrite` None: with a warning, unless this process saved that checkpoint there. True: without
-    one. False: a save into a directory that holds a checkpoint fails instead. Unless it is True, a save fails
-    also where files of that checkpoint are missing in their volume (a disk that is not mounted), and where
-    the directory holds one of torch's FileSystemWriter: its metadata is then removed once the new checkpoint
-    is complete, while its data files (*.distcp) stay. Where it holds one of HuggingFaceStorageWriter every
-    save fails.
+    An existing checkpoint in the directory is replaced as a whole: it is loaded until the new one is
+    complete, even if the save ends early (an error of a rank, a crash); its files are removed afterwards.
+    `overwrite`: None warns, unless this process saved that checkpoint there. True does not warn. False makes
+    a save into a directory that holds a checkpoint fail. Unless it is True, a save also fails if files of
+    the existing checkpoint are missing in their volume (a disk that is not mounted), or if the directory
+    holds a checkpoint of torch's FileSystemWriter; with True the metadata of that one is removed once the new
+    checkpoint is complete, and its data files (*.distcp) stay. If the directory holds a checkpoint of
+    HuggingFaceStorageWriter, every save fails.
 
     `volumes`: directories (or a Volume) over which each rank spreads its tensors by bytes, to use all of
-    their disks; `path` then holds links to these files. `durable`: once saved, it also survives a power
-    failure (fsync of files and directories).
+    their disks; `path` then holds links to these files. `durable`: once saved, the checkpoint also survives a
+    power failure (fsync of files and directories).
 
-    Every rank writes its share to files of its own, with a CRC-32C for each MiB. Nothing is pickled but what
-    the planner hands over pickled: objects that are not tensors. Tensors may be on any device, of any strided
+    Every rank writes its share to separate files, with a CRC-32C for each MiB. Nothing is pickled except
+    objects that are not tensors, which the planner pickles. Tensors may be on any device, of any strided
     dtype; others (sparse, quantized, subclasses) raise Unsupported, as does metadata of custom planners that
-    JSON cannot hold. Errors of one rank reach all as CheckpointException.
+    JSON cannot represent. Errors of one rank are raised on all as CheckpointException.
 
-    Several saves of async_save may use one writer at once, each with its own checkpoint_id. Where saves
-    of one process into one directory overlap, the one that began last stays: one that began earlier and
-    commits later is dropped, with a RuntimeWarning. Of two processes that save into one directory at once,
-    one fails unless `overwrite` is True; what is loaded is one of the two. With `engine` None it can be sent
-    to the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must hold no
-    checkpoint yet, nor a part of one: without a common commit an old one could not be kept until all of the
-    new is there.
+    Several saves of async_save may use one writer at once, each with its own checkpoint_id. If saves of one
+    process into one directory overlap, the one that began last stays: one that began earlier and commits
+    later is dropped, with a RuntimeWarning. If two processes save into one directory at once, one fails
+    unless `overwrite` is True; the checkpoint is one of the two. With `engine` None the writer can be sent to
+    the process of AsyncCheckpointerType.PROCESS. With use_collectives=False a directory must not hold a
+    checkpoint yet, nor a part of one: without a common commit the old one could not be kept until the new one
+    is complete.
     """
 
     def __init__(
@@ -146,37 +146,37 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The directory, as it was given; None where none was yet."""
-        # Without checkpoint_id= torch looks at this first, before the ranks communicate.
-        self._refuse_nested(sys._getframe(), self._current_path(), is_method=False)
+        """The directory, as it was given; None if none was given yet."""
+        # Without checkpoint_id= torch reads this first, before the ranks communicate.
+        self._reject_nested(sys._getframe(), self._current_path(), is_method=False)
         return super().checkpoint_id
 
     def _current_path(self) -> CheckpointPath | None:
         return self._save.next_path or self._save.path or self._path
 
-    def _refuse_nested(
+    def _reject_nested(
         self, frame: FrameType, path: CheckpointPath | None, *, is_method: bool = True
     ) -> OuterSaves:
         """Return the saves that this thread is within. Raises Error if one of them does not allow this one.
 
-        Within a method of a writer none may begin: this thread would wait for locks that it holds itself.
-        Nor may one with the same writer, which knows one save for each thread, or into the same directory.
-        Any other has nothing in common with the save that a signal handler has interrupted.
+        No save may begin within a method of a writer: this thread would wait for locks that it holds itself.
+        Nor may one with the same writer, which supports one save per thread, or into the same directory. Any
+        other save is independent of the one that a signal handler has interrupted.
         """
         outer = find_outer_saves(frame, _METHODS, is_method=is_method)
         if outer.is_within_method or any(_is_shared(writer, self, path) for writer in outer.writers):
             where = "" if path is None else f" to {path.path}"
             raise Error(
                 None,
-                f"cannot save{where}: a save of trunkline.dcp is already running in this thread, and a "
-                "signal handler called in the midst of it; set a flag in the handler, and save in the "
-                'training loop once dcp.save() has returned ("Preemption" in docs/checkpoints.md shows how)',
+                f"cannot save{where}: a signal handler called this while a save of trunkline.dcp was running "
+                "in the same thread; set a flag in the handler, and save in the training loop once "
+                'dcp.save() has returned ("Preemption" in docs/checkpoints.md shows how)',
                 None if path is None else str(path.path),
             )
         return outer
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process, in which each save begins anew."""
+        """Return the state to send to another process, without that of a running save."""
         return {name: value for name, value in super().__getstate__().items() if name != "_save"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,13 +185,13 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._save = _Save()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return what identifies this save in its metadata."""
+        """Return the entry of the metadata that identifies this save."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save.save_id)
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         given = None if checkpoint_id is None else checkpoint_path_of(checkpoint_id, "checkpoint_id")
-        self._refuse_nested(sys._getframe(), given or self._current_path())
+        self._reject_nested(sys._getframe(), given or self._current_path())
         if given is not None:
             self._path = self._save.next_path = given
         self._save.save_id = str(uuid.uuid4())
@@ -200,38 +200,38 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._save.leftovers, self._save.manifests = frozenset(), None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Learn which rank this is, and whether one of them commits for all."""
-        self._refuse_nested(sys._getframe(), self._current_path())
-        # From here on a reset() for a save in another thread changes nothing.
+        """Store which rank this is, and whether one rank commits for all."""
+        self._reject_nested(sys._getframe(), self._current_path())
+        # From here on a reset() for a save in another thread has no effect on this one.
         self._save.path, self._save.next_path = self._save.next_path or self._path, None
         self._save.is_coordinator = is_coordinator
         self._save.rank = kwargs.get("rank") or 0
         self._save.use_collectives = kwargs.get("use_collectives", True)
         self._save.number = self._save.number or _saves.next_number()
         if not self._save.use_collectives:
-            # Now: a planner that fails keeps this rank from prepare_local_plan().
+            # Here, since a planner that fails prevents prepare_local_plan() on this rank.
             count_save(str(self._directory))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the directories, and look at what is there; no rank has written yet."""
-        outer = self._refuse_nested(sys._getframe(), self._current_path())
-        self._refuse_checkpointer()
+        """Create the directories, and check what they contain; no rank has written yet."""
+        outer = self._reject_nested(sys._getframe(), self._current_path())
+        self._reject_checkpointer()
         if not self._save.use_collectives:
             token = new_save_token(str(self._directory))
             self._save.save_id, self._save.has_token = token or str(uuid.uuid4()), token is not None
         manifests = self._manifests_to_replace()
-        self._note_refused(manifests)
-        self._refuse_to_replace(manifests)
-        self._refuse_unmounted(manifests)
+        self._record_rejected(manifests)
+        self._reject_replacing(manifests)
+        self._reject_unmounted(manifests)
         self._save.has_made_directory = _directory.make_directory(self._directory, durable=self._durable)
         try:
             for volume in self._volumes:
                 _directory.make_directory(volume, durable=self._durable)
             self._save.directories = _directory.OpenDirectories([self._directory, *self._volumes])
-            self._refuse_other_format()
+            self._reject_other_format()
             if self._save.is_coordinator or not self._save.use_collectives:
-                self._refuse_linked_manifest()
-                check_replaceable(self._manifest_path())  # else all would be written before it fails
+                self._reject_linked_manifest()
+                check_replaceable(self._manifest_path())  # now, since otherwise it fails after all is written
             if self._save.use_collectives:
                 number = self._save.number or _saves.next_number()
                 found = _directory.list_leftovers(self._directory) if self._save.is_coordinator else []
@@ -247,12 +247,12 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans: names of files need no agreement."""
+        """Return the plans unchanged: ranks need not agree on file names."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the items of this rank; the future that is returned is done."""
-        self._refuse_nested(sys._getframe(), self._current_path())
+        """Write the items of this rank; the returned future is done."""
+        self._reject_nested(sys._getframe(), self._current_path())
         results: list[WriteResult] = []
         try:
             self._remove_uncommitted()
@@ -261,7 +261,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 self._write_group(group, results)
             self._check_directories()
             if self._save.use_collectives and not self._save.is_coordinator:
-                self._close_directories()  # nothing else tells this rank that the save is over
+                self._close_directories()  # torch makes no later call on this rank
         except BaseException:
             self._undo(_names_of(results))
             raise
@@ -270,13 +270,13 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit: until the manifest has its name the old checkpoint is the one that is loaded, then this."""
-        self._refuse_nested(sys._getframe(), self._current_path())
+        """Commit: as soon as the manifest has its name, this checkpoint is loaded instead of the old one."""
+        self._reject_nested(sys._getframe(), self._current_path())
         stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        # A planner that caches its plans gives the same object to all saves, also to those under way at once.
+        # A planner that caches its plans passes the same object to all saves, also to concurrent ones.
         metadata = replace(
             metadata,
-            version="1.0.0",  # of torch's Metadata, as its own writers say it
+            version="1.0.0",  # of torch's Metadata, as torch's writers set it
             storage_data=stored,
             storage_meta=self.storage_meta(),
         )
@@ -284,7 +284,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         manifest = self._manifest_path()
         with contextlib.ExitStack() as until_committed:
             try:
-                self._refuse_partly_saved(metadata)
+                self._reject_partly_saved(metadata)
                 contents = format_manifest(metadata)
                 until_committed.enter_context(_directory.locked(self._directory))
                 until_committed.enter_context(_saves.committing(self._directory))
@@ -293,36 +293,36 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                     return
                 self._check_files(results)
                 # Others may have saved since this save began.
-                self._refuse_other_format()
-                self._refuse_linked_manifest()
+                self._reject_other_format()
+                self._reject_linked_manifest()
                 replaced = self._manifests_to_replace() or self._manifests_before_start(names)
-                self._refuse_to_replace(replaced)
-                self._refuse_newer(replaced)
+                self._reject_replacing(replaced)
+                self._reject_newer(replaced)
                 leftovers = self._all_leftovers()
                 torch_metadata = self._torch_metadata_to_remove()
                 self._check_directories()
             except BaseException:
                 self._undo(names)
                 raise
-            # Not undone where this fails: the manifest may have its name already, and the files that it names
-            # must stay then. Otherwise they are leftovers, which the next save removes.
+            # Not undone if this fails: the manifest may have its name already, and then the files that it
+            # names must stay. If not, they are leftovers, which the next save removes.
             layout = FileLayout(str(manifest), len(contents))
             layout.add(0, contents)
             write_layouts([layout], engine=self._engine, durable=self._durable)
-            self._check_directories()  # else nothing may be removed: what is there now may be a copy
+            self._check_directories()  # if replaced, nothing may be removed: the directory may be a copy
             _known_directories.add(str(self._directory))
             self._note_committed(contents)
             if self._save.begun is not None:
                 self._save.begun.names.clear()
             kept = {item.file.name for item in stored.values() if item.file is not None}
-            # Only now: a crash before this leaves both, which readers report, and not neither.
+            # Only now: a crash before this leaves both checkpoints, which readers report, instead of none.
             _directory.remove_torch_metadata(self._directory, torch_metadata, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
             _directory.remove_leftovers(self._directory, sorted(leftovers - kept), self._check_directories)
         self._end()
 
     def _check_directories(self) -> None:
-        """Raise OSError (ESTALE) where the paths lead elsewhere than when this save began."""
+        """Raise OSError (ESTALE) if the paths lead to other directories than when this save began."""
         if self._save.directories is not None:
             self._save.directories.check()
 
@@ -332,13 +332,13 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             self._save.directories = None
 
     def _torch_metadata_to_remove(self) -> list[str]:
-        """Return it only if it is to be replaced: torch may save here meanwhile."""
+        """Return it only with overwrite=True: torch may be saving here."""
         return list_torch_metadata(self._directory) if self._overwrite else []
 
     def _remove_uncommitted(self) -> None:
-        """Remove what saves of this process left here as another rank had an error: the disk may be full.
+        """Remove files of saves of this process that an error on another rank ended: the disk may be full.
 
-        Not before the ranks have agreed on a plan: then the rank that commits has ended these saves as well.
+        Only once the ranks have agreed on a plan: then the rank that commits has ended these saves as well.
         Not on network filesystems, where this machine may not see yet what that rank has committed.
         """
         if self._save.begun is None or not is_on_local_filesystem(self._directory):
@@ -350,7 +350,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.remove_quietly(self._directory, self._uncommitted(names))
 
     def _uncommitted(self, names: set[str]) -> list[str]:
-        """Return those of these files that are there, and that no manifest refers to."""
+        """Return the files among `names` that exist, and to which no manifest refers."""
         rest = {name for name in names if os.path.lexists(self._directory / name)}
         if not rest:
             return []
@@ -361,7 +361,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         return sorted(rest)
 
     def _end(self) -> None:
-        """Let go of what is of one save."""
+        """Release the state of the save."""
         if self._save.begun is not None:
             self._save.begun.is_over = True
         self._close_directories()
@@ -369,7 +369,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._save.leftovers, self._save.manifests = frozenset(), None
 
     def _undo(self, names: list[str]) -> None:
-        """Remove what a failed save has made: its files, and the directory unless it holds others."""
+        """Remove what a failed save created: its files, and the directory unless it holds other files."""
         _directory.remove_quietly(self._directory, names)
         if self._save.has_made_directory:
             with contextlib.suppress(OSError):  # other ranks have written
@@ -379,8 +379,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def _manifest_path(self) -> Path:
         return self._directory / manifest_name(None if self._save.use_collectives else self._save.rank)
 
-    def _refuse_linked_manifest(self) -> None:
-        """Writing through a link would replace the manifest of the checkpoint that it leads to."""
+    def _reject_linked_manifest(self) -> None:
+        """Raise Unsupported for a linked manifest: writing would replace that of another checkpoint."""
         manifest = self._manifest_path()
         if manifest.is_symlink():
             raise Unsupported(
@@ -391,15 +391,15 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 str(manifest),
             )
 
-    def _refuse_checkpointer(self) -> None:
-        """Of two that save into one directory, neither would know of the other."""
+    def _reject_checkpointer(self) -> None:
+        """Raise Error for a directory of a Checkpointer, which would not know of this save."""
         held = checkpointer_file(self._directory)
         if held is not None:
             raise exception_of(
                 "system",
                 errno.ENOTEMPTY,
-                f"cannot save to {self._directory}: it belongs to a trunkline.Checkpointer (it holds "
-                f"{held}); use a directory of its own, for example {self._directory}-dcp",
+                f"cannot save to {self._directory}: it belongs to a trunkline.Checkpointer (it contains "
+                f"{held}); use a separate directory, for example {self._directory}-dcp",
                 str(self._directory),
             )
         run = self._directory.parent
@@ -408,16 +408,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
                 "system",
                 errno.ENOTEMPTY,
                 f"cannot save to {self._directory}: this is the name of a step of the trunkline.Checkpointer "
-                f"that {run} belongs to (it holds {DESCRIPTOR}); use a directory of its own, for example "
+                f"that {run} belongs to (it contains {DESCRIPTOR}); use a separate directory, for example "
                 f"{run}-dcp/{self._directory.name}",
                 str(self._directory),
             )
 
     def _manifests_to_replace(self) -> list[Path]:
-        """Return the manifests of the checkpoint that this save would replace; none where there is none.
+        """Return the manifests of the checkpoint that this save would replace, if there is one.
 
-        Without collectives those of other ranks may be of this very save, and are then left alone. All of
-        these are of one save, because none is made where one of another is: so one tells.
+        Without collectives, manifests of other ranks may belong to this save, and are then ignored. All of
+        them belong to one save, because none is written beside one of another save: so checking one suffices.
         """
         manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
         if self._save.use_collectives:
@@ -434,9 +434,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         return found
 
     def _manifests_before_start(self, written: list[str]) -> list[Path]:
-        """Return manifests of other ranks that are older than this process: those ranks are gone.
+        """Return manifests of other ranks that are older than this process: those ranks have ended.
 
-        A second line, behind the token. `written`: files of this save, which tell the filesystem's time.
+        A second check besides the token. `written`: files of this save, which show the filesystem's time.
         """
         if self._save.use_collectives or not self._save.has_token:
             return []
@@ -445,17 +445,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
         return [manifest for manifest in manifests if manifest.stat().st_mtime < started]
 
-    def _note_refused(self, manifests: list[Path]) -> None:
-        """Record that this rank came again to what it has saved: one that does not may have missed a save."""
+    def _record_rejected(self, manifests: list[Path]) -> None:
+        """Record that this rank tried to save again: another rank may have missed a save."""
         mine = self._directory / manifest_name(self._save.rank)
         if self._save.use_collectives or not self._save.has_token or mine not in manifests:
             return
         save_id = _save_id_of(mine)
         if save_id is not None and is_of_same_job(save_id, self._save.save_id):
-            _directory.note_refused(self._directory, refused_name(self._save.rank), save_id)
+            _directory.record_rejected(self._directory, refused_name(self._save.rank), save_id)
 
-    def _refuse_unmounted(self, manifests: list[Path]) -> None:
-        """What cannot be seen now may be there again once its disk is mounted: only without its links not."""
+    def _reject_unmounted(self, manifests: list[Path]) -> None:
+        """Raise Error if files of the existing checkpoint are missing: their disk may not be mounted."""
         if self._overwrite or not self._save.is_coordinator or not manifests:
             return
         names = sorted(_directory.list_leftovers(self._directory))
@@ -464,20 +464,19 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             return
         used = {name for manifest in manifests for name in _files_of(manifest, names)}
         for name, target in missing.items():
-            if name in used and target is not None:  # others are left of a save that did not end
+            if name in used and target is not None:  # others are leftovers of a save that did not finish
                 raise Error(
                     None,
-                    f"cannot save to {self._directory}: {name} of the checkpoint that it holds is in "
-                    f"{target.parent}, and not there now; mount its disk, or pass overwrite=True to give "
-                    "that checkpoint up",
+                    f"cannot save to {self._directory}: {name} of the existing checkpoint is missing in "
+                    f"{target.parent}; mount its disk, or pass overwrite=True to replace that checkpoint",
                     str(target),
                 )
 
-    def _refuse_other_format(self) -> None:
-        """Of two checkpoints in two formats nobody could tell later which one is newer."""
+    def _reject_other_format(self) -> None:
+        """Raise Error for a checkpoint in another format: later it would be unknown which one is newer."""
         todo = "remove that one first"
         writer, name = "HuggingFaceStorageWriter", find_torch_safetensors(self._directory)
-        if name is None:  # its data is what makes it count, and may be used as a model: never replaced
+        if name is None:  # safetensors files are never replaced: they may be in use as a model
             writer, name = "FileSystemWriter", next(iter(list_torch_metadata(self._directory)), None)
             if name is None or (self._overwrite and self._save.use_collectives):
                 return
@@ -487,12 +486,12 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         raise exception_of(
             "system",
             errno.EEXIST,
-            f"cannot save to {self._directory}: it holds {what} of torch's {writer} ({name}); save "
+            f"cannot save to {self._directory}: it contains {what} of torch's {writer} ({name}); save "
             f"into another directory, or {todo}",
             str(self._directory / name),
         )
 
-    def _refuse_to_replace(self, manifests: list[Path]) -> None:
+    def _reject_replacing(self, manifests: list[Path]) -> None:
         if not manifests or (self._save.use_collectives and self._overwrite is not False):
             return
         held = manifests[0]
@@ -501,8 +500,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         message = f"Checkpoint already exists: {held}, and {why}; save into another directory"
         raise exception_of("system", errno.EEXIST, message, str(held))
 
-    def _refuse_newer(self, manifests: list[Path]) -> None:
-        """Replace only what was there when this save began: another may be a part of the same training."""
+    def _reject_newer(self, manifests: list[Path]) -> None:
+        """Raise Error for a checkpoint newer than this save: it may be part of the same training."""
         if self._overwrite or self._save.manifests is None or not manifests:
             return
         last = _saves.last_committed(self._directory)
@@ -512,34 +511,34 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             raise exception_of(
                 "system",
                 errno.EEXIST,
-                f"Checkpoint already exists: {newer[0]}, which another save has made since this one began; "
-                "of two saves at once each needs a directory of its own, or overwrite=True",
+                f"Checkpoint already exists: {newer[0]}, which another save has written since this one "
+                "began; use a separate directory for each of two concurrent saves, or pass overwrite=True",
                 newer[0],
             )
 
     def _is_superseded(self) -> bool:
-        """Whether a save of this process that began later has committed; if so, say it.
+        """Whether a save of this process that began later has committed; if so, warn.
 
-        Then the directory holds what it would if they had committed in the order in which they began.
+        Then the directory is as if they had committed in the order in which they began.
         """
-        if not self._save.use_collectives or self._overwrite is False:  # where nothing is replaced
+        if not self._save.use_collectives or self._overwrite is False:  # nothing is replaced
             return False
         last = _saves.last_committed(self._directory)
         if last is None or self._save.number is None or last[0] < self._save.number:
             return False
-        if not _directory.list_manifests(self._directory):  # somebody has removed it
+        if not _directory.list_manifests(self._directory):  # it has been removed
             return False
         warnings.warn(
-            f"{self._directory}: a save that began later has committed first; the checkpoint of that one "
-            "stays, and this one is dropped, as if it had been saved and then replaced. To keep both, save "
-            "each into a directory of its own",
+            f"{self._directory}: a save that began later has committed first; its checkpoint stays, and this "
+            "one is dropped, as if it had been saved and then replaced. To keep both, save each into a "
+            "separate directory",
             RuntimeWarning,
             stacklevel=3,
         )
         return True
 
     def _all_leftovers(self) -> set[str]:
-        """Return what to remove after the commit, with what was saved since this save began."""
+        """Return the files to remove after the commit, including those saved since this save began."""
         names = {*self._save.leftovers}
         manifest = self._manifest_path()
         if self._save.manifests is not None and not _identities_of([manifest]) <= self._save.manifests:
@@ -551,16 +550,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             digest = hashlib.sha256(contents).digest()
             _saves.note_committed(self._directory, self._save.number, digest)
 
-    def _refuse_partly_saved(self, metadata: Metadata) -> None:
-        """With collectives this is all that is kept; torch does not check it where one rank saves."""
+    def _reject_partly_saved(self, metadata: Metadata) -> None:
+        """Raise Error for incomplete tensors, if collectives are used; torch does not check that."""
         found = find_partly_saved(metadata.state_dict_metadata) if self._save.use_collectives else None
         if found is not None:
             name, stored, wanted = found
             raise Error(
                 None,
-                f"cannot save to {self._directory}: this save holds {stored} of the {wanted} elements of "
-                f"{name!r}; with no_dist=True each rank saves its part alone, and replaces the part of the "
-                "one before. Save on all ranks without no_dist, or each its part with use_collectives=False",
+                f"cannot save to {self._directory}: this save contains {stored} of the {wanted} elements of "
+                f"{name!r}; with no_dist=True each rank saves its part alone, and replaces that of the rank "
+                "before. Save on all ranks without no_dist, or save each part with use_collectives=False",
                 str(self._directory),
             )
 
@@ -573,7 +572,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _known_directories.add(directory)
             warnings.warn(
                 f"{directory} already holds a checkpoint, which this save replaces when it is complete. To "
-                "keep it, save each step into a directory of its own. overwrite=False makes the save fail, "
+                "keep it, save each step into a separate directory. overwrite=False makes the save fail, "
                 "overwrite=True replaces without this warning",
                 RuntimeWarning,
                 stacklevel=3,
@@ -617,16 +616,16 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             except FileNotFoundError:
                 found = -1
             if found != file.nbytes:
-                what = "is gone" if found < 0 else "has another size"
+                what = "is missing" if found < 0 else "has a different size"
                 raise Error(
                     None,
-                    f"{path}: this save wrote it, and it {what}; either another save into the directory "
-                    "ended meanwhile, or not all ranks see the same directory",
+                    f"cannot save: {path}, which this save wrote, {what}; either another save into the "
+                    "directory ended meanwhile, or not all ranks see the same directory",
                     str(path),
                 )
 
 
-# What torch calls for each save, in this order.
+# The methods that torch calls for each save, in this order.
 _METHODS = frozenset(
     method.__code__
     for method in (
@@ -640,7 +639,7 @@ _METHODS = frozenset(
 
 
 def _is_shared(outer: object, writer: StorageWriter, path: CheckpointPath | None) -> bool:
-    """Whether a save with `writer` into `path` and one with `outer` would change the same things."""
+    """Whether a save with `writer` into `path` would interfere with one by `outer`."""
     if outer is writer:
         return True
     other = outer._current_path() if isinstance(outer, StorageWriter) else None
@@ -656,19 +655,19 @@ class _Bytes:
     item: WriteItem
     memory: "torch.Tensor | memoryview"  # one dimension, uint8
     nbytes: int
-    copied: bool  # memory that nobody but this holds
+    copied: bool  # the memory is a copy, held only by this object
     dtype: str | None
     shape: tuple[int, ...] | None
 
 
 def _groups(items: Iterable[WriteItem], planner: SavePlanner) -> Iterator[list[_Bytes]]:
-    """Resolve items, as many at once as their copies may take memory."""
+    """Resolve items in groups, whose copies need at most MAX_COPIED_BYTES."""
     group: list[_Bytes] = []
     copied = 0
     for item in items:
         part = _bytes_of(item, planner.resolve_data(item))
         copied += part.nbytes if part.copied else 0
-        if copied > MOST_COPIED_BYTES and group:
+        if copied > MAX_COPIED_BYTES and group:
             yield group
             group, copied = [], part.nbytes
         group.append(part)
@@ -680,16 +679,16 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         if not isinstance(data, io.BytesIO):
-            raise TypeError(f"{name}: the planner must give a BytesIO, not {type(data).__name__}")
+            raise TypeError(f"{name}: the planner must return a BytesIO, not {type(data).__name__}")
         view = data.getbuffer()
         return _Bytes(item, view, view.nbytes, True, None, None)
     if not isinstance(data, torch.Tensor):
-        raise TypeError(f"{name}: the planner must give a tensor, not {type(data).__name__}")
+        raise TypeError(f"{name}: the planner must return a tensor, not {type(data).__name__}")
     tensor = data.detach()
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
         shown = f"a {type(data).__name__} of layout {tensor.layout} and {tensor.dtype}"
         raise Unsupported(
-            None, f"{name}: {shown} cannot be stored; give its parts as plain, strided tensors", None
+            None, f"{name}: {shown} cannot be stored; save its parts as plain, strided tensors", None
         )
     if tensor.is_meta:
         raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
@@ -701,7 +700,7 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
 
 
 def _spread(group: list[_Bytes], count: int, first: int) -> list[list[_Bytes]]:
-    """Share out by bytes: the largest first, each to the file that has the least; ties begin with `first`."""
+    """Distribute by bytes: the largest first, each to the file with the fewest; ties begin with `first`."""
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for number in sorted(range(len(group)), key=lambda number: -group[number].nbytes):
@@ -712,7 +711,7 @@ def _spread(group: list[_Bytes], count: int, first: int) -> list[list[_Bytes]]:
 
 
 def _lay_out(share: list[_Bytes]) -> tuple[int, list[int]]:
-    """Size of the file, and the offset of each: first those that are aligned, then the small ones."""
+    """Return the size of the file, and the offset of each item: first aligned items, then small ones."""
     offsets = [0] * len(share)
     end = 0
     for alignment in (ALIGNMENT, SMALL_ALIGNMENT):
@@ -738,7 +737,7 @@ def _packed(sums: list[int]) -> bytes:
 
 
 def _files_of(manifest: Path, names: list[str]) -> set[str]:
-    """Return the files that a manifest refers to: any of `names` if it is damaged, or of a newer version."""
+    """Return the files that a manifest refers to: all `names` if it is damaged, or of a newer version."""
     try:
         stored = read_manifest(manifest).storage_data
     except FileNotFoundError:  # another save has replaced it meanwhile
@@ -749,7 +748,7 @@ def _files_of(manifest: Path, names: list[str]) -> set[str]:
 
 
 def _identities_of(manifests: list[Path]) -> set[tuple[str, bytes]]:
-    """Return paths, and what differs from one save to the next."""
+    """Return paths, with digests that differ from one save to the next."""
     found = set()
     for manifest in manifests:
         with contextlib.suppress(FileNotFoundError):  # another save has replaced it meanwhile
@@ -758,7 +757,7 @@ def _identities_of(manifests: list[Path]) -> set[tuple[str, bytes]]:
 
 
 def _save_id_of(manifest: Path) -> str | None:
-    """Return what identifies the save of a manifest; None if it is damaged, or of a newer version."""
+    """Return the save_id of a manifest; None if it is damaged, or of a newer version."""
     try:
         meta = read_manifest(manifest).storage_meta
     except (FileNotFoundError, Corrupt, Format):
