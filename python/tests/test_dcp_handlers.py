@@ -27,8 +27,8 @@ from trunkline.dcp import _directory, _saves, _writer  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
 REFUSED = (
-    "a signal handler called this while a save of trunkline.dcp was running in the same thread; set a flag in "
-    "the handler, and save in the training loop once dcp.save"
+    "a signal handler called this while a save of trunkline.dcp was running in the same thread; set a flag "
+    "in the handler, and save in the training loop once dcp.save"
 )
 
 

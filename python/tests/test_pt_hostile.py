@@ -509,7 +509,7 @@ def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(tl.Format, match="looks like a safetensors file"):
         tl.load(path)
     torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(tl.Format, match=r"read by torch\.load"):
+    with pytest.raises(tl.Format, match=r"with torch\.load"):
         tl.load(path)
 
 

@@ -445,7 +445,7 @@ ARRAY = "; convert it to a list, or to an array of numbers or strings"
         (nested_tensor, "nested tensor", IN_PT),
         (quantised_tensor, "quantised", IN_PT),
         (lambda: torch.zeros(2).to_mkldnn(), "MKL-DNN", "; convert it with .to_dense()"),
-        (lambda: torch.zeros(2, device="meta"), "on the device meta", "on another device first"),
+        (lambda: torch.zeros(2, device="meta"), "on the meta device", "on another device first"),
         (lambda: np.array([object()]), "objects", ARRAY),
         (lambda: np.ma.masked_array([1], [True]), "MaskedArray", CONVERT),
         (lambda: np.array(["a"], np.dtypes.StringDType()), "objects", ARRAY),

@@ -34,7 +34,7 @@ def is_shard(name: str) -> bool:
 
 
 def dangling_steps(directory: str) -> dict[str, str]:
-    """Return the steps that are symbolic links which lead nowhere, and where they led.
+    """Return the steps that are dangling symbolic links, and their targets.
 
     Reads no file, and raises nothing.
     """
@@ -49,9 +49,9 @@ def dangling_steps(directory: str) -> dict[str, str]:
 
 
 def misnamed_steps(directory: str) -> dict[str, str]:
-    """Return the folders that hold a step under a name that does not count, and the name that does.
+    """Return folders that hold a step under an unusual name, and the name that they should have.
 
-    Not those beside a folder of the right name. Reads no file, and raises nothing.
+    Omits those beside a folder with the right name. Reads no file, and raises nothing.
     """
     found: dict[str, str] = {}
     with suppress(OSError):

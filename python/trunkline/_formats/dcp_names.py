@@ -1,7 +1,7 @@
 """Names in a directory of torch.distributed.checkpoint: those of trunkline.dcp, and of torch's own writer.
 
-src/checkpoint/own_directory.cpp recognizes them too, and more that look like them: it only has to tell whose
-directory it is.
+src/checkpoint/own_directory.cpp recognizes them too, and similar names: it only needs to know which format a
+directory belongs to.
 """
 
 import re
@@ -10,8 +10,8 @@ MANIFEST = "dcp.manifest"
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
 _REFUSED = re.compile(r"dcp-rank[0-9]{5,}\.refused")
 _DATA_FILE = re.compile(r"rank[0-9]{5,}-[0-9]+-([0-9a-f]{32})\.shard")
-_TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # what makes a checkpoint of FileSystemWriter count
-# What that is written to, and renamed from, once the one of an older checkpoint is removed.
+_TORCH_METADATA = re.compile(r"(__[0-9]+)?\.metadata")  # a checkpoint of FileSystemWriter is valid with it
+# It is written under this name, and renamed once that of an older checkpoint is removed.
 _TORCH_TEMPORARY_METADATA = re.compile(r"(__[0-9]+)?\.metadata\.tmp")
 _TORCH_DATA_FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 
@@ -27,7 +27,7 @@ def is_rank_manifest_name(name: str) -> bool:
 
 
 def refused_name(rank: int) -> str:
-    """Return the name of the record of saves of a rank that its manifest has made fail."""
+    """Return the name of the record of a rank's saves that were rejected because of its manifest."""
     return f"dcp-rank{rank:05d}.refused"
 
 
@@ -42,7 +42,7 @@ def is_data_file_name(name: str) -> bool:
 
 
 def file_id_of(name: str) -> str:
-    """Return the hexadecimal digits by which the name of a data file differs from all others."""
+    """Return the hexadecimal digits that are unique to the name of a data file."""
     found = _DATA_FILE.fullmatch(name)
     assert found is not None
     return found[1]
@@ -64,5 +64,5 @@ def is_torch_temporary_metadata(name: str) -> bool:
 
 
 def is_dcp_name(name: str) -> bool:
-    """Whether a directory that holds this name is one of torch.distributed.checkpoint, complete or not."""
+    """Whether a directory with this file belongs to torch.distributed.checkpoint, complete or not."""
     return name == MANIFEST or is_rank_manifest_name(name) or is_data_file_name(name) or is_torch_name(name)

@@ -15,7 +15,7 @@ def step_reader(path: str) -> str:
 
 
 def part_of_checkpoint(path: str) -> str | None:
-    """Return what a file is, by its name, and what to call, if it is a part of a checkpoint."""
+    """Return what a file is, by its name, and how to load it, if it is a part of a checkpoint; else None."""
     folder, name = os.path.split(path)
     if is_manifest(name):
         return f"is the manifest of a step of a Checkpointer; use {step_reader(folder or '.')}"

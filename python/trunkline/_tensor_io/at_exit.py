@@ -1,4 +1,4 @@
-"""Saves that are under way when the interpreter exits: they are finished, unless Ctrl-C abandons them."""
+"""Finishes saves that are running when the interpreter exits, unless Ctrl-C abandons them."""
 
 import atexit
 import ctypes
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from trunkline._tensor_io.flag import Flag
     from trunkline.checkpoint.save import SaveHandle
 
-_PATIENCE_SECONDS = 1.0  # after that it is said what the exit waits for
-_NAMED = 3  # saves in that message
+_NOTICE_SECONDS = 1.0  # until a message says what the exit waits for
+_MAX_NAMED = 3  # saves that the message names
 
 
 def say(text: str) -> None:
-    """Print a line to stderr, if anybody can be told."""
-    if sys.stderr is not None:  # else print would take stdout
+    """Print a line to stderr, if there is one."""
+    if sys.stderr is not None:  # otherwise print() would use stdout
         with suppress(Exception):
             print(f"trunkline: {text}", file=sys.stderr, flush=True)
 
 
 def end_by_failure() -> None:
-    """Make the process exit with status 1, once the interpreter has ended, whatever its status would be.
+    """Make the process exit with status 1, instead of any other, once the interpreter has ended.
 
-    Called by an exit handler: all others, and the flush of stdout and stderr, still happen. The status is
-    decided by then, and an os._exit here would skip the handlers that were registered earlier. So exit(1) is
-    registered as a handler of the C library: called from there, it goes on with the handlers that are left.
+    Called by an exit handler: all others still run, and stdout and stderr are flushed. The status is already
+    decided by then, and os._exit() would skip the handlers that were registered earlier. So exit(1) is
+    registered as an exit handler of the C library, where it continues with the remaining handlers.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -43,45 +43,45 @@ def end_by_failure() -> None:
 
 
 class ExitWatch:
-    """What happens at the exit to saves, and to other work that the interpreter has to wait for.
+    """Makes the interpreter's exit wait for saves, and other work, and reports failed saves.
 
     1. Before threads are joined, Ctrl-C gets another handler: KeyboardInterrupt would only end the joining,
-       with exit code 0, and the save with the interpreter. Saves run in threads that nobody joins; a thread
-       that is joined waits for them, and says what it waits for.
-    2. When exit handlers run all saves are over. Where something ended the joining early they are waited for,
-       also if signal handlers raise SystemExit. Then their errors are reported.
-    3. The same once more when the handlers that were registered since the package was imported have run.
-    4. What other handlers save is saved in the thread that calls (start_thread): nobody waits for others.
+       with exit code 0, and end the save with the interpreter. Saves run in threads that are not joined; a
+       thread that is joined waits for them, and prints what it waits for.
+    2. When exit handlers run, all saves have ended. If something ended the joining early, the exit waits for
+       them here, also if signal handlers raise SystemExit. Then their errors are reported.
+    3. The same happens again when the handlers that were registered since the package was imported have run.
+    4. Saves of other handlers run in the calling thread (start_thread): nothing waits for other threads.
     """
 
     def __init__(self, unfinished: "dict[Flag, None]") -> None:
-        """`unfinished`: flags of work that is not a save; each is set when it is over."""
+        """`unfinished`: flags of other work than saves; each is set when the work has ended."""
         self._unfinished = unfinished
         self._under_way: Callable[[], list[SaveHandle]] = list
         self._report: Callable[[], bool] = lambda: False
-        self._watched = 0  # the process of multiprocessing in which exit handlers are not relied on
+        self._watched = 0  # id of the multiprocessing process in which a finalizer reports
         self._exiting = False
         self._interrupted = False
 
     def watch_saves(self, under_way: Callable[[], "list[SaveHandle]"], report: Callable[[], bool]) -> None:
-        """`under_way`: returns the saves that are; `report`: called when none is, says whether one failed."""
+        """`under_way`: returns running saves; `report`: called when all have ended; returns if one failed."""
         self._under_way = under_way
         self._report = report
 
     def register(self) -> None:
-        """Have it called at the exit."""
+        """Register the handlers that run at exit."""
         atexit.register(self._wait_and_report)
         _exit_hook.call_at_exit(self._wait_and_report)
-        # No public function is called before threads are joined; concurrent.futures uses this one, too.
+        # There is no public hook before threads are joined; concurrent.futures uses this one, too.
         early = getattr(threading, "_register_atexit", None)
         if early is not None:
             with suppress(RuntimeError):  # the exit has begun
                 early(self._begin)
 
     def watch_child(self) -> None:
-        """Where this is a process of multiprocessing: report there, too. Called when a save begins.
+        """In a multiprocessing process, wait and report there, too. Called when a save begins.
 
-        Forked ones end by os._exit, without exit handlers.
+        Forked ones end by os._exit(), without exit handlers.
         """
         process = sys.modules.get("multiprocessing.process")
         if process is None or process.parent_process() is None or self._watched == os.getpid():
@@ -89,7 +89,7 @@ class ExitWatch:
         self._watched = os.getpid()
         from multiprocessing import util
 
-        # The last of all: what raises ends the others.
+        # The last finalizer: an exception skips all later ones.
         util.Finalize(None, self._end_child, exitpriority=-1_000_000)
 
     def _end_child(self) -> None:
@@ -106,12 +106,12 @@ class ExitWatch:
         self.keep(can_abandon)
 
     def keep(self, can_abandon: bool = False) -> None:
-        """Once the exit has begun: have it wait for what is under way now."""
+        """If the exit has begun, make it wait for the saves that are running now."""
         if not self._exiting:
             return
         saves = self._under_way()
         if saves or self._unfinished:
-            with suppress(RuntimeError):  # no thread to be had: step 2 waits
+            with suppress(RuntimeError):  # no thread can be started: step 2 waits
                 threading.Thread(
                     target=self._wait_for, args=(saves, can_abandon), name="trunkline-exit", daemon=False
                 ).start()
@@ -121,27 +121,27 @@ class ExitWatch:
         self._report()
 
     def _wait(self) -> bool:
-        """Return whether the saves were let finish."""
+        """Wait for the saves; return whether all could finish."""
         saves = self._under_way()
         if saves or self._unfinished:
             with self._noting_interrupts():
                 try:
                     self._wait_through_exits(saves)
                 except BaseException:
-                    # KeyboardInterrupt, or whatever else a signal handler raises. What the waiting itself
-                    # could raise must not end a save: _tell_later suppresses it.
+                    # KeyboardInterrupt, or another exception of a signal handler. Errors of the waiting
+                    # itself must not end a save: _report_later suppresses them.
                     _abandon(saves)
                     return False
         return True
 
     def _wait_through_exits(self, saves: "Sequence[SaveHandle]") -> None:
-        """Wait on where a signal handler ends the process (SystemExit): that is what it does already.
+        """Wait, and continue if a signal handler raises SystemExit: the process is already exiting.
 
-        A scheduler may repeat SIGTERM. The save that it is to leave time for is not abandoned by it, but by
-        Ctrl-C, also where the handler of that raises SystemExit.
+        A scheduler may repeat SIGTERM, which must not abandon a save that it allows time for. Ctrl-C does,
+        also if its handler raises SystemExit.
         """
         while True:
-            with suppress(SystemExit):  # of a signal that comes between the inner ones
+            with suppress(SystemExit):  # of a signal between the inner ones
                 while True:
                     with suppress(SystemExit):
                         if self._interrupted:
@@ -151,7 +151,7 @@ class ExitWatch:
 
     @contextmanager
     def _noting_interrupts(self) -> Iterator[None]:
-        """Note that SIGINT came where a handler of the program's own gets it."""
+        """Record SIGINT also if the program has its own handler for it."""
         handler = signal.getsignal(signal.SIGINT)
         is_their_own = callable(handler) and handler not in (signal.default_int_handler, self._on_interrupt)
         if not is_their_own or threading.current_thread() is not threading.main_thread():
@@ -171,7 +171,7 @@ class ExitWatch:
                 signal.signal(signal.SIGINT, handler)
 
     def _wait_for(self, saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
-        _tell_later(saves, can_abandon)
+        _report_later(saves, can_abandon)
         for save in saves:
             save._done.wait()
         while flags := list(self._unfinished):
@@ -179,7 +179,7 @@ class ExitWatch:
                 flag.wait()
 
     def _take_interrupts(self) -> bool:
-        """Have Ctrl-C abandon saves from now on; return whether it does: a handler of the program's stays."""
+        """Make Ctrl-C abandon saves, unless the program has its own handler; return whether it does."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -188,9 +188,9 @@ class ExitWatch:
 
     @contextmanager
     def interrupts_kill(self) -> Iterator[None]:
-        """Have Ctrl-C kill the process: its handler would only run when a call of the package returns.
+        """Let Ctrl-C kill the process: its handler would only run once a call of the package returns.
 
-        Called in the main thread. A handler of the program's own stays.
+        Called in the main thread. Does nothing if the program has its own handler.
         """
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.default_int_handler and before != self._on_interrupt:
@@ -211,7 +211,7 @@ class ExitWatch:
 
 
 def _is_worker() -> bool:
-    """Whether this process runs a multiprocessing.Process: an exception alone changes its exit code."""
+    """Whether this is a multiprocessing process, whose exit code only an exception changes."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
@@ -228,20 +228,20 @@ def _abandon(saves: "Sequence[SaveHandle]") -> None:
             say(f"{save._what} was abandoned because of the interrupt; {save._unchanged}")
 
 
-def _tell_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def _report_later(saves: "Sequence[SaveHandle]", can_abandon: bool) -> None:
+    deadline = time.monotonic() + _NOTICE_SECONDS
     for save in saves:
         save._done.wait(deadline - time.monotonic())
     left = [save for save in saves if not save.done()]
-    with suppress(Exception):  # no message is worth a save
-        _tell(left, can_abandon)
+    with suppress(Exception):  # a message must not make a save fail
+        _report_progress(left, can_abandon)
 
 
-def _tell(left: "Sequence[SaveHandle]", can_abandon: bool) -> None:
+def _report_progress(left: "Sequence[SaveHandle]", can_abandon: bool) -> None:
     if left:
         hint = f"; Ctrl-C abandons {'it' if len(left) == 1 else 'them'}" if can_abandon else ""
-        names = " and of ".join(_progress_of(save) for save in left[:_NAMED])
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        names = " and of ".join(_progress_of(save) for save in left[:_MAX_NAMED])
+        more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
         say(f"finishing the save of {names}{more}{hint}")
 
 

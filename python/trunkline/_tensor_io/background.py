@@ -1,9 +1,9 @@
-"""Threads that a signal handler can start and wait for, whatever the main thread was doing.
+"""Threads that a signal handler can start and wait for at any moment.
 
-Thread.start() and Thread.join() take locks of the threading module in Python code. A signal handler that
-runs just then, and itself starts a thread or waits for one that is being started, waits forever: the code
-that it interrupted holds the lock. Starting a thread through _thread takes no lock. What runs in such a
-thread must not call threading.current_thread(), which does take one; so does Thread(...) without `daemon`.
+Thread.start() and Thread.join() acquire locks of the threading module in Python code. A signal handler that
+runs at that moment, and starts a thread itself or waits for one that is being started, waits forever: the
+code that it interrupted holds the lock. Starting a thread through _thread needs no lock. Code in such a
+thread must not call threading.current_thread(), which acquires one; so does Thread(...) without `daemon`.
 """
 
 import _thread
@@ -15,8 +15,8 @@ from trunkline import _exit_hook
 from trunkline._tensor_io.at_exit import ExitWatch
 from trunkline._tensor_io.flag import Flag
 
-# Set when work is over that the interpreter has to wait for before it exits. A dict: adding, removing and
-# list() are one step of the interpreter each, so that no lock is needed.
+# Flags of work that the interpreter waits for before it exits; each is set when the work has ended. A dict:
+# adding, removing and list() are atomic in the interpreter, so no lock is needed.
 unfinished: dict[Flag, None] = {}
 
 exit_watch = ExitWatch(unfinished)
@@ -25,10 +25,10 @@ os.register_at_fork(after_in_child=unfinished.clear)  # the threads are the pare
 
 
 def start_thread(run: Callable[[], object], done: Flag | None = None) -> bool:
-    """Run `run`, which must not raise, in a new thread. Raises RuntimeError when no thread can be had.
+    """Run `run`, which must not raise, in a new thread. Raises RuntimeError if no thread can be started.
 
-    With `done` the interpreter does not exit before `run` has returned; then the flag is set. Where the exit
-    waits for nothing any more, it runs in this thread, and has returned if this returns true.
+    With `done` the interpreter does not exit before `run` has returned, which sets the flag. Once the exit no
+    longer waits for threads, `run` runs in this thread. Returns whether it has run here.
     """
     _exit_hook.check_threads_run("start a thread")
     if done is None:
@@ -56,7 +56,7 @@ def start_thread(run: Callable[[], object], done: Flag | None = None) -> bool:
     try:
         unfinished[done] = None
         _thread.start_new_thread(run_to_the_end, ())
-    except BaseException:  # also of a signal handler, once the thread runs
+    except BaseException:  # maybe from a signal handler, when the thread already runs
         if claim.take():
             unfinished.pop(done, None)
         raise
@@ -64,12 +64,12 @@ def start_thread(run: Callable[[], object], done: Flag | None = None) -> bool:
 
 
 class Claim:
-    """What only one of two threads gets: the one that asks first."""
+    """Can be taken once: by the first of two threads that tries."""
 
     def __init__(self) -> None:
         """Not taken yet."""
         self._lock = _thread.allocate_lock()
 
     def take(self) -> bool:
-        """Take it, and return whether that worked. Never blocks."""
+        """Take it, and return whether this call did. Never blocks."""
         return self._lock.acquire(False)

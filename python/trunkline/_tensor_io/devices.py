@@ -1,4 +1,4 @@
-"""States whose tensors are on certain devices."""
+"""Copies the tensors of a state to other devices."""
 
 import collections
 from collections.abc import Callable
@@ -10,30 +10,30 @@ from trunkline._tensor_io.memory import CPU, is_in_reach
 
 
 def savable(state: Any) -> Any:
-    """Return `state` with the tensors that cannot be saved from where they are copied to main memory.
+    """Return `state`, with tensors on devices that cannot be saved from copied to main memory.
 
-    As copied_to() does it.
+    Copies like copied_to().
     """
     return _StateCopier(CPU, is_in_reach).node(state)
 
 
 def copied_to(state: Any, device: torch.device) -> Any:
-    """Return `state` with the tensors of other devices copied to `device`; what is there stays as it is.
+    """Return `state`, with the tensors of other devices copied to `device`.
 
-    Looks into dicts, OrderedDicts (with their `_metadata`), lists and tuples. What shares memory is copied
-    once and shares it afterwards, if shape and strides are the same too (tied weights). On devices that give
-    tensors no addresses (XLA) only what is the same object is known to share.
+    Traverses dicts, OrderedDicts (with their `_metadata`), lists and tuples. Tensors that share memory are
+    copied once, and share memory afterwards, if shape and strides are equal too (tied weights). On devices
+    without addresses (XLA) only the same object counts as shared.
     """
     return _StateCopier(device, lambda place: place == device).node(state)
 
 
 class _StateCopier:
-    """One walk over a state."""
+    """One traversal of a state."""
 
     def __init__(self, device: torch.device, stays: Callable[[torch.device], bool]) -> None:
         self._device = device
         self._stays = stays
-        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}  # by what says that memory is shared
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}  # by a key that shared tensors have in common
 
     def node(self, value: Any) -> Any:
         kind = type(value)
@@ -55,7 +55,8 @@ class _StateCopier:
         if tensor.layout is not torch.strided or tensor.numel() == 0:
             return tensor.to(self._device)
         address = tensor.data_ptr()
-        # 0 for every tensor of a device that has no addresses, as XLA: only an object shares with itself.
+        # It is 0 for every tensor on a device without addresses, such as XLA: then only the same object
+        # counts.
         memory: tuple[Any, ...] = (id(tensor),)
         if address != 0:
             memory = (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype)

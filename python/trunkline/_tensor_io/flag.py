@@ -1,15 +1,15 @@
-"""An event that survives Ctrl-C."""
+"""An event whose waits may be interrupted by signal handlers."""
 
 import threading
 from contextlib import suppress
 
 
 class Flag:
-    """As threading.Event: set once, waited for by many.
+    """Like threading.Event, but it can only be set once.
 
-    The wait of an Event takes a lock that is shared by all, in Python code; when a signal handler raises
-    just then, the lock is held forever, and the next thread that sets the event, or waits for it, hangs. Here
-    each wait has its own lock, and the flag has none.
+    Waiting for an Event acquires a lock that all threads share, in Python code; if a signal handler raises at
+    that moment, the lock is held forever, and the next thread that sets the event, or waits for it, hangs.
+    Here each wait has its own lock, and the flag has none.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Flag:
                 self._waiting.pop().release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, or for `timeout` seconds; whether it is set."""
+        """Wait until it is set, or for `timeout` seconds; return whether it is set."""
         if self._set:
             return True
         mine = threading.Lock()
         mine.acquire()
         self._waiting.append(mine)
-        if not self._set:  # else set() may have missed it
+        if not self._set:  # otherwise set() may have missed this lock
             mine.acquire(timeout=-1 if timeout is None else min(max(0, timeout), threading.TIMEOUT_MAX))
         with suppress(ValueError):
             self._waiting.remove(mine)

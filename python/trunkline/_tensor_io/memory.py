@@ -1,4 +1,4 @@
-"""Memory that is saved from and loaded into."""
+"""Memory of tensors that are saved and loaded, and devices that support it."""
 
 import errno
 from typing import TypeAlias
@@ -12,47 +12,48 @@ Device: TypeAlias = "str | int | torch.device"
 
 CPU = torch.device("cpu")
 
-# From here on a tensor has pages of its own, into which direct I/O reads without a copy, and which are freed
-# with it; the small ones are torch's.
+# Tensors of at least this size get separate pages, into which direct I/O reads without a copy, and which are
+# freed with them; torch allocates smaller ones.
 OWN_PAGES_BYTES = 1 << 20
 
 
 def is_in_reach(device: torch.device) -> bool:
-    """Whether bytes move between files and tensors of the device without a copy by torch."""
+    """Whether tensors on the device are read and written without a copy by torch."""
     return device.type in ("cpu", "cuda")
 
 
 def device_argument(device: Device, path: str | None = None) -> torch.device:
     """Return the device that an argument `device` names.
 
-    Raises TypeError and ValueError for what names none, Unsupported for others than these.
+    Raises TypeError and ValueError for anything else, Unsupported for devices that are not in reach.
     """
     try:
-        # torch.device(1) fails where there is no GPU.
+        # torch.device(1) fails if there is no GPU.
         wanted = torch.device("cuda", device) if type(device) is int else torch.device(device)
     except TypeError:
         raise TypeError(
             f"device: must be a str, an int or a torch.device, not {type(device).__name__}"
         ) from None
     except RuntimeError as error:
-        raise ValueError(f"device: torch knows no device {device!r}: {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0]
+        raise ValueError(f"device: {device!r} is not a device of torch: {why}") from None
     if not is_in_reach(wanted):
         raise Unsupported(None, f'device: {wanted} is not supported; load to "cpu" and move from there', path)
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise Unsupported(None, f'device: {wanted} is not there: torch sees no CUDA GPU; load to "cpu"', path)
+        raise Unsupported(None, f'device: {wanted} is not available: torch sees no CUDA GPU; use "cpu"', path)
     return wanted
 
 
 def empty_bytes(nbytes: int, device: torch.device = CPU) -> torch.Tensor:
-    """Make a tensor of `nbytes` uint8 that nobody has touched yet."""
+    """Return an uninitialized tensor of `nbytes` uint8."""
     if device.type == "cpu" and is_fresh(nbytes):
         return torch.frombuffer(_core.aligned_empty(nbytes), dtype=torch.uint8)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def out_of_memory(error: BaseException, what: str, path: str | None = None) -> Error | None:
-    """Return the error of memory for `what` that could not be had; None where `error` is of another kind."""
-    # Of the CPU torch raises a RuntimeError.
+    """Return an Error for a failed allocation for `what`; None if `error` is another kind of error."""
+    # For the CPU torch raises a RuntimeError.
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
         return None
     return Error(

@@ -1,4 +1,4 @@
-"""What an error says of tensors that are loaded into."""
+"""Makes errors of loading in place say that tensors may be partly filled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from trunkline._errors import Error, add_note, reword
 def partly_filled(target: str, remedy: str) -> Iterator[None]:
     """Make errors say that the tensors of `target` may be filled in part; `remedy` completes the advice.
 
-    Checksums are compared as the bytes arrive in the tensors: a second copy of them is what loading in place
-    avoids. So an error leaves some tensors as they were, some loaded, some damaged, and the caller may not
-    see that they are unusable. A file that is missing is found before the first byte.
+    Checksums are verified as the bytes arrive in the tensors, since loading in place avoids a second copy. So
+    an error leaves some tensors unchanged, some loaded, some damaged, and the caller may not see that they
+    are unusable. A missing file is found before the first byte is read.
     """
     try:
         yield

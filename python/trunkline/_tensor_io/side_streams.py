@@ -1,4 +1,4 @@
-"""Streams of GPUs for what another thread does with tensors."""
+"""CUDA streams for threads that read the caller's tensors."""
 
 from collections.abc import Iterable
 
@@ -8,9 +8,9 @@ from trunkline._errors import Unsupported
 
 
 def side_streams(tensors: Iterable[torch.Tensor]) -> dict[torch.device, torch.cuda.Stream]:
-    """Make a stream for each GPU that tensors are on, behind what the caller's stream there holds now.
+    """Make a stream for each GPU with tensors, ordered after the present work of the caller's stream.
 
-    What waits for it waits for no later work of the caller's. Raises Unsupported while a CUDA graph is
+    Waiting for it does not wait for later work of the caller. Raises Unsupported while a CUDA graph is being
     captured.
     """
     streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -19,7 +19,7 @@ def side_streams(tensors: Iterable[torch.Tensor]) -> dict[torch.device, torch.cu
         with torch.cuda.stream(current):
             if torch.cuda.is_current_stream_capturing():
                 raise Unsupported(
-                    None, f"{device}: a CUDA graph is being captured; checkpoints are saved outside of graphs"
+                    None, f"{device}: cannot save while a CUDA graph is being captured; save outside of it"
                 )
         streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         streams[device].wait_stream(current)

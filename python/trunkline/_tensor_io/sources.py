@@ -1,4 +1,4 @@
-"""The memory that a save reads, which must stay where and as it is until it is staged."""
+"""The memory that a save reads, which must not move or change until it is staged."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,9 +11,9 @@ from trunkline._types import Path
 
 
 class Sources:
-    """Tensors and their storages, with addresses and sizes when this was made.
+    """Tensors and their storages, with their addresses and sizes at the beginning of a save.
 
-    Holding them keeps them, but not their memory: resizing a storage frees it.
+    References keep the objects alive, but not their memory: resizing a storage frees it.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class Sources:
         self._watched: _Watched | None = None
 
     def watch(self) -> None:
-        """Have problem() find changes of values, too. For saves whose caller goes on meanwhile."""
+        """Make problem() find changes of values, too. For saves whose caller goes on meanwhile."""
         with GcPause():
             self._watched = _Watched(self._tensors)
 
     def problem(self, what: str, path: str) -> Error | None:
-        """Return the error to raise if one of them has been resized since, or was seen to change.
+        """Return the error to raise if a tensor was resized, or was found to have changed; else None.
 
-        Not raised here: a traceback would keep them.
+        Not raised here: a traceback would keep the tensors alive.
         """
         for index, (storage, seen) in enumerate(zip(self._storages, self._seen, strict=True)):
             if (storage.data_ptr(), storage.nbytes()) != seen:
@@ -53,19 +53,19 @@ class Sources:
     def _error(what: str, happened: str, path: str) -> Error:
         return Error(
             None,
-            f"{what}: {happened} before it was copied, and nothing was saved; call wait_staged() before "
-            "tensors change",
+            f"{what}: {happened} before it was copied, so nothing was saved; call wait_staged() before "
+            "changing tensors",
             path,
         )
 
 
 class _Watched:
-    """The values of tensors at one moment, as far as a look that costs next to nothing can know them.
+    """Version counters and samples of tensors, which detect most changes at almost no cost.
 
-    torch counts operations in place, but not those of fused optimizers, of `.data`, and of numpy arrays that
-    share the memory. A few bytes here and there of each tensor find these, if they change most of it.
-    The count is that of the whole memory of a view, where others may write beside it: it is used where all
-    of that is saved. Nothing here makes a save fail that would succeed otherwise.
+    torch counts in-place operations, but not those of fused optimizers, of `.data`, and of numpy arrays that
+    share the memory. Samples of a few bytes of each tensor detect these, if they change most of it. The count
+    is that of the whole storage of a view, where other code may write beside it: it is used only if the whole
+    storage is saved. Nothing here makes a save fail that would succeed otherwise.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -75,7 +75,7 @@ class _Watched:
         self._samples = crc32c_of_samples(self._addresses, self._sizes)
 
     def first_change(self) -> int | None:
-        """Return the index of the first tensor that has changed since. Its memory must still be there."""
+        """Return the index of the first changed tensor, or None. Its memory must still exist."""
         versions = _versions_of(self._tensors)
         if versions != self._versions:
             saved = _saved_bytes_by_memory(self._tensors)
@@ -89,12 +89,12 @@ class _Watched:
         return next(start // 4 for start in starts if now[start : start + 4] != then[start : start + 4])
 
 
-# What torch raises for tensors that have no count, or no memory to look at.
+# Raised by torch for tensors without a version counter, or without accessible memory.
 _UNUSUAL = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
 
 def _versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return how often each was changed in place; 0 where torch does not count."""
+    """Return how often each was changed in place; 0 if torch does not count."""
     try:
         return [tensor._version for tensor in tensors]
     except _UNUSUAL:  # made in torch.inference_mode()
@@ -109,7 +109,7 @@ def _version_of(tensor: torch.Tensor) -> int:
 
 
 def _ranges_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-    """Return address and size of each tensor in main memory; 0 for others, and for what lies scattered."""
+    """Return address and size of each contiguous tensor in main memory; 0 for others."""
     try:
         sizes = [
             tensor.nbytes
@@ -154,13 +154,13 @@ class SourceLayout(FileLayout):
     """A FileLayout of the memory of `sources`."""
 
     def __init__(self, path: Path, nbytes: int, sources: Sources) -> None:
-        """As FileLayout does."""
+        """Accept the arguments of FileLayout, and `sources`."""
         super().__init__(path, nbytes)
         self.sources = sources
 
 
 class CheckedFileSet(FileSet):
-    """A FileSet that fails if what it reads is resized, freed or changed before it is staged.
+    """A FileSet that fails if its sources are resized, freed or changed before they are staged.
 
     While it is being staged, memory that is freed may still end the process (SIGSEGV).
     """
@@ -178,7 +178,7 @@ class CheckedFileSet(FileSet):
         stage_all: bool = False,
         staging_bytes: "int | str | None" = None,
     ) -> None:
-        """Create the files; `what`, and `path`, are for messages."""
+        """Create the files; `what` and `path` are for messages."""
         super().__init__(
             layouts,
             engine=engine,
@@ -192,8 +192,8 @@ class CheckedFileSet(FileSet):
         self._path = path
 
     def stage(self) -> None:
-        """As FileSet does."""
-        sources, self._sources = self._sources, None  # not kept when it is staged
+        """Do as FileSet, and see the class."""
+        sources, self._sources = self._sources, None  # not kept alive once staged
         assert sources is not None
         try:
             problem = sources.problem(self._what, self._path)
@@ -201,12 +201,12 @@ class CheckedFileSet(FileSet):
                 super().stage()
                 problem = sources.problem(self._what, self._path)
         finally:
-            del sources  # an error keeps this frame
+            del sources  # an error keeps this frame alive
         if problem is not None:
             super().discard()
             raise problem
 
     def discard(self) -> None:
-        """As FileSet does."""
+        """Do as FileSet, and see the class."""
         self._sources = None
         super().discard()

@@ -1,4 +1,4 @@
-"""Which tensors can be stored as plain bytes, under which names of dtypes, and in which form."""
+"""Which tensors can be stored as plain bytes, the names of their dtypes, and the stored form."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 from trunkline._tensor_io.memory import is_in_reach
 
-# The names of https://huggingface.co/docs/safetensors for what both it and torch know.
+# The names of https://huggingface.co/docs/safetensors for dtypes that both it and torch have.
 _SAFETENSORS_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -37,18 +37,18 @@ _NAMES: dict[torch.dtype, str] = {
     dtype: _SAFETENSORS_NAMES.get(dtype, str(dtype)) for dtype in sorted(_ALL_DTYPES, key=str)
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# Stored as they are, whatever the shape.
+# Stored unchanged, for any shape.
 _STORED_ALIKE = _SAFETENSORS_NAMES.keys() - {torch.float4_e2m1fn_x2}
 _COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the dtype's name in safetensors files ("BF16"), or "torch.complex128" where it has none."""
+    """Return the dtype's name in safetensors files ("BF16"), or else that of torch ("torch.complex128")."""
     return _NAMES[dtype]
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype of that name: the inverse of dtype_name. Raises ValueError for any other text."""
+    """Return the dtype with this name: the inverse of dtype_name. Raises ValueError for any other text."""
     try:
         return _DTYPES[name]
     except KeyError:
@@ -61,13 +61,13 @@ def in_safetensors(dtype: torch.dtype) -> bool:
 
 
 _FREED = (
-    "has lost its memory: its storage was resized to less, as FSDP does with parameters between their uses. "
-    "For FSDP, use the state dict that get_model_state_dict() of torch.distributed.checkpoint.state_dict "
-    "returns; else resize the storage and fill it first"
+    "has lost its memory: its storage was resized to less, as FSDP does with parameters between uses. For "
+    "FSDP, use the state dict that get_model_state_dict() of torch.distributed.checkpoint.state_dict "
+    "returns; otherwise resize the storage and fill it first"
 )
 
 
-# Of torch, which has neither arithmetic nor storages of them.
+# Dtypes of torch without arithmetic and storages.
 _BELOW_A_BYTE = {
     getattr(torch, name, None)
     for name in (f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
@@ -75,31 +75,31 @@ _BELOW_A_BYTE = {
 
 
 def objection_in_pt(dtype: torch.dtype) -> str | None:
-    """Why .pt files cannot hold the dtype; None if they can."""
+    """Return why .pt files cannot hold the dtype; None if they can."""
     if dtype not in _BELOW_A_BYTE:
         return None
     return (
-        f"has the dtype {dtype}, which torch.save does not support either; save its bytes, "
+        f"has the dtype {dtype}, which torch.save does not support; save its bytes, "
         "tensor.view(torch.uint8), or use a Checkpointer"
     )
 
 
 def objection_in_any_file(tensor: torch.Tensor) -> str | None:
-    """Why no file can hold the tensor; None if one of some format can."""
+    """Return why no file format can hold the tensor; None if one can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return (
-            "is a tensor of torch.func (inside of vmap, grad or the like), which has no memory of its own; "
-            "save outside of the function that is transformed"
+            "is a tensor of torch.func (inside of vmap, grad or similar), which has no separate memory; save "
+            "it outside of the transformed function"
         )
     if type(tensor).__name__ == "FakeTensor":
         return "is a FakeTensor, which has no elements; save outside of FakeTensorMode"
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
-        return "is a tensor of MKL-DNN, in a layout of its own; convert it with .to_dense()"
+        return "is an MKL-DNN tensor, which has an opaque layout; convert it with .to_dense()"
     return None
 
 
 def objection(tensor: torch.Tensor) -> str | None:
-    """Why the tensor is not a dense one of plain elements, of the CPU or a CUDA GPU; None if it is."""
+    """Return why the tensor is not a dense one of plain elements on the CPU or a CUDA GPU; None if it is."""
     why = objection_in_any_file(tensor)
     if why is not None:
         return why
@@ -113,9 +113,9 @@ def objection(tensor: torch.Tensor) -> str | None:
     if tensor.layout is not torch.strided:
         return f"is a sparse tensor ({tensor.layout})"
     if tensor.is_meta:
-        return "is on the device meta, where tensors have no memory"
+        return "is on the meta device, where tensors have no memory"
     if not is_in_reach(tensor.device):
-        return f"is on the device {tensor.device}, neither the CPU nor a CUDA GPU; move it with .cpu()"
+        return f"is on the device {tensor.device}, but must be on the CPU or a CUDA GPU; move it with .cpu()"
     if tensor.dtype in _QUANTISED:
         return f"is quantised ({tensor.dtype}); store its int_repr() and parameters"
     if _is_freed(tensor):
@@ -124,21 +124,21 @@ def objection(tensor: torch.Tensor) -> str | None:
 
 
 def objection_if_freed(tensor: torch.Tensor) -> str | None:
-    """Why a tensor of any kind that torch.save accepts has lost its memory; None if it has not."""
+    """Return why a tensor that torch.save accepts has lost its memory; None if it has not."""
     if tensor.layout is not torch.strided or tensor.is_nested or not is_in_reach(tensor.device):
-        return None  # without a storage of its own, or without one that is saved
+        return None  # it has no separate storage, or none that is saved
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return None  # its elements are those of other tensors
     if type(tensor) in _PLAIN_TYPES:
         return _FREED if _is_freed(tensor) else None
-    with torch._C.DisableTorchFunctionSubclass():  # which may reject such questions
+    with torch._C.DisableTorchFunctionSubclass():  # the subclass may reject these calls
         return _FREED if _is_freed(tensor) else None
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one that objection() accepts, in main memory and plain already but for autograd.
+    """Whether objection() accepts the tensor, and it is in main memory and plain() except for autograd.
 
-    Quick, and says no in doubt: most of many small tensors are ordinary, and need no closer look.
+    Fast, and False if in doubt: most tensors are ordinary, and need no further checks.
     """
     return (
         type(tensor) in _PLAIN_TYPES
@@ -159,17 +159,17 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor."""
+    """Whether the tensor is a DTensor."""
     return type(tensor).__name__ == "DTensor"
 
 
 def has_own_advice(tensor: torch.Tensor) -> bool:
-    """Whether what objection() says of the tensor needs no other advice: a .pt file would not do either."""
+    """Whether objection() already says what to do: saving to a .pt file would not help."""
     return is_distributed(tensor) or objection(tensor) == _FREED
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
-    """Whether memory of the tensor is gone: its storage ends before its last element."""
+    """Whether the tensor has lost memory: its storage ends before its last element."""
     elements = tensor.numel()
     if not elements or torch._is_zerotensor(tensor):
         return False
@@ -194,9 +194,9 @@ def _about_distributed(tensor: torch.Tensor, name: str) -> str:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without autograd whose memory holds its very values.
+    """Return the tensor without autograd, with memory that contains its actual values.
 
-    A lazy conjugate, negative or zero is computed into memory of its own; any other tensor shares its.
+    A lazy conjugate, negative or zero is computed into new memory; any other tensor is shared.
     """
     tensor = tensor.detach()
     if torch._is_zerotensor(tensor):
@@ -205,11 +205,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return plain(tensor) in C order; a copy only where it is not."""
+    """Return plain(tensor) in C order; copies only if it is not."""
     tensor = plain(tensor)
     if tensor.is_contiguous():
         return tensor
-    if tensor.dtype.itemsize == 1:  # torch does not copy elements of some of these dtypes
+    if tensor.dtype.itemsize == 1:  # torch cannot copy some of these dtypes
         return tensor.view(torch.uint8).contiguous().view(tensor.dtype)
     return tensor.contiguous()
 
@@ -217,13 +217,13 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor, as a tensor of one dimension that shares its memory."""
     flat = tensor.detach().reshape(-1)
-    if flat.stride(0) != 1:  # of one element, or none: torch would not view it as bytes
+    if flat.stride(0) != 1:  # it has at most one element: torch would not view it as bytes
         flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
 
 
 def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Return dtype and shape of what is stored for such a tensor: safetensors has not every dtype.
+    """Return the dtype and shape in which such a tensor is stored, since safetensors lacks some dtypes.
 
     Complex numbers become pairs of reals in a last dimension, other elements integers of the same size.
     """
@@ -232,19 +232,19 @@ def stored_as(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tu
         return dtype, shape
     if dtype in _COMPLEX_PARTS:
         return _COMPLEX_PARTS[dtype], (*shape, 2)
-    # Its elements come in pairs, the format counts each, and pairs cannot be counted without a dimension.
+    # Its elements are pairs, which the format counts separately: that requires a dimension.
     if in_safetensors(dtype) and not (dtype is torch.float4_e2m1fn_x2 and not shape):
         return dtype, shape
     return (torch.uint8 if dtype.itemsize == 1 else torch.int16), shape
 
 
 def to_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of plain(tensor) of the dtype and shape that stored_as says."""
+    """Return a view of plain(tensor) with the dtype and shape of stored_as()."""
     return as_stored(plain(tensor))
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return to_stored() of a tensor that is plain already."""
+    """Return to_stored() of a tensor that is already plain."""
     if tensor.dtype in _STORED_ALIKE:
         return tensor
     dtype, _ = stored_as(tensor.dtype, tensor.shape)
@@ -256,7 +256,7 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor of `dtype` that was stored: the inverse of to_stored, a view."""
+    """Return the stored tensor as a view of `dtype`: the inverse of to_stored."""
     if stored.dtype is dtype:
         return stored
     if dtype in _COMPLEX_PARTS:

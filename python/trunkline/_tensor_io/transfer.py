@@ -1,4 +1,4 @@
-"""Writing and reading FileLayouts: in a separate thread, so that Ctrl-C ends it and cleans up."""
+"""Writes and reads FileLayouts in a separate thread, so that Ctrl-C ends that and cleans up."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ class Work:
     """
 
     def __init__(self, job: Callable[[], None], cancel: Callable[[], None]) -> None:
-        """`cancel` makes the job end soon."""
+        """`cancel`: makes the job end soon."""
         self._job: Callable[[], None] | None = job
         self._cancel = cancel
-        self._claim = Claim()  # by its thread, or by the one that waits for it, which then gives it up
+        self._claim = Claim()  # taken by its thread, or by the one that waits for it, which then abandons it
         self._done = Flag()
         self._error: BaseException | None = None
 
@@ -30,13 +30,13 @@ class Work:
             job()
         except BaseException as error:
             self._error = error
-        del job  # its memory is free when the flag is set
+        del job  # so that its memory is freed before the flag is set
 
     def result(self) -> None:
-        """Do the job, and raise what it raises.
+        """Run the job, and raise its error.
 
-        What a signal handler raises ends it first: when this raises, the job is over, also when the signal
-        came while the thread was being started.
+        If a signal handler raises, the job is cancelled first: when this raises, the job has ended, also if
+        the signal came while the thread was being started.
         """
         try:
             start_thread(self._run, self._done)
@@ -55,7 +55,7 @@ def write_layouts(
 ) -> list[list[int]]:
     """Write all of `layouts` and return their checksums.
 
-    Each file appears whole, and with `durable` is there after a power failure, too.
+    Each file appears complete, and with `durable` survives a power failure.
     """
     files = FileSet(layouts, engine=engine, durable=durable, replace=replace)
     write_files(files)
@@ -63,7 +63,7 @@ def write_layouts(
 
 
 def write_files(files: FileSet) -> None:
-    """Write them, as write_layouts does."""
+    """Write the files like write_layouts()."""
 
     def job() -> None:
         files.stage()
@@ -77,7 +77,7 @@ def write_files(files: FileSet) -> None:
 
 
 def read_layouts(layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True) -> None:
-    """Fill the memory of `layouts`, from the page cache those that it holds already.
+    """Fill the memory of `layouts`; files that are in the page cache are read from there.
 
     Raises Corrupt with `layout` and `checksum` for a checksum that differs.
     """

@@ -1,4 +1,4 @@
-"""The records of one `.pt` file, checked before torch sees them."""
+"""The records of one `.pt` file, which are checked before torch reads them."""
 
 import sys
 import zlib
@@ -13,9 +13,9 @@ from trunkline._formats.pt import pickle as pt_pickle
 from trunkline._formats.pt import zip as pt_zip
 from trunkline._formats.pt.zip import Record
 
-# The end of the file that is read at once: the central directory of most.
+# How much of the end of the file is read at once: it contains the central directory of most files.
 _TAIL_BYTES = 1 << 20
-# Local headers nearer to each other than this are read together, this much at a time.
+# Local headers with smaller gaps than this are read together, this much at a time.
 _HEADERS_GAP = 32 << 10
 _HEADERS_BYTES = 4 << 20
 _PIECE_BYTES = 8 << 20
@@ -24,10 +24,10 @@ Verify = Literal["auto"] | bool
 
 
 class Source:
-    """A file whose small, known parts are kept after their first reading."""
+    """A file whose small, known parts are kept in memory once they are read."""
 
     def __init__(self, file: _core.File, path: str) -> None:
-        """Read the end of `file`, which stays open as long as this is used."""
+        """Read the end of `file`, which must stay open as long as this is used."""
         self.path = path
         self.size = file.size
         self._file = file
@@ -48,10 +48,10 @@ class Source:
             return
         got = self._file.pread(buffer, offset)
         if got != len(buffer):
-            raise Corrupt(None, f"{self.path} became shorter while it was read", self.path)
+            raise Corrupt(None, f"{self.path} was truncated while it was read", self.path)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Read from what is kept, else from the file; [offset, offset + nbytes) lies inside it."""
+        """Read from the parts in memory, or else from the file, which must contain the range."""
         kept = self.kept.get(offset)
         if kept is not None and nbytes <= len(kept):
             return kept[:nbytes]
@@ -65,7 +65,7 @@ class Archive:
     """The records of a `.pt` file, checked, and what its pickle would do."""
 
     def __init__(self, source: Source, verify: Verify) -> None:
-        """Read and check all but the storages' bytes; raises Format, Corrupt for a contradicted CRC-32."""
+        """Read and check all but the storages' bytes. Raises Format; Corrupt for a wrong CRC-32."""
         self.path = source.path
         self._source = source
         self._verify = verify
@@ -79,16 +79,18 @@ class Archive:
             if not record.name.startswith(prefix):
                 raise Format(
                     None,
-                    f"{self.path}: record {record.name} is not in {prefix}, as those of torch.save all are",
+                    f"{self.path}: record {record.name} is not in {prefix}, as all of torch.save are",
                     self.path,
                 )
         self.by_name = {record.name.removeprefix(prefix): record for record in self._records}
         if "constants.pkl" in self.by_name:
             raise Format(
-                None, f"{self.path} is a TorchScript archive: load it with torch.jit.load", self.path
+                None, f"{self.path} is a TorchScript archive; load it with torch.jit.load", self.path
             )
         if "data.pkl" not in self.by_name:
-            raise Format(None, f"{self.path} is a zip archive without data.pkl: not of torch.save", self.path)
+            raise Format(
+                None, f"{self.path} is a zip archive without data.pkl, so not one of torch.save", self.path
+            )
         self.pickle = self.by_name["data.pkl"]
         for name in ("data.pkl", "byteorder", ".format_version", ".storage_alignment", "version"):
             self._keep(name)
@@ -103,7 +105,7 @@ class Archive:
 
     @cached_property
     def scan(self) -> pt_pickle.Scan | None:
-        """What the pickle would do."""
+        """A scan of the pickle."""
         return pt_pickle.scan(self.pickled())
 
     def pickled(self) -> bytes:
@@ -111,34 +113,33 @@ class Archive:
         return self._source.read(self.pickle.offset, self.pickle.nbytes)
 
     def check_storages(self) -> None:
-        """Check that each storage has a record of its size: some versions of torch trust the pickle."""
+        """Check that each storage has a record of its size: some versions of torch do not check it."""
         for storage in self.scan.storages if self.scan else ():
             self.storage_record(storage.key, storage.nbytes)
 
     def storage_record(self, key: str, nbytes: int) -> Record:
-        """Return the record of a storage of `nbytes`. Raises Format where it has none of that size."""
+        """Return the record of a storage of `nbytes`. Raises Format if there is none of that size."""
         record = self.by_name.get(f"data/{key}")
         if record is None:
-            raise Format(None, f"{self.path} has no record data/{key} for a tensor in it", self.path)
+            raise Format(None, f"{self.path} has no record data/{key}, which a tensor needs", self.path)
         if record.nbytes != nbytes:
             raise Format(
                 None,
-                f"{self.path}: record {record.name} holds {record.nbytes} bytes, the tensors on it need "
-                f"{nbytes}",
+                f"{self.path}: record {record.name} has {record.nbytes} bytes, but its tensors need {nbytes}",
                 self.path,
             )
         return record
 
     @property
     def foreign_byte_order(self) -> bool:
-        """Whether the file says that its numbers are of the other byte order than this machine's."""
+        """Whether the file declares another byte order than this machine's."""
         record = self.by_name.get("byteorder")
         return (
             record is not None and self._source.read(record.offset, record.nbytes) != sys.byteorder.encode()
         )
 
     def payload_at(self, offset: int) -> Record | None:
-        """Find the record whose payload `offset` lies in; None for headers and what lies between."""
+        """Return the record whose payload contains `offset`; None for headers and gaps."""
         index = bisect_right(self._payloads, offset) - 1
         if index < 0:
             return None
@@ -146,10 +147,10 @@ class Archive:
         return record if record.offset <= offset < record.offset + record.nbytes else None
 
     def expected(self, record: Record) -> int | None:
-        """Say which CRC-32 the payload must have; None where none is checked.
+        """Return the CRC-32 that the payload must have; None if none is checked.
 
-        A recorded 0 is what torch writes under set_crc32_options(False), and leaves for data that is filled
-        in after skip_data: no statement about the data.
+        Torch records 0 under set_crc32_options(False), and for data that is filled in after skip_data: then
+        the checksum is unknown.
         """
         if not self._verify:
             return None
@@ -165,7 +166,7 @@ class Archive:
         return None
 
     def check(self, record: Record, crc: int) -> None:
-        """Compare the CRC-32 of the record's payload with the recorded one."""
+        """Compare the CRC-32 of the record's payload with the recorded one. Raises Corrupt."""
         expected = self.expected(record)
         if expected is not None and crc != expected:
             raise self.corrupt(record)
@@ -186,7 +187,7 @@ class Archive:
         return error
 
     def check_all(self) -> None:
-        """Read every storage and compare its CRC-32."""
+        """Read every record and verify its CRC-32."""
         piece = memoryview(bytearray(_PIECE_BYTES))
         for record in self._records:
             crc = 0
@@ -207,7 +208,7 @@ def _check_start(source: Source) -> None:
     part = part_of_checkpoint(source.path)
     if part is not None:
         raise Format(None, f"{source.path} {part}", source.path)
-    what = "is not a zip archive as torch.save writes it"
+    what = "is not a zip archive that torch.save writes"
     if head.startswith(b"GGUF"):
         raise Unsupported(
             None,
@@ -219,14 +220,14 @@ def _check_start(source: Source) -> None:
         what += "; it looks like a safetensors file: give it a name that ends in .safetensors"
     else:
         what += (
-            "; a file of torch < 1.6 or of _use_new_zipfile_serialization=False is read by "
-            "torch.load(path, weights_only=True), and torch.save then converts it"
+            "; load a file of torch < 1.6 or of _use_new_zipfile_serialization=False with "
+            "torch.load(path, weights_only=True), and convert it with torch.save"
         )
     raise Format(None, f"{source.path} {what}", source.path)
 
 
 def _read_headers(source: Source, directory: pt_zip.Directory) -> list[bytes]:
-    """Read the local headers of all entries, neighbours together; only the headers are kept."""
+    """Read the local headers of all entries, adjacent ones together; keep only the headers."""
     headers: list[bytes] = []
     entries = directory.entries
     first = 0

@@ -1,8 +1,8 @@
-"""Puts the object of a plain `.pt` file together, without torch's unpickler, which takes much longer.
+"""Builds the object of a plain `.pt` file without torch's unpickler, which takes much longer.
 
-Most files hold nothing but dicts, lists, tuples, numbers, strings, tensors and parameters. For those the
-opcodes run here over the very values. Whatever else a pickle does ends this without effect, and torch decides
-about it: nothing is called here but what this module names.
+Most files contain only dicts, lists, tuples, numbers, strings, tensors and parameters. For those the opcodes
+run here over the actual values. Anything else in a pickle ends this without effect, and torch decides about
+it: only functions that this module names are called.
 """
 
 import collections
@@ -14,7 +14,7 @@ import torch
 
 from trunkline._formats.pt.pickle import Global, Machine, UnknownError, item_bytes
 
-# The dtypes of the storages that torch names by their type; untyped ones are given a dtype by what uses them.
+# The dtypes of storages that torch names by type; for untyped ones the tensors on them have the dtype.
 _DTYPES: dict[str, torch.dtype] = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -32,12 +32,12 @@ _DTYPES: dict[str, torch.dtype] = {
 _DTYPES_BY_NAME = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _LEAVES = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None), bytes, torch.Size)
 
-# Makes the storage of a key, of so many bytes.
+# Makes the storage of a key, given its size in bytes.
 MakeStorage = Callable[[str, int], torch.UntypedStorage]
 
 
 class _Typed(NamedTuple):
-    """A storage, and the dtype of the tensors on it; None where they have each their own."""
+    """A storage, and the dtype of the tensors on it; None if each has its own."""
 
     storage: torch.UntypedStorage
     dtype: torch.dtype | None
@@ -54,16 +54,17 @@ _UNFIT = (
 
 
 def build(data: bytes, make_storage: MakeStorage) -> tuple[bool, Any]:
-    """Return True and the object of a pickle, or False where that is for torch to make.
+    """Return True and the object of a pickle, or False if torch must load it.
 
-    Raises what `make_storage` raises.
+    Raises the errors of `make_storage`.
     """
     builder = _Builder(data, make_storage)
     try:
         root = builder.build_root()
         _check_leaves(root)
     except _UNFIT:
-        # Of values that do not fit an opcode; and of torch, for tensors that do not fit their storages.
+        # Raised for values that are invalid for an opcode, and by torch for tensors larger than their
+        # storage.
         return False, None
     return True, root
 
@@ -182,7 +183,7 @@ def _tensor_of_dtype(
 ) -> torch.Tensor:
     if type(typed) is not _Typed or type(dtype) is not Global or more:
         raise _NotPlainError
-    # Never by getattr: some names of torch are modules that looking them up imports.
+    # Never by getattr: looking up some names of torch imports modules.
     found = _DTYPES_BY_NAME.get(dtype.name)
     if found is None:
         raise _NotPlainError
@@ -201,10 +202,10 @@ def _tensor_on(
     _check_hooks(hooks)
     if type(requires_grad) is not bool or type(shape) is not tuple or type(stride) is not tuple:
         raise _NotPlainError
-    # A tensor would pass for an integer, by elements that have not been read yet.
+    # A tensor could be used as an integer, though its elements have not been read yet.
     if any(type(number) is not int for number in (offset, *shape, *stride)):
         raise _NotPlainError
-    # Torch enlarges a storage that is too small for the tensor, by bytes that no record has.
+    # Torch would enlarge a storage that is too small for the tensor, by bytes that are in no record.
     if offset < 0 or min(stride, default=0) < 0 or min(shape, default=0) < 0:
         raise _NotPlainError
     if 0 not in shape:

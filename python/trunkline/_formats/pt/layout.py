@@ -1,9 +1,9 @@
-"""Lays a `.pt` file out: what torch.save would write, with a hole for each storage's bytes.
+"""Lays out a `.pt` file: what torch.save would write, with a gap for each storage's bytes.
 
 1. The object is pickled as torch.save pickles it; each storage becomes a key, in order of first use.
-2. ArchiveLayout says where the records of the zip archive go: small storages at multiples of 64 bytes, as in
-   files of torch.save, large ones at multiples of 4096, so that they move without a copy.
-3. The layout refers to the memory of the storages, and to the places of their CRC-32s.
+2. ArchiveLayout places the records of the zip archive: small storages at multiples of 64 bytes, as torch.save
+   does, large ones at multiples of 4096, so that they are written without a copy.
+3. The layout refers to the memory of the storages, and to the fields of their CRC-32s.
 """
 
 import io
@@ -24,12 +24,12 @@ from trunkline._tensor_io.tensors import objection_if_freed, objection_in_any_fi
 # bytes, so that a few more letters in the name of each can add 64 bytes to each small one.
 _PREFIX = "t"
 _PROTOCOL = 2
-# Of the format, as torch writes it: kProducedFileFormatVersion of caffe2/serialize/versions.h.
+# The format version that torch writes: kProducedFileFormatVersion of caffe2/serialize/versions.h.
 _VERSION = b"3\n"
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles as torch.save does, and collects tensors and storages: these by their keys, 0, 1 and so on."""
+    """Pickles as torch.save does, and collects tensors and storages; the keys of these are 0, 1 and so on."""
 
     def __init__(self, file: io.BytesIO, root: object, path: str) -> None:
         super().__init__(file, protocol=_PROTOCOL)
@@ -41,7 +41,7 @@ class _Pickler(pickle.Pickler):
         self._dtypes: dict[int, torch.dtype] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return what pickle asks an object that is none of its own types for."""
+        """Return how to pickle an object of a type that pickle does not know."""
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
         why = objection_in_any_file(obj) or objection_in_pt(obj.dtype) or objection_if_freed(obj)
@@ -49,13 +49,13 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(obj)
             try:
                 return obj.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
-            except (RuntimeError, NotImplementedError) as error:  # of torch, for what has no storage
-                why = f"cannot be saved, nor could torch.save: {str(error).partition(chr(10))[0]}"
+            except (RuntimeError, NotImplementedError) as error:  # of torch, for tensors without a storage
+                why = f"cannot be saved, not even by torch.save: {str(error).partition(chr(10))[0]}"
         where = path_in_object(self._root, obj) or f"a {type(obj).__name__}"
         raise Unsupported(None, f"saving {self._path}: {where} {why}", self._path)
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return what stands for a storage; None for any other object, which is then pickled."""
+        """Return the persistent id of a storage; None for any other object, which is then pickled."""
         if isinstance(obj, torch.storage.TypedStorage):
             name = obj._pickle_storage_type()  # type: ignore[no-untyped-call]
             return self._identity(
@@ -73,8 +73,8 @@ class _Pickler(pickle.Pickler):
         if not is_in_reach(device):
             raise Unsupported(
                 None,
-                f"saving {self._path}: a tensor is on device {device}, and only those in the memory of the "
-                "CPU and of CUDA GPUs can be laid out; move it first, for example with tensor.cpu()",
+                f"saving {self._path}: a tensor is on the device {device}, but only tensors on the CPU and "
+                "CUDA GPUs can be saved; move it first, for example with tensor.cpu()",
                 self._path,
             )
         address = storage.data_ptr()
@@ -91,7 +91,7 @@ class _Pickler(pickle.Pickler):
 
 
 def path_in_object(root: object, wanted: object) -> str | None:
-    """Return where in `root` an object is, as Python code from `obj` on; None where no container has it."""
+    """Return the path of an object in `root`, as Python code that begins with `obj`; None if not found."""
     seen: set[int] = set()
     pending: list[tuple[str, Any]] = [("obj", root)]
     while pending:
@@ -119,10 +119,10 @@ def _pickled(obj: object, path: str) -> tuple[bytes, _Pickler]:
 def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
     """Lay out the records of torch.save for a pickle and its storages.
 
-    But for ".format_version" and ".storage_alignment", from which torch would compute where the storages are,
-    as though all were aligned alike.
+    Omits ".format_version" and ".storage_alignment", from which torch would compute the offsets of storages,
+    assuming that all are aligned alike.
     """
-    # Torch writes a digest of names and contents. It tells two files apart; nothing else looks at it.
+    # Torch writes a digest of names and contents, which only serves to distinguish files.
     digest = f"{zlib.crc32(pickled):020d}{zlib.crc32(repr(sizes).encode()):020d}"
     return _core.ArchiveLayout(
         _PREFIX,
@@ -135,11 +135,11 @@ def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
 def lay_out(obj: object, path: str) -> SourceLayout:
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
-    Nothing of the size of the storages is allocated. The layout refers to the memory of obj's storages: they
-    must not change until it is written. Each storage of 1 MiB or more lies at a multiple of 4096 bytes, each
-    other at one of 64; each has its CRC-32 patched in once it is known, so that stock torch.load and zip
-    tools accept the file. Raises what torch.save raises for what cannot be pickled, Unsupported for a storage
-    on another device than the CPU and CUDA GPUs. Thread-safe.
+    Allocates no copies of the storages. The layout refers to the memory of obj's storages, which must not
+    change until it is written. Each storage of 1 MiB or more is at a multiple of 4096 bytes, each other at
+    one of 64; its CRC-32 is filled in once it is known, so that stock torch.load and zip tools accept the
+    file. Raises the errors of torch.save for objects that cannot be pickled, Unsupported for a storage on a
+    device other than the CPU and CUDA GPUs. Thread-safe.
     """
     pickled, pickler = _pickled(obj, path)
     storages = pickler.storages

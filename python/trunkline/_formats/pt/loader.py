@@ -1,16 +1,14 @@
-"""Loads `.pt` files of torch >= 1.6: the objects are rebuilt without their bytes, the engine reads these.
+"""Loads `.pt` files of torch >= 1.6: rebuilds the objects without their bytes, which the engine then reads.
 
-1. Directory, local headers and data.pkl are read and checked: what is about to be done is known before.
-2. A plain object is put together by build.py, on storages that nobody has filled yet. Any other is left
-   to torch.load(weights_only=True), which reads the file through a Reader. When it asks for a storage's
-   payload, the Reader leaves torch's memory untouched (so that it costs nothing) and notes the record; torch
-   then passes that storage to map_location, which gives it memory of its own in exchange, and knows what
-   belongs there.
-3. One layout of all those extents is read at the speed of the device, with the CRC-32s that the file records.
+1. Directory, local headers and data.pkl are read and checked, so all further steps are known to be safe.
+2. build.py builds a plain object on unfilled storages. Any other object is left to torch.load with
+   weights_only=True, which reads the file through a _Reader. When torch reads the payload of a storage, the
+   _Reader leaves torch's memory untouched (which costs nothing) and remembers the record; torch then passes
+   that storage to map_location, which returns new memory instead, and knows the record for it.
+3. One layout of all these extents is read at the speed of the device, with the CRC-32s that the file records.
 
-Step 2 leaves tensors unfilled while the pickle runs. Where the pickle does more than put tensors together
-from storages (sparse and quantised tensors, classes of torch.serialization.add_safe_globals), the Reader
-truly reads.
+Step 2 leaves tensors unfilled while the pickle runs. If the pickle does more than build tensors, the _Reader
+reads the payloads immediately instead.
 """
 
 import errno
@@ -36,9 +34,9 @@ ReadLayouts = Callable[..., None]
 
 
 class _Reader(io.RawIOBase):
-    """The file as torch.load reads it; `deferred` storages are not read but noted.
+    """The file as torch.load reads it; with `deferred`, storages are recorded instead of read.
 
-    An error here is kept in `error`, because torch's reader does not pass every exception on.
+    An error is kept in `error`, because torch's reader does not propagate every exception.
     """
 
     def __init__(self, source: Source, archive: Archive, *, deferred: bool) -> None:
@@ -91,7 +89,7 @@ class _Reader(io.RawIOBase):
         if record is self._archive.pickle:
             self._unpickling = True
         if not self._unpickling or record is None or not record.is_storage:
-            # Until it has the pickle, torch looks for the end record, by blocks that reach into payloads.
+            # Before it reads the pickle, torch searches for the end record, in blocks that overlap payloads.
             view[:] = self._source.read(self._position, len(view))
             return
         if self._position == record.offset:
@@ -108,13 +106,13 @@ class _Reader(io.RawIOBase):
             self._archive.check(record, self._crc)
 
     def take(self) -> Record | None:
-        """The record that torch just asked for, whole; None if it asked for none since the last call."""
+        """Return the record that torch has just read completely, once; None if there is none."""
         record, self.record = self.record, None
         return record if record is not None and self._done == record.nbytes else None
 
 
 class _StorageAllocator:
-    """torch.load's map_location: gives each storage its memory, and knows which record fills it."""
+    """A map_location for torch.load that allocates the storages, and knows which record fills each."""
 
     def __init__(self, reader: _Reader, archive: Archive, device: torch.device, *, deferred: bool) -> None:
         self._reader = reader
@@ -124,7 +122,7 @@ class _StorageAllocator:
         self.targets: dict[Record, torch.Tensor] = {}
 
     def __call__(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """Return the storage that tensors are put on, of the same size, whatever the location."""
+        """Return the storage for tensors, of the same size, for any location."""
         record = self._reader.take()
         nbytes = storage.nbytes()
         if nbytes != (record.nbytes if record else 0) or (self._deferred and record in self.targets):
@@ -160,15 +158,15 @@ def load(
 ) -> Any:
     """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
 
-    The pickle runs nothing but what torch.load(weights_only=True) allows; classes that
-    torch.serialization.add_safe_globals names are among that. `verify`: "auto" compares each CRC-32 that the
-    file records, True demands that there is one for all, False compares none. With `mmap` the tensors are a
-    private mapping of the file, as of torch.load(mmap=True); only verify=True then reads and checks them.
-    `read_layouts` reads in place of transfer.read_layouts, with its arguments.
+    The pickle can only run what torch.load(weights_only=True) allows, including classes that were passed to
+    torch.serialization.add_safe_globals. `verify`: "auto" verifies each CRC-32 that the file records, True
+    requires one for every record, False verifies none. With `mmap` the tensors are a private mapping of the
+    file, as with torch.load(mmap=True); only verify=True then reads and verifies them. `read_layouts`
+    replaces transfer.read_layouts, with the same arguments.
 
-    Raises Format for what is not such a file (older files and TorchScript archives among it), Corrupt for
-    bytes that contradict their CRC-32 (naming file and tensor), Unsupported for objects that weights_only
-    does not allow. Thread-safe.
+    Raises Format for any other file (including older files and TorchScript archives), Corrupt, naming file
+    and tensor, for bytes that contradict their CRC-32, Unsupported for objects that weights_only does not
+    allow. Thread-safe.
     """
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
@@ -179,7 +177,7 @@ def load(
             archive = Archive(source, verify)
         if mmap:
             if device.type != "cpu":
-                raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
+                raise ValueError(f"mmap: mapped files are in main memory, not on {device}; load without mmap")
             if verify is True:
                 archive.check_all()
             archive.check_storages()
@@ -189,13 +187,18 @@ def load(
             with _core.GcPause():
                 built, result = build(archive.pickled(), memory.make)
             if built:
-                # While the file is open: its name may lead to another one by now.
+                # While the file is open: another one may have its name by now.
                 _fill(archive, file, memory, source.size, engine, read_layouts)
                 return result
         archive.check_storages()
         deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
         if archive.scan is None and archive.foreign_byte_order:
-            raise Unsupported(None, f"{path} has another byte order and an unusual pickle", path)
+            raise Unsupported(
+                None,
+                f"{path} has the other byte order and an unusual pickle; load and save it on a machine with "
+                "that byte order",
+                path,
+            )
         reader = _Reader(source, archive, deferred=deferred)
         allocator = _StorageAllocator(reader, archive, device, deferred=deferred)
         result = _guarded(
@@ -211,13 +214,13 @@ def load(
 
 def _mapped(archive: Archive) -> Any:
     path = archive.path
-    # Typed for TypedStorage, and called with UntypedStorage.
+    # Typed for TypedStorage, but called with UntypedStorage.
     stay: Any = _stay
     result = _guarded(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location=stay))
     if archive.scan is None:
-        # The sizes of its storages are not checked, and those of a mapping may reach over their records.
+        # The sizes of its storages are unchecked, and in a mapping storages could extend past their records.
         raise Unsupported(
-            None, f"{path} does not hold a pickle that torch.save writes; load it without mmap", path
+            None, f"{path} does not contain a pickle that torch.save writes; load it without mmap", path
         )
     return result
 
@@ -227,7 +230,7 @@ def _stay(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
 
 
 class _Memory:
-    """The storages that records are read into: large ones as tensors of their bytes, small ones in lists."""
+    """The storages to read records into: large ones as tensors of bytes, and small ones."""
 
     def __init__(self, archive: Archive, device: torch.device) -> None:
         self._archive = archive
@@ -236,7 +239,7 @@ class _Memory:
         self.small: dict[Record, torch.UntypedStorage] = {}
 
     def make(self, key: str, nbytes: int) -> torch.UntypedStorage:
-        """Return an unfilled storage for a key. Raises Format where it has no record of that size."""
+        """Return an unfilled storage for a key. Raises Format if there is no record of that size."""
         record = self._archive.storage_record(key, nbytes)
         if is_fresh(nbytes) or self._device.type != "cpu":
             self.large[record] = target = empty_bytes(nbytes, self._device)
@@ -253,7 +256,7 @@ def _fill(
     engine: "_core.Engine | None",
     read_layouts: ReadLayouts,
 ) -> None:
-    """Read the records' bytes from the file, and check them."""
+    """Read the records' bytes from the file, and verify them."""
     if not memory.large and not memory.small:
         return
     layout = _core.FileLayout(archive.path, size)
@@ -267,23 +270,23 @@ def _fill(
         [storage.data_ptr() for storage in small],
         small,
     )
-    summed: list[Record] = []
+    verified: list[Record] = []
     for record in sorted([*memory.large, *memory.small], key=lambda record: record.offset):
         expected = archive.expected(record)
         if expected is not None:
             layout.add_checksum("crc32", record.offset, record.offset + record.nbytes, expected)
-            summed.append(record)
+            verified.append(record)
     try:
-        read_layouts([layout], engine=engine, verify=bool(summed))
+        read_layouts([layout], engine=engine, verify=bool(verified))
     except Corrupt as error:
         index: Any = getattr(error, "checksum", None)
         if index is None:
             raise
-        raise archive.corrupt(summed[index]) from error
+        raise archive.corrupt(verified[index]) from error
 
 
 def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) -> Any:
-    """Run torch.load, and raise what it raises as an error of this package."""
+    """Run torch.load, and raise its errors as those of this package."""
     try:
         result = load()
         if reader is not None and reader.error is not None:
@@ -301,14 +304,14 @@ def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) 
         if isinstance(error, MemoryError):
             raise Error(errno.ENOMEM, f"loading {path}: out of memory", path) from error
         raise Format(
-            None, f"{path}: its pickle cannot be run: {type(error).__name__}: {error}", path
+            None, f"{path}: torch cannot load its pickle: {type(error).__name__}: {error}", path
         ) from error
 
 
-# What else helps where a class is not allowed.
+# Further advice for a class that is not allowed.
 TRUST = (
     " Or save model.state_dict() instead of a whole model; torch.load(path, weights_only=False) loads a file "
-    "that you trust, and runs code that is in it"
+    "that you trust, and runs the code in it"
 )
 _ADVICE: Sequence[str] = (
     # Torch's suggestions to load with weights_only=False, and to report an issue.
@@ -322,7 +325,7 @@ _ADVICE: Sequence[str] = (
 
 
 def _explanation(error: pickle.UnpicklingError) -> str:
-    """What torch says about the object that it refused, without the advice to trust the file."""
+    """Return torch's message about the object that it rejected, without the advice to trust the file."""
     text = str(error)
     for pattern in _ADVICE:
         text = re.sub(pattern, "", text, flags=re.DOTALL)

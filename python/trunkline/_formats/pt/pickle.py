@@ -1,9 +1,8 @@
-"""What the pickle of a `.pt` file would do, found without running any of it.
+"""Determines what the pickle of a `.pt` file would do, without running any of it.
 
-An abstract machine runs the opcodes over values that stand for tensors and storages. It reports which
-storages the pickle refers to, under which names, and whether it is *plain*: it does nothing but put tensors
-together from storages, so nothing looks at a tensor's elements while it runs, and they can be read
-afterwards.
+An abstract machine runs the opcodes over values that represent tensors and storages. It reports which
+storages the pickle refers to, under which names, and whether it is *plain*: a plain pickle only builds
+tensors from storages, so nothing reads a tensor's elements while it runs, and they can be read afterwards.
 """
 
 import struct
@@ -38,7 +37,7 @@ _FROM_STORAGE = {
 _FROM_TENSOR = {f"torch._utils.{name}" for name in ("_rebuild_parameter", "_rebuild_parameter_with_state")}
 _WITH_ATTRIBUTES = "torch._tensor._rebuild_from_type_v2"
 _TENSOR_TYPES = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"}
-# They take numbers and strings alone.
+# Functions that only accept numbers and strings.
 _OF_CONSTANTS = {
     "_codecs.encode",
     "builtins.bytearray",
@@ -50,10 +49,10 @@ _OF_CONSTANTS = {
     "torch.serialization._get_layout",
 }
 
-# Bounds on the time that a hostile pickle can take: of a name to say, and of arguments to look at (a shape
-# has at most 64 numbers).
-_LONGEST_NAME = 1000
-_MOST_CONSTANTS = 64
+# Limits for the time that a hostile pickle can take: of names, and of arguments to check (a shape has at most
+# 64 numbers).
+_MAX_NAME = 1000
+_MAX_CONSTANTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,14 @@ class Opaque:
 
 
 class Scan(NamedTuple):
-    """What the pickle does: storages in order of first use, `plain` as the module says, the value."""
+    """The result of a scan: storages in order of first use, `plain` (see the module), and the value."""
 
     storages: list[StorageRef]
     plain: bool
     root: Any
 
     def names(self) -> dict[str, str]:
-        """Name each storage's key by the first path to a tensor on it, as `model.layers.0.weight`."""
+        """Return, by the storage's key, the first path to a tensor on it, such as `model.0.weight`."""
         found: dict[str, str] = {}
         seen: set[int] = set()
         pending: list[tuple[str, Any]] = [("", self.root)]
@@ -108,9 +107,7 @@ class Scan(NamedTuple):
                 key = value.storage.key if isinstance(value, TensorRef) else value.key
                 found.setdefault(key, name)
             elif (
-                isinstance(value, (Mapping, list, tuple))
-                and id(value) not in seen
-                and len(name) < _LONGEST_NAME
+                isinstance(value, (Mapping, list, tuple)) and id(value) not in seen and len(name) < _MAX_NAME
             ):
                 seen.add(id(value))
                 children = value.items if isinstance(value, Mapping) else list(enumerate(value))
@@ -123,16 +120,16 @@ class Scan(NamedTuple):
 
 
 def item_bytes(kind: str) -> int:
-    """Return how many bytes an element has in a storage that torch pickles as of type `kind`; or KeyError."""
+    """Return the bytes of an element in a storage that torch pickles as type `kind`; raises KeyError."""
     return _ITEM_BYTES[kind]
 
 
 class UnknownError(Exception):
-    """The pickle does what torch.save never writes; torch decides about it."""
+    """The pickle contains opcodes that torch.save never writes; torch decides about it."""
 
 
 def scan(data: bytes) -> Scan | None:
-    """Scan a pickle; None where it uses what the machine does not know, or breaks off. Runs nothing of it."""
+    """Scan a pickle, without running it; None if it uses unknown opcodes, or is truncated."""
     try:
         return Machine(data).run()
     except (UnknownError, IndexError, KeyError, struct.error, UnicodeDecodeError):
@@ -140,7 +137,7 @@ def scan(data: bytes) -> Scan | None:
 
 
 class Machine:
-    """The opcodes that torch's weights_only unpickler knows; pickle.py explains them."""
+    """Runs the opcodes that torch's weights_only unpickler supports; pickletools documents them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -293,11 +290,11 @@ class Machine:
 
 
 def _is_constant(value: Any, depth: int = 3) -> bool:
-    """Whether it holds no tensor, as far as that is quickly told."""
+    """Whether the value contains no tensor; False if that takes long to determine."""
     if isinstance(value, (list, tuple)):
         return (
             depth > 0
-            and len(value) <= _MOST_CONSTANTS
+            and len(value) <= _MAX_CONSTANTS
             and all(_is_constant(item, depth - 1) for item in value)
         )
     if isinstance(value, Mapping):

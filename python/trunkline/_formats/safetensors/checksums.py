@@ -9,7 +9,7 @@ from trunkline._errors import Corrupt
 
 KEY = "trunkline.crc32c"
 CHUNK_BYTES = 1 << 20
-# The reference pads headers to a multiple of 8: what it writes ends in fewer spaces.
+# The reference implementation pads headers to a multiple of 8, so its headers end in fewer spaces.
 MIN_PADDING = 8
 
 _MARKER = f'"{KEY}":"'.encode()
@@ -21,7 +21,7 @@ _HEX = re.compile(r"[0-9a-f]*")
 
 @dataclass(frozen=True)
 class Sums:
-    """What the data of a file must sum to: a CRC-32C for each `chunk_bytes` of them."""
+    """The expected checksums of a file's data: a CRC-32C for each `chunk_bytes`."""
 
     chunk_bytes: int
     values: list[int]
@@ -33,12 +33,12 @@ def chunk_count(data_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 def placeholder(data_bytes: int) -> str:
-    """Return a text as long as the entry of a file with so many bytes of data."""
+    """Return a text of the same length as the entry of a file with `data_bytes`."""
     return "0" * (_FIXED_CHARACTERS + _DIGITS * (1 + chunk_count(data_bytes)))
 
 
 def fill_in(head: bytearray) -> int:
-    """Put the entry's text in the place of its placeholder, the data's checksums still zeros.
+    """Replace the placeholder by the entry's text, in which the data's checksums are still zeros.
 
     `head` is the file up to its data, padded. Returns the offset of the first of the data's checksums.
     """
@@ -52,15 +52,15 @@ def fill_in(head: bytearray) -> int:
 
 
 def find(metadata: Mapping[str, str], head: bytes, data_bytes: int, path: str) -> Sums | None:
-    """Return the checksums that were written with this very file; None if there are none.
+    """Return the checksums that were written with this file; None if there are none.
 
-    A file that another program made from one of ours, and kept the metadata, has none. Raises Corrupt where
-    the header or the entry itself was changed in place.
+    A file that another program made from one of ours, keeping the metadata, has none. Raises Corrupt if the
+    header or the entry itself was changed in place.
     """
     text = metadata.get(KEY)
     if text is None:
         if any(_belongs(value, head) for value in metadata.values()):
-            raise _damaged(path, "the name of its checksums is not what it was")
+            raise _damaged(path, "the name of its checksums was changed")
         return None
     fixed = _parse(text)
     if fixed is None or not _HEX.fullmatch(text, _FIXED_CHARACTERS) or int(fixed["chunk"]) == 0:
@@ -75,7 +75,7 @@ def find(metadata: Mapping[str, str], head: bytes, data_bytes: int, path: str) -
         _MARKER + text.encode(), _MARKER + text[:_FIXED_CHARACTERS].encode() + b"0" * len(digits)
     )
     if crc32c(blank) != int(digits[:_DIGITS], 16):
-        raise _damaged(path, "its header is not the one that was written")
+        raise _damaged(path, "its header does not match its checksum")
     values = [int(digits[at : at + _DIGITS], 16) for at in range(_DIGITS, len(digits), _DIGITS)]
     return Sums(chunk_bytes, values)
 
@@ -88,7 +88,7 @@ def _parse(text: str) -> re.Match[str] | None:
 
 
 def _belongs(text: str, head: bytes) -> bool:
-    """Whether the entry was made for a header of that size; one that others made is padded to less."""
+    """Whether the entry was made for a header of that size; headers of other programs have less padding."""
     fixed = _parse(text)
     return fixed is not None and int(fixed["head"]) == len(head) and head.endswith(b" " * MIN_PADDING)
 
@@ -96,6 +96,6 @@ def _belongs(text: str, head: bytes) -> bool:
 def _damaged(path: str, why: str) -> Corrupt:
     return Corrupt(
         None,
-        f"{path} is corrupt: {why}; restore it from elsewhere, or load what is left with verify=False",
+        f"{path} is corrupt: {why}; restore it from a copy, or load the remaining data with verify=False",
         path,
     )

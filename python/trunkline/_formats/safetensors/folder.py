@@ -1,4 +1,4 @@
-"""Models as folders of safetensors files, with an index that says which tensor is in which."""
+"""Loads models from folders of safetensors files, with an index of which tensor is in which file."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, is_shar
 from trunkline._formats.dcp_names import is_dcp_name, is_torch_name
 from trunkline._formats.other_formats import step_reader
 from trunkline._formats.safetensors.loader import (
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     Header,
     ReadLayouts,
     Replaced,
@@ -32,7 +32,7 @@ from trunkline._tensor_io.memory import CPU
 from trunkline._types import Path
 
 _INDEX_SUFFIX = ".safetensors.index.json"
-_MAX_INDEX_BYTES = 100_000_000  # as the header of one file
+_MAX_INDEX_BYTES = 100_000_000  # like the header of one file
 
 
 def load_folder(
@@ -46,13 +46,13 @@ def load_folder(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of all files of a folder, read at once.
 
-    `path` is an index (*.safetensors.index.json), or a folder with one, or with one .safetensors file; of
-    several it is "model" that counts, the file before the index. The index names files below its folder only;
-    that they are links (as in the cache of the Hugging Face hub) does not matter. What is in them and not in
-    the index is loaded too.
+    `path` is an index (*.safetensors.index.json), or a folder with one index, or with one .safetensors file;
+    if there are several, the one named "model" is loaded, and the file rather than the index. The index may
+    only name files below its folder; these may be links (as in the cache of the Hugging Face Hub). Tensors
+    that are in the files but not in the index are loaded too.
 
-    The other arguments and errors are those of load(). Besides, Format is raised for an index that is none
-    and a tensor that is in two files or not where the index says, FileNotFoundError where there is nothing.
+    The other arguments and errors are those of load(). Also raises Format for an invalid index and for a
+    tensor that is in two files or not where the index says, FileNotFoundError if there is nothing to load.
     """
     merged: dict[str, torch.Tensor] = {}
 
@@ -67,7 +67,7 @@ def load_folder(
 
 
 def folder_headers(path: Path, *, engine: Engine | None = None) -> list[Header]:
-    """Return the headers of the files that load_folder() loads; errors as its."""
+    """Return the headers of the files that load_folder() would load; raises the same errors."""
     found: list[Header] = []
     _with_all_open(os.fsdecode(path), engine, lambda headers, files: found.extend(headers))
     return found
@@ -78,12 +78,13 @@ def _with_all_open(
 ) -> None:
     """Call `read` with all files of a folder open, and their headers.
 
-    Somebody may replace the folder, or files in it, in the meantime: read() gets those of one moment, at
-    which all paths led to what is open. What is written file by file has no such moment until it is complete.
+    Another process may replace the folder, or files in it, meanwhile: read() gets a consistent set, in which
+    all paths led to the open files at one moment. A folder that is written file by file is consistent only
+    once it is complete.
     """
-    for attempt in range(1, MOST_ATTEMPTS + 1):
-        # Where inode numbers pass, sizes and times have to do.
-        known = slice(None) if attempt < MOST_ATTEMPTS else slice(2)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        # If inode numbers are not stable, sizes and times must suffice.
+        known = slice(None) if attempt < MAX_ATTEMPTS else slice(2)
         versions: dict[str, Version | None] = {}
 
         def is_unchanged(known: slice = known, versions: "dict[str, Version | None]" = versions) -> bool:
@@ -96,7 +97,7 @@ def _with_all_open(
             try:
                 headers, files = _open_all(path, engine, until_read, versions)
             except (Format, FileNotFoundError, NotADirectoryError):
-                if is_unchanged() or attempt == MOST_ATTEMPTS:
+                if is_unchanged() or attempt == MAX_ATTEMPTS:
                     raise
                 continue
             if is_unchanged():
@@ -108,7 +109,7 @@ def _with_all_open(
 def _open_all(
     path: str, engine: Engine | None, stack: ExitStack, versions: "dict[str, Version | None]"
 ) -> "tuple[list[Header], list[_core.File]]":
-    """Open the files of a folder, and note in `versions` what each path led to before."""
+    """Open the files of a folder, and record in `versions` the version of each just before."""
 
     def open_one(place: str) -> "tuple[Header, _core.File]":
         versions[place] = version_of(place)
@@ -121,7 +122,7 @@ def _open_all(
         return [header], [file]
     versions[found] = version_of(found)
     weight_map = _read_index(found, engine)
-    folder = os.path.dirname(found)  # noqa: PTH120 - a Path would drop what the path looks like in messages
+    folder = os.path.dirname(found)  # noqa: PTH120 - a Path would change how messages show it
     places = {file: os.path.join(folder, file) for file in dict.fromkeys(weight_map.values())}  # noqa: PTH118
     by_file = {file: open_one(place) for file, place in places.items()}
     _check_agreement(found, weight_map, {file: header for file, (header, _) in by_file.items()})
@@ -133,10 +134,10 @@ def _find(path: str) -> str:
     if not os.path.isdir(path):  # noqa: PTH112
         return path
     names = sorted(os.listdir(path))  # noqa: PTH208
-    # What it holds beside tensors is in the manifest: a dict of the shard's tensors would pass for the state.
+    # Its other values are in the manifest: a dict of the shards' tensors would be mistaken for the state.
     if any(is_manifest(name) or is_shard(name) for name in names):
         raise Format(None, f"{path} is a step of a directory of checkpoints; use {step_reader(path)}", path)
-    # As transformers: the index may be left of an older save.
+    # Like transformers: the index may be a leftover of an older save.
     if "model.safetensors" in names and "model" + _INDEX_SUFFIX in names:
         return os.path.join(path, "model.safetensors")  # noqa: PTH118
     for kind, suffix in (("indices", _INDEX_SUFFIX), ("files", ".safetensors")):
@@ -147,7 +148,7 @@ def _find(path: str) -> str:
             shown = ", ".join(candidates[:4]) + (", ..." if len(candidates) > 4 else "")
             raise Format(
                 None,
-                f"{path} has several {kind} of safetensors, {shown}; give the path of the one to load",
+                f"{path} has several {kind} of safetensors, {shown}; pass the path of the one to load",
                 path,
             )
         if candidates:
@@ -156,7 +157,7 @@ def _find(path: str) -> str:
 
 
 def _hint(path: str, names: list[str]) -> str:
-    """What the directory is, by the names in it, and what reads that."""
+    """Return what kind of directory it is, by the names in it, and how to load it."""
     if DESCRIPTOR in names:
         return f"of checkpoints; load it with trunkline.Checkpointer({path!r}).load()"
     if any(is_torch_name(name) for name in names):
@@ -169,7 +170,7 @@ def _hint(path: str, names: list[str]) -> str:
             "of torch.distributed.checkpoint; load it with dcp.load and "
             f"trunkline.dcp.StorageReader({path!r})"
         )
-    return "without safetensors files; give the path of the file to load"
+    return "without safetensors files; pass the path of the file to load"
 
 
 def _read_index(path: str, engine: Engine | None) -> dict[str, str]:
@@ -211,11 +212,11 @@ def _no_constant(text: str) -> None:
 
 
 def _objection_to_name(name: Any) -> str | None:
-    """Why a file may not be of that name; None if it may."""
+    """Return why an index may not name such a file; None if it may."""
     if type(name) is not str:
         return "is not a string"
     if "\0" in name or "\\" in name:
-        return "has a character that no file name of an index may have"
+        return "contains a character that is not allowed in an index"
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -226,7 +227,7 @@ def _objection_to_name(name: Any) -> str | None:
 
 
 def _check_agreement(path: str, weight_map: dict[str, str], by_file: dict[str, Header]) -> None:
-    """Raise Format unless each tensor is in one file, that which the index names."""
+    """Raise Format unless each tensor is in exactly one file, the one that the index names."""
     places: dict[str, str] = {}
     for file, header in by_file.items():
         for stored in header.tensors:

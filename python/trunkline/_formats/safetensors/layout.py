@@ -1,4 +1,4 @@
-"""Safetensors files, laid out to be written."""
+"""Lays safetensors files out for writing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,11 +39,12 @@ def lay_out(
     The layout refers to the tensors' memory, which must not change until it is written. Tensors that are not
     contiguous (or lazily conjugated or negated) are copied, and the copies live as long as the layout.
     Tensors that share memory, such as tied weights, are each stored under their own name: the reference
-    refuses them, but what is loaded has the right values, though no memory in common.
+    implementation rejects them, but the loaded tensors have the right values, though they no longer share
+    memory.
 
     The data begin at a multiple of 4096, and so does each tensor whose size is a multiple of it. With
     `checksum` the metadata also has "trunkline.crc32c" (docs/formats/safetensors-checksums.md); one in
-    `metadata`, that of another file, is left out.
+    `metadata`, from another file, is omitted.
 
     Raises TypeError for names, tensors or metadata of other types, ValueError for names that are not UTF-8 or
     reserved, Unsupported for dtypes that the format lacks and tensors that are not dense or on another device
@@ -51,7 +52,7 @@ def lay_out(
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(
-            f"tensors: safetensors files hold a dict of tensors by name, not {type(tensors).__name__}{_HINT}"
+            f"tensors: must be a dict of tensors by name for safetensors, not {type(tensors).__name__}{_HINT}"
         )
     kept = {name: _storable(name, tensor) for name, tensor in tensors.items()}
     described = [(name, dtype_name(tensor.dtype), _shape_in_file(tensor)) for name, tensor in kept.items()]
@@ -92,18 +93,18 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if why is None and (why := objection_in_pt(tensor.dtype)) is not None:
         raise Unsupported(None, f"the tensor {name!r} {why}")
     if why is None and not in_safetensors(tensor.dtype):
-        why = f"has the dtype {tensor.dtype}, which safetensors files do not have"
+        why = f"has the dtype {tensor.dtype}, which safetensors files do not support"
     if why is None and tensor.dtype is torch.float4_e2m1fn_x2 and tensor.dim() == 0:
-        why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not have"
+        why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not support"
     if why is not None:
-        # A .pt file would hold one rank's part of a distributed tensor.
+        # A .pt file would contain only one rank's part of a distributed tensor.
         hint = "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
         raise Unsupported(None, f"the tensor {name!r} {why}{hint}")
     return contiguous(tensor)
 
 
 def _shape_in_file(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape in elements of the format: torch counts pairs of 4-bit elements as one."""
+    """Return the shape in elements of the format: torch counts a pair of 4-bit elements as one."""
     shape = tuple(tensor.shape)
     return (*shape[:-1], 2 * shape[-1]) if tensor.dtype is torch.float4_e2m1fn_x2 else shape
 

@@ -1,4 +1,4 @@
-"""Safetensors files, loaded with their checksums verified."""
+"""Loads safetensors files, and verifies their checksums."""
 
 import errno
 import mmap as mapping
@@ -20,7 +20,7 @@ from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 from trunkline._tensor_io.tensors import dtype_named
 from trunkline._types import Path
 
-MOST_ATTEMPTS = 10  # to read what is being replaced
+MAX_ATTEMPTS = 10  # to read a file that is being replaced
 
 _LENGTH_BYTES = 8
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -30,7 +30,7 @@ Version: TypeAlias = tuple[int, int, int, int]  # of a file: size, time of modif
 
 
 class ReadLayouts(Protocol):
-    """What fills layouts: read_layouts of transfer.py."""
+    """A function that fills layouts: read_layouts of transfer.py."""
 
     def __call__(
         self, layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True
@@ -39,7 +39,7 @@ class ReadLayouts(Protocol):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the header describes it: dtype by the format's name, place in bytes of the file."""
+    """A tensor as the header describes it: the format's name of the dtype, and its bytes in the file."""
 
     name: str
     dtype: str
@@ -50,14 +50,14 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself."""
+    """The parsed header of a file."""
 
     path: str
     file_bytes: int
-    head: bytes  # all before the data
+    head: bytes  # all bytes before the data
     metadata: dict[str, str]
     tensors: list[StoredTensor]  # in the order of their bytes
-    version: Version | None  # of what its path led to just before it was opened
+    version: Version | None  # of the file at its path just before it was opened
 
     @property
     def data_bytes(self) -> int:
@@ -74,22 +74,21 @@ def load(
     mmap: bool = False,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, in the order of their bytes, in memory of their own on `device`.
+    """Return the tensors of a file, in the order of their bytes, in new memory on `device`.
 
-    `verify`: "auto" compares the data with the checksums that trunkline wrote into the file, where it has
-    them (not when another program rewrote it); True demands them; False does not look at them. `mmap`: the
-    tensors are private views of the mapped file, read when they are touched, which `verify` cannot check;
-    those that do not lie at a multiple of their elements' size are copies.
+    `verify`: "auto" compares the data with the checksums that trunkline wrote into the file, if it has them
+    (not if another program rewrote it); True requires them; False ignores them. `mmap`: the tensors are
+    private views of the mapped file, read when they are touched, which `verify` cannot check; tensors that
+    are not aligned to their element size are copies.
 
-    Raises Format for an invalid file, Unsupported for dtypes that torch lacks, Corrupt for what is not as it
-    was written; where that is in the data, with `tensor` (the first concerned) and `chunk` (its number
-    in the file's data).
+    Raises Format for an invalid file, Unsupported for dtypes that torch lacks, Corrupt for damaged bytes; for
+    those of the data with `tensor` (the first concerned) and `chunk` (its number in the file's data).
     """
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         version = version_of(path)
         with _core.open(path, engine=engine, direct="unless_cached") as file:
             header = header_of(file, path, version)
-            # While the file is open: its name may lead to another one by now.
+            # While the file is open: another one may have its name by now.
             with suppress(Replaced):
                 [tensors] = load_files(
                     [header],
@@ -105,11 +104,11 @@ def load(
 
 
 class Replaced(Exception):
-    """A file is another one than that whose header was read. Loading again helps."""
+    """The file was replaced since its header was read. Loading again helps."""
 
 
 def version_of(path: "Path | int") -> Version | None:
-    """Return what a path leads to, or what an open file is; None where nothing can be said of it."""
+    """Return the version of the file at a path, or of an open file; None if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
@@ -118,12 +117,12 @@ def version_of(path: "Path | int") -> Version | None:
 
 
 def replaced_error(path: str) -> Exception:
-    """Make the error for what was replaced whenever it was loaded."""
+    """Make the error for a file that was replaced during every attempt to load it."""
     return exception_of(
         "system",
         errno.ESTALE,
-        f"{path} was replaced while it was loaded, {MOST_ATTEMPTS} times in a row; load it when nobody "
-        "writes there, or have each version written under a name of its own",
+        f"{path} was replaced while it was loaded, {MAX_ATTEMPTS} times in a row; load it when no process "
+        "writes there, or write each version under a separate name",
         path,
     )
 
@@ -143,7 +142,7 @@ def header_of(file: "_core.File", path: Path, version: Version | None) -> Header
     file.pread(head)
     if len(head) < _LENGTH_BYTES:
         raise CutOff(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
-    if head.startswith(_ZIP_MAGIC) and any(head[len(_ZIP_MAGIC) :]):  # else a length below 100 MB
+    if head.startswith(_ZIP_MAGIC) and any(head[len(_ZIP_MAGIC) :]):  # otherwise a length below 100 MB
         raise Format(
             None,
             f"{name} is not a safetensors file but a zip file; if torch.save wrote it, rename it to end "
@@ -172,17 +171,17 @@ def load_files(
     mmap: bool = False,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> list[dict[str, torch.Tensor]]:
-    """Return the tensors of each file, all read at once; arguments and errors as those of load().
+    """Return the tensors of each file, all read at once; arguments and errors are those of load().
 
-    `files`: those that the headers were read from, open; else they are opened again. Raises Replaced where a
-    file that is mapped is another one than that whose header was read.
+    `files`: the open files that the headers were read from; without them they are opened again. Raises
+    Replaced if a file to be mapped was replaced since its header was read.
     """
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     if mmap and verify is True:
-        raise ValueError("verify: a mapped file is read when it is touched, and cannot be verified before")
+        raise ValueError("verify: cannot be True with mmap: a mapped file is read only when it is touched")
     if mmap and device.type != "cpu":
-        raise ValueError(f"mmap: mapped files are in main memory, not on {device}")
+        raise ValueError(f"mmap: mapped files are in main memory, not on {device}; load without mmap")
     if mmap:
         return [_mapped(header) for header in headers]
     all_sums = [_sums_of(header, verify) for header in headers]
@@ -212,8 +211,8 @@ def _sums_of(header: Header, verify: Verify) -> Sums | None:
     if sums is None and verify is True:
         raise Format(
             None,
-            f"{header.path} has no checksums that were written with it; load it with verify='auto', or save "
-            "it with trunkline.save, which adds them",
+            f"{header.path} has no checksums, which verify=True requires; load it with verify='auto', or "
+            "save it with trunkline.save, which adds them",
             header.path,
         )
     return sums
@@ -242,19 +241,22 @@ def _mapped(header: Header) -> dict[str, torch.Tensor]:
 
 
 def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Return what torch calls dtype and shape of a tensor."""
+    """Return the dtype and shape of a tensor in torch's terms."""
     shape = stored.shape
     try:
         dtype = dtype_named(stored.dtype)
     except ValueError:
         raise Unsupported(
-            None, f"{path}: the tensor {stored.name!r} is of {stored.dtype}, which torch does not have", path
+            None,
+            f"{path}: the tensor {stored.name!r} has the dtype {stored.dtype}, which torch does not support",
+            path,
         ) from None
     if dtype is torch.float4_e2m1fn_x2:
         if not shape or shape[-1] % 2 != 0:
             raise Unsupported(
                 None,
-                f"{path}: the tensor {stored.name!r} is of F4, {list(shape)}; torch has only rows of pairs",
+                f"{path}: the tensor {stored.name!r} has dtype F4 and shape {list(shape)}; torch supports "
+                "only an even last extent",
                 path,
             )
         shape = (*shape[:-1], shape[-1] // 2)
@@ -262,11 +264,11 @@ def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple
 
 
 def _empty(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch.Tensor:
-    """Return memory for a tensor: each large one in pages of its own, which are freed with it."""
+    """Allocate a tensor; a large one gets separate pages, which are freed with it."""
     dtype, shape = dtype_and_shape(stored, path)
     nbytes = stored.end - stored.begin
     if nbytes > 0 and not is_fresh(nbytes):
-        # One call for each of many small tensors. Torch holds every shape that has elements.
+        # One call for each of many small tensors. Torch supports every shape with elements.
         return torch.empty(shape, dtype=dtype, device=device)
     return _shaped(empty_bytes(nbytes, device).view(dtype), shape, stored.name, path)
 
@@ -277,7 +279,7 @@ def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) ->
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
         raise Format(
-            None, f"{path}: the tensor {name!r} has a shape that torch cannot hold ({why})", path
+            None, f"{path}: the tensor {name!r} has a shape that torch does not support ({why})", path
         ) from None
 
 
@@ -305,8 +307,8 @@ def _corrupt_chunk(header: Header, sums: Sums, chunk: int) -> Corrupt:
     error = Corrupt(
         None,
         f"{header.path} is corrupt: chunk {chunk} of its data (bytes {begin} to {end}), of the tensor"
-        f"{'s' if len(names) > 1 else ''} {shown}, does not have the checksum it was written with; restore "
-        "it from elsewhere, or load what is left with verify=False",
+        f"{'s' if len(names) > 1 else ''} {shown}, does not match the checksum it was written with; restore "
+        "it from a copy, or load the remaining data with verify=False",
         header.path,
     )
     error.tensor, error.chunk = names[0], chunk
