@@ -1,11 +1,11 @@
-"""Checkpoints of Lightning's Trainer: saved by trunkline.save, loaded by trunkline.load.
+"""A checkpoint plugin for Lightning, which saves with trunkline.save and loads with trunkline.load.
 
     import lightning
     import trunkline as tl
 
     trainer = lightning.Trainer(plugins=[tl.lightning.CheckpointIO(background=True)])
 
-Needs the package lightning (or, without that one, pytorch-lightning).
+Needs the package lightning, or else pytorch-lightning.
 """
 
 import functools
@@ -46,28 +46,28 @@ __all__ = ["CheckpointIO"]
 class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be installed
     """A plugin for lightning.Trainer and Fabric that reads and writes checkpoints at the speed of the device.
 
-    The files are those of stock Lightning: torch.load and Trainers without this plugin read them, and it
-    reads theirs. A file appears whole under its name, or not at all.
+    The files are those of stock Lightning: torch.load and Trainers without this plugin can read them, and the
+    plugin reads theirs. A file appears complete under its name, or not at all.
 
     background: training goes on as soon as the state is copied to staging memory (`staging_bytes`: as for
-    trunkline.save_async), while the file is written. One save is under way at a time. Its error is raised
-    by the next save, or at the end of the run. What Lightning removes meanwhile stays until the save
-    before is durable, so that there is a whole checkpoint at any moment, also after Ctrl-C. Before
-    ModelCheckpoint looks whether a name is taken it waits for the save that is under way, so that it
-    chooses the names that it would choose without `background`. So do the loggers of Lightning that upload
-    the file of each save, such as WandbLogger(log_model="all"), before they do. Before it links to a file
-    (save_last="link") it waits as well, and raises the error of the save: then the link stays as it is.
-    The checkpoint that Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before
-    the requeue. The file by which strategies such as "ddp_notebook" and "ddp_spawn" return the weights
-    (.temp.ckpt) is complete before rank 0 hands it over. At the end of a run rank 0 waits up to 5 seconds
-    for the other ranks to learn how its last save ended. Once trainer.fit() has returned, on any rank, all
-    that it saved is there; so is what trainer.save_checkpoint() saves outside of it. Loading a checkpoint
-    waits on all ranks as well, and so does trainer.strategy.checkpoint_io.teardown(). What Fabric saves is
-    there once fabric.strategy.checkpoint_io.teardown() has returned on rank 0.
+    trunkline.save_async), while the file is written. One save runs at a time. The next save raises its error,
+    or the end of the run does. Files that Lightning removes meanwhile stay until the running save is durable,
+    so that there is a complete checkpoint at any moment, also after Ctrl-C. ModelCheckpoint waits for the
+    running save before it checks whether a name is in use, so that it chooses the same names as without
+    `background`. Loggers of Lightning that upload the file of each save, such as
+    WandbLogger(log_model="all"), wait as well. So does ModelCheckpoint before it links to a file
+    (save_last="link"), and raises the error of the save: then the link stays unchanged. The checkpoint that
+    Lightning saves before it requeues a SLURM job (hpc_ckpt_1.ckpt) is durable before the requeue. The file
+    by which strategies such as "ddp_notebook" and "ddp_spawn" return the weights (.temp.ckpt) is complete
+    before rank 0 returns it. At the end of a run rank 0 waits up to 5 seconds for the other ranks to read the
+    outcome of its last save. Once trainer.fit() has returned, on any rank, all its checkpoints exist; so do
+    those of trainer.save_checkpoint(). Loading a checkpoint waits on all ranks as well, and so does
+    trainer.strategy.checkpoint_io.teardown(). Checkpoints of Fabric exist once
+    fabric.strategy.checkpoint_io.teardown() has returned on rank 0.
 
-    Ctrl-C, or a signal handler that raises, while the state is copied gives that save up.
+    Ctrl-C, or a signal handler that raises, cancels a save while its state is being copied.
 
-    durable: files survive a power failure once they are saved. To be used from one thread.
+    durable: files survive a power failure once they are saved. Use it from one thread only.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
         self._engine = engine
         self._saving: SaveHandle | None = None
         self._to_remove: list[str] = []
-        if background:  # on all ranks, of which the first alone saves
+        if background:  # on all ranks, though only the first one saves
             _watch_trainer()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a process that a launcher starts."""
+        """Restore the plugin in a process that a launcher starts."""
         self.__dict__.update(state)
         if self._background:
             _watch_trainer()
@@ -100,16 +100,16 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
     ) -> None:
         """Write `checkpoint` to `path`, whose suffix must be one of trunkline.save (.ckpt, .pt and so on).
 
-        Tensors of CUDA GPUs are written from there, those of other devices by way of main memory. Raises the
-        error of the save before, if that was made in the background; Unsupported for URLs, TypeError for
-        `storage_options`, errors of trunkline.save.
+        Tensors on CUDA GPUs are written directly, those on other devices are copied to main memory first.
+        Raises the error of the save before, if that ran in the background; Unsupported for URLs, TypeError
+        for `storage_options`, and the errors of trunkline.save.
 
         A symbolic link at `path` is replaced by the file, as by stock Lightning: the link of save_last="link"
-        leads to another checkpoint. This one save is made in the foreground.
+        leads to another checkpoint. Such a save runs in the foreground.
         """
         if storage_options is not None:
             raise TypeError(
-                f"storage_options: {type(self).__name__} has none; its options are arguments of the class"
+                f"storage_options: not supported; pass options to {type(self).__name__}() instead"
             )
         name = _local(path)
         try:
@@ -120,7 +120,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
 
     def _save(self, checkpoint: dict[str, Any], name: str) -> None:
         if _is_of_requeue(name):
-            self._settle_or_warn()  # even if the save before failed: the job ends after this one
+            self._settle_or_warn()  # also if the save before failed: the job ends after this one
         else:
             self._settle()
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
                 self._settle()
                 post_save(None)
         except BaseException:
-            # The tensors change as soon as this returns: what is not copied by then would be a mixture.
+            # The tensors change as soon as this returns: those not copied by then would be a mixture.
             if saving is not None and not saving.staged():
                 saving.cancel()
                 saving._join()
@@ -159,7 +159,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
             raise
 
     def _await_copy(self, saving: SaveHandle) -> None:
-        """Wait until the tensors may change; its error is left to the next call, which all ranks make."""
+        """Wait until the tensors may change; the next call, which all ranks make, raises the error."""
         saving._staged.wait()
 
     def load_checkpoint(
@@ -170,11 +170,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
     ) -> dict[str, Any]:
         """Read a checkpoint of Lightning, verified by the checksums in it.
 
-        map_location: a device, where all tensors go (None: main memory). weights_only: False allows pickles
-        that run code, by torch.load, for a file that trunkline.load refuses for holding such.
+        map_location: the device for all tensors (None: main memory). weights_only: False allows torch.load to
+        run code in the pickle of a file that trunkline.load rejects because of that.
 
-        Raises Unsupported, which names them, for objects other than tensors and plain values.
-        Waits for a save in the background, of the first rank as well, and raises its error.
+        Raises Unsupported, which names them, for objects other than tensors and plain values. Waits for a
+        background save, also one of the first rank, and raises its error.
         """
         name = _local(path)
         self._settle_on_all_ranks()
@@ -193,10 +193,10 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
         return dict(copied_to(state, device))
 
     def remove_checkpoint(self, path: "str | os.PathLike[str]") -> None:
-        """Remove the file, or folder, if it is there.
+        """Remove the file, or folder, if it exists.
 
-        After a save in the background: when that is durable, and a link to the file leads to the new one. A
-        RuntimeWarning says what cannot be removed then.
+        While a background save runs: once that is durable, and a link to the file leads to the new one. A
+        RuntimeWarning names what cannot be removed then.
         """
         name = absolute_path(_local(path))  # removed later: maybe from another directory
         if self._saving is not None:
@@ -206,31 +206,31 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
         _remove(name)
 
     def teardown(self) -> None:
-        """Wait for the save in the background, and raise its error; called at the end of a run.
+        """Wait for the background save, and raise its error; called at the end of a run.
 
-        On other ranks: for that of the first one.
+        Other ranks wait for that of the first one.
         """
         self._settle_on_all_ranks()
 
     def _replace_link(self, state: Any, link: str) -> None:
-        """Save to the name of a symbolic link, not to what it leads to, as trunkline.save would.
+        """Replace a symbolic link by the file; trunkline.save would write to its target.
 
-        Until the file is whole the link stays: without it, ckpt_path="last" would start over.
+        The link stays until the file is complete: without it, ckpt_path="last" would start over.
         """
-        beside = _beside(link)
-        if beside.is_symlink():  # of a crash; save() would follow it
-            beside.unlink()
-        save(state, beside, durable=self._durable, engine=self._engine)
+        temporary = _temporary_name(link)
+        if temporary.is_symlink():  # left by a crash; save() would follow it
+            temporary.unlink()
+        save(state, temporary, durable=self._durable, engine=self._engine)
         try:
-            beside.replace(link)
+            temporary.replace(link)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         if self._durable:
             fsync_directory(os.path.dirname(link))  # noqa: PTH120 - of a str
 
     def _settle(self) -> None:
-        """End the save that is under way, and do what had to wait for it."""
+        """Wait for the running save, and do the removals that had to wait for it."""
         self._end_save()
         while self._to_remove:
             _remove_or_warn(self._to_remove.pop(0))
@@ -247,17 +247,17 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
             warn_without_failing(f"an earlier save failed: {error}", caller())
 
     def _end_save(self) -> None:
-        """Wait for the save that is under way, and raise its error; what is to be removed stays."""
+        """Wait for the running save, and raise its error; does no removals."""
         saving = self._saving
         if saving is not None:
-            saving._join()  # after Ctrl-C the save goes on, and what has to wait for it still has to
+            saving._join()  # after Ctrl-C the save goes on, and removals still have to wait
             if saving._error is not None:
-                self._to_remove.clear()  # they are the newest ones that are whole
+                self._to_remove.clear()  # they are the newest complete ones
             self._saving = None
             saving.wait()
 
     def _end_save_unless_failed(self) -> bool:
-        """End the save that is under way; the error of one that failed is left to the next call."""
+        """Wait for the running save; if it failed, return False, and the next call raises its error."""
         saving = self._saving
         if saving is not None:
             saving._join()
@@ -267,7 +267,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
         return True
 
     def _remove_now(self, path: Any) -> None:
-        """Remove what is at `path` (None: anywhere) if that had to wait; what comes there later stays."""
+        """Remove the file at `path` (None: any) if its removal had to wait, before it is replaced."""
         if path is None:
             self._settle()
             return
@@ -277,11 +277,11 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
             _remove_or_warn(name)
 
     def _keep(self, names: set[str]) -> None:
-        """Let stay what was to be removed, and is replaced or used now."""
+        """Do not remove these files, which are replaced or used now."""
         self._to_remove = [name for name in self._to_remove if name not in names]
 
     def _keep_target(self, link: Any) -> None:
-        """Let stay what a link (None: any) leads to, which has not changed though it should have."""
+        """Do not remove the target of a link (None: of any) that could not be changed."""
         if link is None:
             self._to_remove.clear()
             return
@@ -289,7 +289,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
         self._to_remove = [name for name in self._to_remove if os.path.realpath(name) != target]
 
 
-# Plugins that may have a save under way; Lightning's callbacks and loggers do not know them.
+# Plugins that may have a running save; Lightning's callbacks and loggers do not know them.
 _in_background: "weakref.WeakSet[CheckpointIO]" = weakref.WeakSet()
 _MODEL_CHECKPOINTS = (
     "lightning.pytorch.callbacks.model_checkpoint",
@@ -299,15 +299,15 @@ _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.tra
 _STRATEGIES = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
 _FABRICS = ("lightning.fabric.fabric", "lightning_fabric.fabric")
 _LOGGERS = ("lightning.pytorch.loggers.logger", "pytorch_lightning.loggers.logger")
-_WATCHED = "_trunkline_waits"
+_WATCHED = "_trunkline_waits"  # attribute of a method that waits
 
 
 def _watch_model_checkpoint() -> bool:
-    """Have ModelCheckpoint wait for saves in the background; False where it is not as known.
+    """Make ModelCheckpoint wait for background saves; return False if its methods are not as expected.
 
-    file_exists: ModelCheckpoint gives a new name ("-v1") where a file is. While the file is still being
-    written there is none: two callbacks would choose one name, and each would replace or remove what the
-    other saved.
+    file_exists: ModelCheckpoint chooses another name ("-v1") if a file exists. While the file is being
+    written it does not exist yet: two callbacks would choose the same name, and each would replace or remove
+    the other's file.
 
     _link_checkpoint: if the save fails or the process dies, the link leads to a file that does not exist, and
     ckpt_path="last" starts over. So the link is made once the file is saved, and replaced by a rename.
@@ -315,7 +315,7 @@ def _watch_model_checkpoint() -> bool:
     for name in _MODEL_CHECKPOINTS:
         module = sys.modules.get(name)
         if module is None:
-            continue  # nobody makes one
+            continue  # no instance can exist
         base = getattr(module, "ModelCheckpoint", None)
         if not inspect.isclass(base) or not vars(base).keys() >= _OF_MODEL_CHECKPOINT:
             return False
@@ -327,9 +327,9 @@ def _watch_model_checkpoint() -> bool:
 
 
 def _watch_trainer() -> None:
-    """Have all ranks count what a Trainer or Fabric saves, and wait for what it saves outside of fit().
+    """Make all ranks count the saves of a Trainer or Fabric, and wait for those outside of fit().
 
-    Strategies tear their plugin down, which Lightning's wrappers of plugins do not pass on.
+    Strategies also call teardown() of their plugin, which Lightning's wrappers of plugins do not forward.
     """
     for names, kind, method in (
         (_TRAINERS, "Trainer", _SAVE),
@@ -343,10 +343,10 @@ def _watch_trainer() -> None:
 
 
 def _plugin_of(strategy: Any) -> CheckpointIO | None:
-    """Return the plugin of a strategy that saves in the background, also where others wrap it."""
+    """Return the plugin of a strategy that saves in the background, also if others wrap it."""
     with suppress(Exception):  # a strategy may have none
         plugin = strategy.checkpoint_io
-        for _ in range(_MOST_WRAPPERS):
+        for _ in range(_MAX_WRAPPERS):
             if plugin is None or isinstance(plugin, CheckpointIO):
                 break
             plugin = getattr(plugin, "checkpoint_io", None)
@@ -356,7 +356,7 @@ def _plugin_of(strategy: Any) -> CheckpointIO | None:
 
 
 def _watch_loggers() -> None:
-    """Have loggers that upload checkpoints, after each save, wait for saves in the background.
+    """Make loggers that upload the checkpoint of each save wait for background saves.
 
     While a file is still being written they would not find it, and would never upload the last one.
     """
@@ -375,7 +375,7 @@ def _with_subclasses(base: type) -> list[type]:
 
 
 def _watch(known: Any, method: str) -> bool:
-    """Have a method of a class wait for the saves in the background; False where it is not as known."""
+    """Make a method of a class wait for background saves; return False if it is not a function."""
     original = vars(known)[method]
     is_static = isinstance(original, staticmethod)
     function = original.__func__ if is_static else original
@@ -415,17 +415,17 @@ def _waiting_link_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]
                 plugin._keep_target(link)
             raise
         for plugin in plugins:
-            plugin._settle()  # now: the link leads to the file before until it leads to the new one
+            plugin._settle()  # only now, since the link led to the previous file until it was replaced
         return result
 
     return waiting
 
 
 def _link(original: Callable[..., Any], args: Any, kwargs: Any, plugins: list[CheckpointIO]) -> Any:
-    """Have a _link_checkpoint make its link beside the old one, which it replaces then.
+    """Make _link_checkpoint create its link under a temporary name, then rename it over the old one.
 
-    Lightning removes the old one first: if the process died in between, ckpt_path="last" would start over.
-    Overrides are called as they are; where they call Lightning's, that is replaced here.
+    Lightning removes the old link first: if the process died in between, ckpt_path="last" would start over.
+    Overrides are called unchanged; if they call Lightning's method, that call is replaced here.
     """
     trainer, path, link = (
         _argument(original, name, args, kwargs) for name in ("trainer", "filepath", "linkpath")
@@ -434,27 +434,27 @@ def _link(original: Callable[..., Any], args: Any, kwargs: Any, plugins: list[Ch
         not plugins
         or original.__module__ not in _MODEL_CHECKPOINTS
         or link is None
-        or not getattr(trainer, "is_global_zero", False)  # others make none
+        or not getattr(trainer, "is_global_zero", False)  # other ranks make none
         or absolute_path(path) == absolute_path(link)  # Lightning makes none
         or (Path(link).is_dir() and not Path(link).is_symlink())  # no rename replaces it
     ):
         return original(*args, **kwargs)
-    beside = _beside(absolute_path(link))
+    temporary = _temporary_name(absolute_path(link))
     try:
-        result = original(trainer=trainer, filepath=path, linkpath=os.fspath(beside))
-        beside.replace(link)
+        result = original(trainer=trainer, filepath=path, linkpath=os.fspath(temporary))
+        temporary.replace(link)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if any(plugin._durable for plugin in plugins):
-        fsync_directory(os.fspath(beside.parent))
+        fsync_directory(os.fspath(temporary.parent))
     return result
 
 
-def _beside(link: str) -> Path:
-    """Return where what will replace a link is made: no checkpoint for ModelCheckpoint and the like.
+def _temporary_name(link: str) -> Path:
+    """Return the temporary name for the replacement of a link, which ModelCheckpoint takes for no checkpoint.
 
-    What a crash leaves there is replaced by the next one.
+    The next save replaces what a crash leaves there.
     """
     directory, name = os.path.split(link)
     return Path(directory, f".trunkline-{name}")
@@ -478,7 +478,7 @@ def _waiting_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]
             return original(trainer, *args, **kwargs)
         with common_save():
             result = original(trainer, *args, **kwargs)
-        if trainer.state.status != "running":  # in fit() the next save waits for this one, or teardown()
+        if trainer.state.status != "running":  # in fit(), the next save or teardown() waits for this one
             try:
                 plugin._settle_on_all_ranks()
             finally:
@@ -517,7 +517,7 @@ def _waiting_save_of_fabric(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """Return an argument of a call; None where the function does not know it by this name."""
+    """Return an argument of a call; None if the function has none with this name."""
     try:
         return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
     except TypeError:
@@ -528,7 +528,7 @@ _SCAN = "_scan_and_log_checkpoints"  # of loggers
 _SAVE = "save_checkpoint"  # of the Trainer
 _SAVE_OF_FABRIC = "save"
 _TEARDOWN = "teardown"  # of strategies
-_MOST_WRAPPERS = 100
+_MAX_WRAPPERS = 100
 _WAITING = {
     "file_exists": _waiting_file_exists,
     "_link_checkpoint": _waiting_link_checkpoint,
@@ -543,9 +543,9 @@ _OF_MODEL_CHECKPOINT = frozenset({"file_exists", "_link_checkpoint"})
 @functools.cache
 def _warn_of_foreground() -> None:
     warnings.warn(
-        "background=True: this version of Lightning has no ModelCheckpoint.file_exists and _link_checkpoint "
-        "as known, so that two checkpoints could get the same name, or a link lead nowhere; each save waits "
-        "until it is durable. Use Lightning 2.6, or background=False",
+        "background=True: the methods ModelCheckpoint.file_exists and _link_checkpoint of this version of "
+        "Lightning are not supported, so two checkpoints could get the same name, or a link could dangle; "
+        "therefore each save waits until it is durable. Use Lightning 2.6, or background=False",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -565,28 +565,28 @@ def _is_path(value: Any) -> bool:
 
 
 def _remove_or_warn(name: str) -> None:
-    """Remove what had to wait; an error must not fail what has nothing to do with it, as the next save.
+    """Remove a file whose removal had to wait; an error must not make an unrelated call fail.
 
-    On rank 0 alone it would be raised in file_exists, in which the other ranks wait for that one.
+    It would be raised only on rank 0, in file_exists, where the other ranks wait for rank 0.
     """
     try:
         _remove(name)
     except OSError as error:
         why = error.strerror or str(error)
         warn_without_failing(
-            f"{name}: could not remove this old checkpoint: {why}; remove it by hand", caller()
+            f"could not remove the old checkpoint {name}: {why}; remove it by hand", caller()
         )
 
 
 def _is_of_requeue(name: str) -> bool:
-    """Whether Lightning saves this checkpoint when SLURM ends the job, which it requeues right afterwards."""
+    """Whether Lightning saves this checkpoint when SLURM ends the job, just before it requeues the job."""
     return re.fullmatch(r"hpc_ckpt_\d+\.ckpt", Path(name).name) is not None
 
 
 def _is_of_launcher(name: str) -> bool:
-    """Whether a launcher saves the weights here, on one rank, for the process that has started the ranks.
+    """Whether a launcher saves the weights to this file, on one rank, for the process that started the ranks.
 
-    That process reads the file once the ranks have exited, and does not hear of an error in the background.
+    That process reads the file once the ranks have exited, and would not learn of an error in the background.
     """
     return Path(name).name == ".temp.ckpt"
 
@@ -597,7 +597,7 @@ def _local(path: "str | os.PathLike[str]") -> str:
         return name.removeprefix("file://")
     if "://" in name:
         raise Unsupported(
-            None, f"{name} is no local path; leave out this plugin to have Lightning save it by fsspec", name
+            None, f"{name} is not a local path; omit this plugin to let Lightning save it by fsspec", name
         )
     return name
 
