@@ -34,30 +34,30 @@ def opened_by(process: int) -> set[str]:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     with DirectoryLock(tmp_path) as one, DirectoryLock(tmp_path) as other:
-        assert one.take()
-        assert not other.take()
+        assert one.try_lock()
+        assert not other.try_lock()
     with DirectoryLock(tmp_path) as other:
-        assert other.take()
+        assert other.try_lock()
 
 
 def test_a_child_does_not_keep_it(tmp_path: Path) -> None:
     with DirectoryLock(tmp_path) as lock:
-        assert lock.take()
+        assert lock.try_lock()
         with forked_child() as child:
             assert str(tmp_path) not in opened_by(child), (
                 "else it would keep the lock of a parent that is killed"
             )
             assert str(tmp_path) in opened_by(os.getpid())
             with DirectoryLock(tmp_path) as other:
-                assert not other.take(), "the child has not ended it"
+                assert not other.try_lock(), "the child has not ended it"
 
 
 def test_it_ends_for_copies_of_the_descriptor(tmp_path: Path) -> None:
     """As those that a process forked by other means has."""
     lock = DirectoryLock(tmp_path)
     with lock:
-        assert lock.take()
+        assert lock.try_lock()
         copy = os.dup(lock._descriptor)
     with DirectoryLock(tmp_path) as other:
-        assert other.take()
+        assert other.try_lock()
     os.close(copy)

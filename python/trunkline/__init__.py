@@ -1,6 +1,7 @@
 """Tensors between NVMe and memory at the speed of the hardware.
 
-Open a file; read into and write from torch tensors, numpy arrays, whatever has the buffer protocol or DLPack:
+Open a file; read into and write from torch tensors, numpy arrays, and objects with the buffer protocol or
+DLPack:
 
     import trunkline as tl
 
@@ -42,7 +43,7 @@ from trunkline._errors import (
     Unsupported,
 )
 
-# Not in __all__: `import *` leaves the builtin ones as they are, which catch these too.
+# Not in __all__: `import *` does not shadow the builtin ones, which catch these too.
 from trunkline._errors import FileExistsError as FileExistsError  # noqa: A004
 from trunkline._errors import FileNotFoundError as FileNotFoundError  # noqa: A004
 from trunkline._errors import IsADirectoryError as IsADirectoryError  # noqa: A004
@@ -95,7 +96,7 @@ __all__ = [
 ]
 
 
-# What needs torch, or a library on top of it, is imported at its first use: the rest works without them.
+# Modules that need torch, or a library on top of it, are imported at first use: the rest works without them.
 _LAZY_MODULES = ("dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
@@ -107,7 +108,7 @@ _LAZY_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is there only once it is asked for."""
+    """Import public names lazily."""
     if name in _LAZY_MODULES or name in _LAZY_NAMES:
         _check_not_finalizing(f"use trunkline.{name}")  # an import would raise an error that is hard to read
     import importlib
@@ -120,5 +121,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name all that is public, also what was not imported yet."""
+    """Return all public names, also those that are not imported yet."""
     return sorted({*__all__, *_LAZY_MODULES})

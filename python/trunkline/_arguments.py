@@ -14,7 +14,7 @@ _MAX_SHOWN = 40  # characters of a string
 
 
 def step_argument(value: SupportsIndex, hint: str = "") -> int:
-    """Return the number of a step; raises TypeError or ValueError. `hint`: what to do about another type."""
+    """Return the number of a step; raises TypeError or ValueError. `hint`: advice for another type."""
     step = _whole(value)
     if step is None:
         raise TypeError(f"step: must be an integer from 0 to 2^63 - 1, not {_shown(value)}{hint}")
@@ -24,13 +24,13 @@ def step_argument(value: SupportsIndex, hint: str = "") -> int:
 
 
 def shown_step(value: Any) -> str:
-    """Show what was passed as a step, which need not be one."""
+    """Return the text for a value that was passed as a step, valid or not."""
     step = _whole(value)
     return _shown(value) if step is None else str(step)
 
 
 def keep_argument(value: SupportsIndex | None) -> int | None:
-    """Return how many checkpoints stay, None for all; raises TypeError or ValueError."""
+    """Return how many checkpoints to keep, None for all; raises TypeError or ValueError."""
     if value is None:
         return None
     keep = _whole(value)
@@ -42,9 +42,9 @@ def keep_argument(value: SupportsIndex | None) -> int | None:
 
 
 def bool_argument(value: Any, name: str) -> bool:
-    """Return a truth value, of Python or numpy, or 0 or 1; raises TypeError.
+    """Return a bool of Python or numpy, or 0 or 1, as bool; raises TypeError.
 
-    Not whatever has a truth value: "no" has one, and it is True.
+    Other values are rejected although they have a truth value: that of "no" is True.
     """
     if isinstance(value, bool | numpy.bool_) or (type(value) is int and value in (0, 1)):
         return bool(value)
@@ -67,26 +67,26 @@ def seconds_argument(value: Any, name: str = "timeout") -> float:
 
 
 def check_staging_bytes(value: Any) -> None:
-    """Raise TypeError or ValueError for what no save could use."""
+    """Raise TypeError or ValueError for an invalid size."""
     if value is not None:
         parse_size(value, "staging_bytes")
 
 
 def check_engine(value: Any) -> None:
-    """Raise TypeError for what is not an Engine or None."""
+    """Raise TypeError unless the value is an Engine or None."""
     if value is not None and not isinstance(value, Engine):
         raise TypeError(f"engine: must be trunkline.Engine or None, not {type(value).__name__}")
 
 
 def items_argument(value: Any, message: str) -> list[Any]:
-    """Return the items of an iterable; raises TypeError with `message` where it is none, or is a string."""
+    """Return the items of an iterable; raises TypeError with `message` for anything else, or a string."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise TypeError(message)
     return list(value)
 
 
 def _shown(value: Any) -> str:
-    """Show a number or a short string; of anything else, which may be a whole state, only the type."""
+    """Return a number or a short string as text; of anything else, which may be a state, only the type."""
     if (
         value is None
         or isinstance(value, bool | int | float | complex)
@@ -97,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    """Truth values are not numbers, though they have __index__."""
+    """Return an integer, or None for anything else; bools are not integers, though they have __index__."""
     if isinstance(value, bool) or getattr(value, "dtype", None) in (bool, torch.bool):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The exceptions of the package, and the one mapping from the library's errors to them."""
+"""The exceptions of the package, and the mapping from the library's errors to them."""
 
 import builtins
 import errno
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class Error(OSError):
-    """What went wrong, on which file, and what to try next.
+    """Base of the package's exceptions; the message says what failed, on which file, why, and what to do.
 
-    An OSError: `errno` (None where no errno fits), `strerror` (the message), `filename` (None where no file
-    is concerned; `file` is the same). An error of a system call is also the builtin subclass for its errno,
-    FileNotFoundError for example.
+    An OSError: `errno` (None if none applies), `strerror` (the message), `filename` (None if no file is
+    concerned; `file` is the same). An error of a system call is also the builtin subclass for its errno, for
+    example FileNotFoundError.
     """
 
     @property
     def file(self) -> Any:
-        """The path of the file that is concerned, as `filename`."""
+        """The path of the file concerned, like `filename`."""
         return self.filename
 
     def __str__(self) -> str:
@@ -23,10 +23,10 @@ class Error(OSError):
 
 
 class Corrupt(Error):
-    """Stored bytes contradict what was recorded about them.
+    """Stored bytes contradict their checksum, or other data recorded about them.
 
-    `file` is where (a path, as `filename`), `tensor` the name of the tensor, `chunk` the number of the chunk
-    in it; each is None when not known.
+    `file` is the path (like `filename`), `tensor` the name of the tensor, `chunk` the number of the chunk in
+    it; each is None if unknown.
     """
 
     tensor: str | None = None
@@ -34,7 +34,7 @@ class Corrupt(Error):
 
 
 class Unsupported(Error):
-    """This machine, filesystem or build cannot do it; the message says what was tried."""
+    """The request is not supported, by this machine, filesystem or build; the message says what was tried."""
 
 
 class Cancelled(Error):
@@ -54,11 +54,11 @@ class DeviceError(Error):
 
 
 class Format(Error):
-    """A file is not of the format that it should be, or of a newer version."""
+    """A file does not have the expected format, or has a newer version of it."""
 
 
 class CutOff(Corrupt, Format):
-    """A file is shorter than it says of itself: not as it was written, and no valid file of its format."""
+    """A file is truncated: it is both damaged and not a valid file of its format."""
 
 
 class EndOfFile(Error):
@@ -66,27 +66,27 @@ class EndOfFile(Error):
 
 
 class RankError(Error):
-    """Another rank failed, made another call, or shows no sign of life; `rank` says which.
+    """Another rank failed, made another call, or sends no heartbeats; `rank` says which.
 
     It is counted within the process group of the Checkpointer: torch.distributed.get_global_rank(group, rank)
-    is the rank of all processes.
+    returns the global rank.
     """
 
     rank: int | None = None
     is_cancellation = False  # of a save that was cancelled there
 
 
-# Named as the builtin exceptions that they also are: a traceback says trunkline.FileNotFoundError.
+# Named like the builtin exceptions that they derive from: a traceback shows trunkline.FileNotFoundError.
 class FileNotFoundError(Error, builtins.FileNotFoundError):  # noqa: A001
-    """There is no such file or directory."""
+    """The file or directory does not exist."""
 
 
 class FileExistsError(Error, builtins.FileExistsError):  # noqa: A001
-    """There is such a file or directory already."""
+    """The file or directory already exists."""
 
 
 class PermissionError(Error, builtins.PermissionError):  # noqa: A001
-    """This user may not do that."""
+    """The user lacks permission."""
 
 
 class IsADirectoryError(Error, builtins.IsADirectoryError):  # noqa: A001
@@ -127,18 +127,18 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a line to what a traceback shows of the error, from Python 3.11 on."""
+    """Add a line to the traceback of the error, from Python 3.11 on."""
     if hasattr(error, "add_note"):
         error.add_note(text)
 
 
 def reword(error: Error, message: str) -> None:
-    """Change the message of an error, also in what is pickled."""
+    """Change the message of an error, also when it is pickled."""
     error.strerror = message
     error.args = (*error.args[:1], message, *error.args[2:])
 
 
-# Users know them by the package's name, in tracebacks and in pickles.
+# Tracebacks and pickles name them as in the package's public namespace.
 for _public in (
     Error,
     Corrupt,

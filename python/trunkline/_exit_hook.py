@@ -1,9 +1,10 @@
-"""A call at the exit of the interpreter, right before the exit handler of trunkline._core.
+"""Calls functions at the exit of the interpreter, just before the exit handler of trunkline._core.
 
-Exit handlers run in the opposite order of their registration. What saves is imported at its first use: maybe
-after the program has registered handlers that save, maybe in one of them, where nothing can be registered any
-more. So this handler is registered when the package is imported. Handlers registered before that come later:
-by then threads other than the main one are held back in calls of the package (register_shutdown.cpp).
+Exit handlers run in the reverse order of their registration. Modules that save are imported at first use:
+maybe after the program has registered handlers that save, maybe in one of them, when no handler can be
+registered any more. So this handler is registered when the package is imported. Handlers registered before
+that run later: by then calls of the package in threads other than the main one are blocked
+(register_shutdown.cpp).
 """
 
 import atexit
@@ -21,37 +22,37 @@ _is_too_late = bool(getattr(threading, "_SHUTTING_DOWN", False))
 
 
 def call_at_exit(call: Callable[[], object]) -> None:
-    """Have `call` called. has_passed() is true from then on."""
+    """Register `call`. When it is called, has_passed() is already true."""
     _calls.append(call)
 
 
 def has_passed() -> bool:
-    """Whether the calls are made, or have been, or will not be made."""
+    """Whether the calls are being made, have been made, or will never be made."""
     return _has_run or _is_too_late
 
 
 def on_main_thread() -> bool:
-    """Whether this is the thread that runs exit handlers. Takes no lock, which current_thread() does."""
+    """Whether this is the thread that runs exit handlers. Needs no lock, unlike current_thread()."""
     return threading.get_ident() == threading.main_thread().ident
 
 
 def check_not_finalizing(what: str) -> None:
-    """Raise Error that names `what` if all exit handlers have run: nothing can be imported any more."""
+    """Raise Error that names `what` if all exit handlers have run: modules can no longer be imported."""
     if sys.is_finalizing():
         raise Error(
             None,
-            f"cannot {what}: the interpreter is shutting down, and its exit handlers are over; do it before "
+            f"cannot {what}: the interpreter is shutting down, and its exit handlers have run; do it before "
             "the program ends or in a handler of atexit, not in __del__",
         )
 
 
 def check_threads_run(what: str) -> None:
-    """Raise Error that names `what` where threads are not run any more, this one or others."""
+    """Raise Error that names `what` if the exit has stopped this thread, or all threads."""
     check_not_finalizing(what)
     if _has_run and not on_main_thread():
         raise Error(
             None,
-            f"cannot {what} in this thread: the interpreter is exiting, and only its main thread goes on; "
+            f"cannot {what} in this thread: the interpreter is exiting, and only its main thread runs on; "
             "let the program wait for this thread (Thread.join) before it ends",
         )
 

@@ -1,4 +1,4 @@
-"""Locks of directories between processes (flock), which end with the process that took them."""
+"""Locks on directories between processes (flock), which end with the process that holds them."""
 
 import fcntl
 import os
@@ -8,18 +8,18 @@ from types import TracebackType
 
 
 class DirectoryLock:
-    """A lock of a directory, not taken yet; a context manager that ends it.
+    """A lock on a directory; try_lock() acquires it, and leaving the context releases it.
 
-    A child that is forked meanwhile (a worker that loads data) does not keep it.
+    A forked child (a data loader's worker, for example) does not keep it.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the directory. Raises OSError where it cannot be opened."""
+        """Open the directory. Raises OSError if it cannot be opened."""
         self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _open.add(self)
 
-    def take(self) -> bool:
-        """Take it; return False if another process has it. Raises OSError on a filesystem without locks."""
+    def try_lock(self) -> bool:
+        """Acquire it; return False if another process holds it. Raises OSError if locks are not supported."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -36,7 +36,7 @@ class DirectoryLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             try:
-                # Closing would end it only once all copies of the descriptor are closed.
+                # Closing would release it only once all copies of the descriptor are closed.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             except OSError:  # a filesystem without locks
                 pass

@@ -1,4 +1,4 @@
-"""Tensors that do not depend on the modes of torch under which they are made."""
+"""Makes functions independent of the modes of torch under which they are called."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 def makes_ordinary_tensors(function: Callable[P, R]) -> Callable[P, R]:
-    """Let `function` make ordinary tensors even when it is called under torch.inference_mode().
+    """Make `function` return ordinary tensors even when it is called under torch.inference_mode().
 
     Tensors made in that mode stay inference tensors: outside of it they can neither be changed in place nor
     require gradients. Loaded weights outlive the block in which they were loaded.
@@ -28,7 +28,7 @@ def makes_ordinary_tensors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def independent_of_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function` as makes_ordinary_tensors() does, with main memory as the default device.
+    """Wrap `function` like makes_ordinary_tensors(), and make main memory the default device.
 
     Its own argument `device` decides where weights go, not torch.set_default_device() or a block of `with
     torch.device("meta")` around the call.

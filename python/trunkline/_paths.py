@@ -1,4 +1,4 @@
-"""Paths as users pass them: what is accepted, and what they mean after a change of the directory."""
+"""Paths as users pass them: which are accepted, and their absolute form."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(/?)")
 
 
 def path_name(path: Any, argument: str = "path") -> str:
-    """Return a path as str; `argument` is what the caller's user knows it by.
+    """Return a path as str; `argument`: its name in messages.
 
     Raises TypeError, and ValueError for a URL or a "~" that the caller forgot to expand.
     """
@@ -27,7 +27,8 @@ def path_name(path: Any, argument: str = "path") -> str:
 def check_is_local(name: str, argument: str) -> None:
     """Raise ValueError for a URL, and for "~" where there is no directory of that name.
 
-    Otherwise they would be folders of these names in the working directory, where nobody looks for them.
+    Otherwise they would create folders with these names in the working directory, where users do not expect
+    them.
     """
     first = name.partition("/")[0]
     url = _URL.match(name)
@@ -36,11 +37,11 @@ def check_is_local(name: str, argument: str) -> None:
             instead = "pass the path without file://"
         else:
             instead = "use a path on a mounted filesystem, and copy the files from there or to it"
-        raise ValueError(f"{argument}: {name} is a URL, and not the path of a file or directory; {instead}")
-    # What is not a user's home stays as it is ("~backup.pt").
+        raise ValueError(f"{argument}: {name} is a URL, not the path of a file or directory; {instead}")
+    # Names that are not a user's home are accepted ("~backup.pt").
     if first.startswith("~") and not os.path.isdir(first) and os.path.expanduser(name) != name:  # noqa: PTH111, PTH112
         raise ValueError(
-            f"{argument}: {name} begins with {first}, which only shells replace by the home directory; pass "
+            f"{argument}: {name} begins with {first}, which only shells expand to the home directory; pass "
             f"os.path.expanduser({name!r}), or ./{name} for a directory of that name"
         )
 
@@ -48,12 +49,12 @@ def check_is_local(name: str, argument: str) -> None:
 def absolute_path(path: Any, argument: str = "path") -> str:
     """Return a path that means the same after a change of the working directory.
 
-    For what is used after the call that it was given to: a save in the background of a relative path would
-    end wherever the process is by then. Symbolic links and ".." stay as they are.
+    For paths that are used after the call: a background save to a relative path would depend on the working
+    directory at that time. Symbolic links and ".." are kept.
     """
     name = path_name(path, argument)
     if not name:
-        raise exception_of("system", errno.ENOENT, f"{argument}: is an empty path", name)
+        raise exception_of("system", errno.ENOENT, f"{argument}: must not be empty", name)
     if name.startswith("/"):
         return name
     try:
@@ -63,7 +64,7 @@ def absolute_path(path: Any, argument: str = "path") -> str:
         raise exception_of(
             "system",
             errno.ENOENT,
-            f"{argument}: {name} is relative, and the working directory of the process does not exist any "
-            "more (ENOENT); pass an absolute path, or change to a directory that exists (os.chdir)",
+            f"{argument}: {name} is relative, but the working directory of the process no longer exists "
+            "(ENOENT); pass an absolute path, or change to an existing directory (os.chdir)",
             name,
         ) from None

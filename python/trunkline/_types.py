@@ -19,7 +19,7 @@ class SupportsDlpack(Protocol):
 
 
 class NumpyLike(Protocol):
-    """A numpy array, also of a dtype that the buffer protocol does not know."""
+    """A numpy array, also of a dtype that the buffer protocol does not support."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -27,14 +27,14 @@ class NumpyLike(Protocol):
 
 
 class CudaArray(Protocol):
-    """An array in the memory of a CUDA GPU, of CuPy or Numba say."""
+    """An array in the memory of a CUDA GPU, for example of CuPy or Numba."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Address, shape and type of the memory, and the stream that works on it."""
 
 
-# What bytes are written from, and what they are read into; whether the memory is writable shows at run time.
+# Memory to write from and to read into; whether it is writable is only known at run time.
 ReadableBuffer: TypeAlias = "Buffer | SupportsDlpack | NumpyLike | CudaArray"
 WritableBuffer: TypeAlias = ReadableBuffer
 
@@ -46,14 +46,14 @@ Direct: TypeAlias = Literal["auto", "always", "never", "unless_cached"] | bool
 
 
 class Alignment(TypedDict):
-    """What a copy-free direct transfer asks for, in bytes: of the address, and of offset and length."""
+    """What a copy-free direct transfer requires, in bytes: of the address, and of offset and length."""
 
     memory: int
     offset: int
 
 
 class Refusal(TypedDict):
-    """Something that was tried and refused, and why."""
+    """Something that was tried and rejected, and why."""
 
     what: str
     why: str
@@ -83,8 +83,8 @@ class Explanation(TypedDict):
     refused: list[Refusal]
 
 
-class BytesByWay(TypedDict):
-    """Payload bytes by the way they took."""
+class BytesByIoPath(TypedDict):
+    """Payload bytes by I/O path."""
 
     direct: int
     bounced: int
@@ -104,7 +104,7 @@ class Latency(TypedDict):
 class Stats(TypedDict):
     """Counters of an engine: Engine.stats."""
 
-    bytes: BytesByWay
+    bytes: BytesByIoPath
     operations: int
     transfers: int
     inline_operations: int

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line: also those of threads, which that line has started."""
+"""Warnings that point at the user's line, also those of threads that this line has started."""
 
 import sys
 import warnings
@@ -14,7 +14,7 @@ class Caller(NamedTuple):
     filename: str
     line: int
     module: str
-    registry: dict[Any, Any]  # of its module: which warnings were shown there, and need not be again
+    registry: dict[Any, Any]  # of its module: the warnings that were already shown there
 
     def warn(self, text: str) -> None:
         """Issue a RuntimeWarning that points at this line."""
@@ -36,10 +36,10 @@ def _is_ours(module: Any) -> bool:
 
 
 def warn_without_failing(text: str, caller: Caller) -> None:
-    """Warn, at the line of `caller`, of what must not make a save or an opening fail."""
+    """Warn at the line of `caller`; if that fails, print the text: the caller must not fail."""
     try:
         caller.warn(text)
-    except Exception:  # a filter makes exceptions of warnings; nobody can be told; showwarning() fails
-        if sys.stderr is not None:  # else print would take stdout
+    except Exception:  # a filter turns warnings into exceptions, or showwarning() fails
+        if sys.stderr is not None:  # otherwise print() would use stdout
             with suppress(Exception):
                 print(f"RuntimeWarning: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The `trunkline` command: the bundled program, and what needs Python: reports, `pack`, `plan`."""
+"""The `trunkline` command: the bundled program, and parts that need Python: reports, `pack`, `plan`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import NoReturn
 
 from trunkline import report
 
-_OK, _FAILED, _USAGE = 0, 1, 2  # as the program's own exit statuses
+_OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
 
 def _program() -> Path:
-    """The program in this package; TRUNKLINE_CLI names another, for work on Trunkline itself."""
+    """Return the program in this package, or the one that TRUNKLINE_CLI names (for development)."""
     named = os.environ.get("TRUNKLINE_CLI")
     return Path(named) if named else Path(__file__).parent / "bin" / "trunkline"
 
 
 class _UsageError(Exception):
-    """What was asked for cannot be done; nothing was started."""
+    """The command line is not valid; nothing was started."""
 
 
 def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Value of the last `--name VALUE` or `--name=VALUE`, and the arguments without it."""
+    """Return the value of the last `--name VALUE` or `--name=VALUE`, and the arguments without it."""
     value: str | None = None
     rest: list[str] = []
     remaining = iter(arguments)
@@ -36,18 +36,18 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
         if argument == name:
             value = next(remaining, None)
             if not value:
-                raise _UsageError(f"{name} needs the name of a file")
+                raise _UsageError(f"{name} requires a file name")
         elif argument.startswith(f"{name}="):
             value = argument.partition("=")[2]
             if not value:
-                raise _UsageError(f"{name} needs the name of a file")
+                raise _UsageError(f"{name} requires a file name")
         else:
             rest.append(argument)
     return value, rest
 
 
 def _check_report(path: Path) -> None:
-    """What would make the drawing fail is found before the benchmark has taken its time."""
+    """Raise _UsageError, before the benchmark runs, if the report could not be written."""
     if not report.available():
         raise _UsageError(report.MISSING_MATPLOTLIB)
     existed = path.exists()
@@ -61,7 +61,7 @@ def _check_report(path: Path) -> None:
 
 
 def _run(command: list[str]) -> int:
-    """Run the program with our standard streams; what interrupts us is passed on to it."""
+    """Run the program with our standard streams; forward signals to it."""
     process: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
@@ -84,7 +84,7 @@ def _run(command: list[str]) -> int:
 
 
 def _end_by(signum: int) -> NoReturn:
-    """End as the program did, so that a shell sees an interrupt for what it is."""
+    """End by the same signal as the program, so that a shell recognizes an interrupt."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
     raise SystemExit(128 + signum)
@@ -119,7 +119,7 @@ def _with_transformers(arguments: list[str]) -> int:
         from trunkline.stream import cli
     except ModuleNotFoundError as error:
         print(
-            f"trunkline {arguments[0]}: needs the package {error.name}: pip install torch transformers",
+            f"trunkline {arguments[0]}: requires the package {error.name}: pip install torch transformers",
             file=sys.stderr,
         )
         return _FAILED
@@ -127,7 +127,7 @@ def _with_transformers(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says; return the exit status, unless the program replaces this process."""
+    """Run the command; return the exit status, unless the program replaces this process."""
     if arguments is None:
         arguments = sys.argv[1:]
     try:

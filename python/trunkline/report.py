@@ -24,7 +24,7 @@ MISSING_MATPLOTLIB = (
 )
 
 _OURS, _OURS_PALE, _FIO = "#1f6feb", "#9cc3f7", "#c9c9c9"
-_WAYS = {"direct": "#1a7f5a", "bounced": "#e0a030", "buffered": "#c25b4e", "gds": "#7a5bc2"}
+_IO_PATHS = {"direct": "#1a7f5a", "bounced": "#e0a030", "buffered": "#c25b4e", "gds": "#7a5bc2"}
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 _STYLE = """
@@ -45,14 +45,14 @@ code { font-size: .85em; overflow-wrap: anywhere }
 
 
 def available() -> bool:
-    """Whether matplotlib is there to draw with."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_report(results: Results, path: str | Path) -> None:
     """Draw `results`, the document that `trunkline bench --json` printed, as a self-contained page at `path`.
 
-    Raises ImportError when matplotlib is missing, ValueError when `results` is no such document, OSError when
+    Raises ImportError if matplotlib is missing, ValueError if `results` is not such a document, OSError if
     the page cannot be written.
     """
     if not available():
@@ -60,7 +60,7 @@ def write_report(results: Results, path: str | Path) -> None:
     if results.get("command") != "bench" or not results.get("results"):
         raise ValueError("results: not a document of `trunkline bench --json` with measurements in it")
     if results.get("schema") != 1:
-        raise ValueError(f"results: schema {results.get('schema')} is not known here; upgrade trunkline")
+        raise ValueError(f"results: schema {results.get('schema')} is not supported; upgrade trunkline")
     Path(path).write_text(_page(results), encoding="utf-8")
 
 
@@ -81,20 +81,20 @@ def _page(results: Results) -> str:
         ),
         f'<div class="wide">{_results_table(rows, compared)}</div>',
         '<h2>Latency and CPU time</h2><div class="pair">',
-        _figure(_latency(rows), "Of single transfers, from sending to completion."),
+        _figure(_latency(rows), "Of single transfers, from submission to completion."),
         _figure(_cpu(rows), "User and system time of the whole process during the transfers."),
         "</div>",
     ]
     if len(results["paths"]) > 1:
         parts += ["<h2>Paths</h2>", f'<div class="wide">{_paths_table(results)}</div>']
     parts += [
-        "<h2>The way the bytes went</h2>",
+        "<h2>I/O paths</h2>",
         _figure(
-            _ways(rows),
+            _io_paths(rows),
             "direct: device to memory without a copy; bounced: through a buffer of the engine, because "
             "memory or offset were not aligned; buffered: through the page cache.",
         ),
-        "<h2>Where and how</h2>",
+        "<h2>Machine and options</h2>",
         _facts(results),
         "</body></html>",
     ]
@@ -223,16 +223,16 @@ def _cpu(rows: Sequence[Results]) -> Figure:
     return figure
 
 
-def _ways(rows: Sequence[Results]) -> Figure:
+def _io_paths(rows: Sequence[Results]) -> Figure:
     figure, axes = _new_figure(9, 0.9 + 0.42 * len(rows))
-    used = [way for way in _WAYS if any(row["bytes_by_path"][way] for row in rows)]
+    used = [way for way in _IO_PATHS if any(row["bytes_by_path"][way] for row in rows)]
     for index, row in enumerate(rows):
         total = sum(row["bytes_by_path"].values()) or 1
         left = 0.0
         for way in used:
             share = 100 * row["bytes_by_path"][way] / total
             axes.barh(
-                index, share, left=left, height=0.6, color=_WAYS[way], label=way if index == 0 else None
+                index, share, left=left, height=0.6, color=_IO_PATHS[way], label=way if index == 0 else None
             )
             left += share
     axes.set_yticks(range(len(rows)), _names(rows))

@@ -1,4 +1,4 @@
-"""Torch tensors in memory that transfers land in without a copy."""
+"""Torch tensors in pinned memory, into which files are read without a copy."""
 
 from collections.abc import Sequence
 from math import prod
@@ -19,10 +19,10 @@ def empty_pinned(
 ) -> torch.Tensor:
     """Make a CPU tensor of zeros in page-aligned memory, locked where RLIMIT_MEMLOCK allows, without a GPU.
 
-    Where the process uses a GPU already, the CUDA driver knows the memory too, and copies to and from GPUs
-    are asynchronous; `device` "cuda" or "cuda:1" insists on that, "cpu" leaves it out (see pinned_empty).
-    `shape` is in elements of `dtype`. The memory counts in the engine's pinned_budget_bytes (None: the
-    default engine's) until the last tensor that shares it is gone. Raises OutOfBudget when it does not fit,
+    If the process already uses a GPU, the memory is also registered with the CUDA driver, and copies to and
+    from GPUs are asynchronous; `device` "cuda" or "cuda:1" requires that, "cpu" skips it (see pinned_empty).
+    `shape` is in elements of `dtype`. The memory counts towards the engine's pinned_budget_bytes (None: the
+    default engine's) until the last tensor that shares it is deleted. Raises OutOfBudget if it does not fit,
     ValueError for a negative shape. Thread-safe.
     """
     extents = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -180,7 +180,7 @@ def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bo
             lock = stack.enter_context(DirectoryLock(directories[identity]))
             until_warned = time.monotonic() + _WARN_AFTER_SECONDS
             with suppress(OSError):  # a filesystem without locks
-                while not (locked := lock.take()) and wait:
+                while not (locked := lock.try_lock()) and wait:
                     if time.monotonic() > until_warned:
                         _warn_of_waiting(directories[identity])
                         until_warned = math.inf

@@ -229,6 +229,6 @@ def locked(directory: Path) -> Iterator[None]:
 
 def _try_lock(lock: DirectoryLock) -> bool:
     try:
-        return lock.take()
+        return lock.try_lock()
     except OSError:  # NFS does not support locks on directories
         return True
