@@ -123,7 +123,7 @@ Future::Timeout timeout_argument(nb::handle value) {
         fmt::format("timeout: must be seconds (int or float) or None, not {}", shown_type(value)));
   }
   if (std::isnan(seconds) || seconds < 0)
-    raise_value_error("timeout: must be at least 0 seconds, or None to wait indefinitely");
+    raise_value_error("timeout: must be at least 0 seconds, or None for no timeout");
   constexpr double kEndless = 1e9;  // 30 years; beyond it a deadline in nanoseconds could overflow
   if (seconds > kEndless) return std::nullopt;
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));

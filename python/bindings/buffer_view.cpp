@@ -140,7 +140,7 @@ BufferView::BufferView(nb::handle buffer, Access access, const char* name, Reach
   take(wanted);
   if (!wanted.stream) return;
   if (memory_.device == nullptr && memory_.bytes > 0)
-    raise_value_error("stream: applies only to buffers in GPU memory");
+    raise_value_error("stream: only for buffers in the memory of a GPU; omit it");
   memory_.stream = *wanted.stream;
 }
 
@@ -292,9 +292,8 @@ bool BufferView::take_dlpack(const Wanted& wanted) {
   const bool writable = wanted.access == Access::writable;
   if (writable && tensor.read_only()) refuse_read_only(wanted.name, wanted.buffer);
   if (writable && tensor.copied()) {
-    raise_value_error(
-        fmt::format("{}: this {} exports only copies of its memory, so data that is read would be lost",
-                    wanted.name, shown_type(wanted.buffer)));
+    raise_value_error(fmt::format("{}: this {} lends only copies of its memory; what was read would be lost",
+                                  wanted.name, shown_type(wanted.buffer)));
   }
   if (!tensor.contiguous()) refuse_strided(wanted.name, wanted.buffer, "a contiguous copy");
   memory_ = {tensor.data(), tensor.bytes()};

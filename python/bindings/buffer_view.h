@@ -33,7 +33,7 @@ class BufferView {
  public:
   // Ways in the order in which they are tried: torch.Tensor (recognised without importing torch), buffer
   // protocol, numpy's __array_interface__ (dtypes that the buffer protocol has no letter for: bfloat16,
-  // datetime64), __cuda_array_interface__, DLPack. Raises TypeError for what is no buffer, ValueError for
+  // datetime64), __cuda_array_interface__, DLPack. Raises TypeError for anything but a buffer, ValueError for
   // memory that is not contiguous, or read-only where `access` is writable, Unsupported for memory of a
   // device where `reach` is the host, or that is no CUDA device. `name` is what the error calls the argument.
   // `stream` (see stream_argument) is the one whose work comes first, in place of the one that the object

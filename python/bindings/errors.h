@@ -18,7 +18,7 @@ nanobind::object exception_of(const Error& error);
 [[noreturn]] void raise_type_error(std::string_view message);
 [[noreturn]] void raise_value_error(std::string_view message);
 
-// str of bytes that may hold a path: bytes that are no UTF-8 become surrogates, as os.fsdecode does.
+// str of bytes that may hold a path: bytes that are not UTF-8 become surrogates, as os.fsdecode does.
 nanobind::object decode_path(std::string_view bytes);
 
 template <class T>

@@ -53,7 +53,7 @@ auto call_unlocked(const Call& call) -> decltype(call()) {
   return call();
 }
 
-// Runs `task` in a thread of its own; here, if there is none to be had.
+// Runs `task` in a separate thread; in this one if none can be started.
 void run_beside(std::function<void()> task);
 
 // Runs a call that may block for long and cannot be cut into slices, without the GIL. On the main thread it

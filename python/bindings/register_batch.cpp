@@ -117,13 +117,10 @@ void register_batch(nb::module_& module) {
       "submit", &submit, "requests"_a.none(),
       nb::sig("def submit(self, requests: collections.abc.Sequence[Read | Write]) -> builtins.list[Future]"),
       "Submits a batch, in order and with one wake-up of the lanes, and returns one Future each.\n\n"
-      "Waits only while the queue is full. Ctrl-C ends that wait: requests are taken in order, so those "
-      "before "
-      "some place\n"
-      "in the batch run to their end, with their memory kept, and those after it are not started. Raises for "
-      "a "
-      "bad argument,\n"
-      "before anything is submitted; other errors are those of the Futures.");
+      "Waits only while the queue is full. Ctrl-C ends that wait: requests are submitted in order, so some\n"
+      "at the beginning of the batch run to their end, with their memory kept alive, and the others are not\n"
+      "started. Raises for an invalid argument, before anything is submitted; the Futures raise other "
+      "errors.");
 }
 
 }  // namespace trunkline::python

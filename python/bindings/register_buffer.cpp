@@ -30,7 +30,7 @@ struct BufferObject {
   std::shared_ptr<const void> registration;  // with the CUDA driver, or null; goes first
 };
 
-// "cuda:1" is 1, "cuda" is 0. Raises Unsupported for what is no CUDA device.
+// "cuda:1" is 1, "cuda" is 0. Raises Unsupported for anything but a CUDA device.
 unsigned cuda_ordinal(const std::string& device) {
   unsigned ordinal = 0;
   const std::string_view number = std::string_view(device).substr(std::min<std::size_t>(5, device.size()));
@@ -38,8 +38,8 @@ unsigned cuda_ordinal(const std::string& device) {
   const bool numbered =
       device.starts_with("cuda:") && error == std::errc{} && end == number.data() + number.size();
   if (device != "cuda" && !numbered) {
-    raise(make_error(ErrorKind::unsupported, "device: there is no pinned memory for " + device +
-                                                 "; give \"cpu\", \"cuda\" or \"cuda:0\", or leave it out"));
+    raise(make_error(ErrorKind::unsupported, "device: pinned memory is not supported for " + device +
+                                                 "; pass \"cpu\", \"cuda\" or \"cuda:0\", or omit it"));
   }
   return ordinal;
 }
@@ -105,15 +105,16 @@ void register_buffer(nb::module_& module) {
       module, "Buffer", nb::type_slots(buffer_slots), nb::is_weak_referenceable(),
       "Page-aligned memory of an engine's pinned budget, made by pinned_empty; zeroed, writable.\n\n"
       "It has the buffer protocol (memoryview(buffer), numpy.frombuffer, torch.frombuffer) and DLPack;\n"
-      "the budget gets its bytes back when the last view of it is gone.")
+      "its bytes return to the budget when its last view is deleted.")
       .def_prop_ro(
           "nbytes", [](const BufferObject& self) { return self.buffer.size(); }, "Size in bytes (int).")
       .def_prop_ro(
           "locked", [](const BufferObject& self) { return self.buffer.locked(); },
-          "Whether the kernel locked it against swapping, which RLIMIT_MEMLOCK may forbid (bool).")
+          "Whether the kernel has locked it against swapping, which RLIMIT_MEMLOCK may forbid (bool).")
       .def_prop_ro(
           "registered", [](const BufferObject& self) { return self.registration != nullptr; },
-          "Whether the CUDA driver knows it, so that copies to and from GPUs are asynchronous (bool).")
+          "Whether it is registered with the CUDA driver, which makes copies to and from GPUs asynchronous "
+          "(bool).")
       .def("__len__", [](const BufferObject& self) { return self.buffer.size(); })
       .def(
           "__dlpack__",
@@ -130,23 +131,20 @@ void register_buffer(nb::module_& module) {
             .format(self.buffer.size(), self.buffer.locked());
       });
 
-  module.def("pinned_empty", &pinned_empty, "nbytes"_a.none(), "device"_a = nb::none(), nb::kw_only(),
-             "engine"_a = nb::none(),
-             nb::sig("def pinned_empty(nbytes: int | str, device: str | None = None, *, engine: Engine | "
-                     "None = None) -> Buffer"),
-             "Page-aligned memory, locked against swapping where RLIMIT_MEMLOCK allows: transfers land in it "
-             "without a copy.\n\n"
-             "`nbytes` is an int or a str such as \"400MB\". Raises OutOfBudget when the engine's "
-             "pinned_budget_bytes (of\n"
-             "the default engine without `engine`) cannot hold it beside what is in use.\n\n"
-             "Where the process uses a GPU already, the memory is registered with the CUDA driver too. "
-             "`device` \"cuda\" or\n"
-             "\"cuda:1\" insists on that, and begins to use the GPU (Unsupported without one, DeviceError "
-             "when the driver\n"
-             "refuses); \"cpu\" leaves it out.");
+  module.def(
+      "pinned_empty", &pinned_empty, "nbytes"_a.none(), "device"_a = nb::none(), nb::kw_only(),
+      "engine"_a = nb::none(),
+      nb::sig("def pinned_empty(nbytes: int | str, device: str | None = None, *, engine: Engine | "
+              "None = None) -> Buffer"),
+      "Page-aligned memory, locked against swapping if RLIMIT_MEMLOCK allows; transfers need no copy.\n\n"
+      "`nbytes` is an int or a str such as \"400MB\". Raises OutOfBudget if it does not fit into the\n"
+      "pinned_budget_bytes of the engine (None: the default engine), given what is in use.\n\n"
+      "If the process already uses a GPU, the memory is also registered with the CUDA driver. `device`\n"
+      "\"cuda\" or \"cuda:1\" requires that, and begins to use the GPU (Unsupported without one,\n"
+      "DeviceError if the driver fails); \"cpu\" skips it.");
   module.def("aligned_empty", &aligned_empty, "nbytes"_a.none(),
              nb::sig("def aligned_empty(nbytes: int) -> Buffer"),
-             "Page-aligned zeros of no budget, not locked: for what is loaded and stays.");
+             "Page-aligned zeros, not locked and not counted in any budget: for loaded data.");
 }
 
 }  // namespace trunkline::python

@@ -356,8 +356,8 @@ void register_checkpoint_store(nb::module_& module) {
                    "fresh: bool = False) -> None"))
       .def("position", &position,
            nb::sig("def position(self) -> tuple[str, int | None, list[tuple[int, int, bytes]]]"),
-           "What the directory holds, for continue_from(); to be asked for before a checkpoint is read. The "
-           "second is the latest step.")
+           "The state of the directory, for continue_from(); read it before a checkpoint is read. The second "
+           "item is the latest step.")
       .def("continue_from", &continue_from, "position"_a,
            nb::sig("def continue_from(self, position: tuple[str, int | None, list[tuple[int, int, bytes]]]) "
                    "-> None"),
@@ -368,12 +368,12 @@ void register_checkpoint_store(nb::module_& module) {
             call_interruptibly([store = self.store, fresh] { store->start_over(fresh); });
           },
           "fresh"_a, nb::sig("def start_over(self, fresh: bool) -> None"),
-          "Forgets what was loaded and saved; `fresh`: the next save sets that aside.")
+          "Forgets which checkpoints were loaded and saved; `fresh`: the next save sets them aside.")
       .def("check_continues", &check_continues, "step"_a.none(),
            nb::sig("def check_continues(self, step: int) -> None"),
            "Raises what begin() would: FileExistsError for checkpoints that were neither loaded nor saved "
            "here.")
-      .def("steps", &steps, "Steps that are committed, ascending.")
+      .def("steps", &steps, "Committed steps, ascending.")
       .def("latest", &latest, "The step that was committed last, whatever its number; None if there is none.")
       .def("read_manifest", &read_manifest, "step"_a.none(),
            nb::sig("def read_manifest(self, step: int) -> dict[str, typing.Any]"),
@@ -407,10 +407,9 @@ void register_checkpoint_store(nb::module_& module) {
           "would refuse, Corrupt for a shard of another size; after an Error it is open whether the "
           "checkpoint is "
           "there.")
-      .def(
-          "retain", &retain, "keep"_a = nb::none(),
-          nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
-          "After commit: removes what it replaced, and all but the last `keep` checkpoints by their commits.")
+      .def("retain", &retain, "keep"_a = nb::none(),
+           nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
+           "After commit: removes what it replaced, and all but the last `keep` commits.")
       .def(
           "release", [](const StoreObject& self) { call_unlocked([&] { self.store->release(); }); },
           "Ends a save; what was not committed stays for collect(). Nothing if there is none.")
@@ -418,7 +417,7 @@ void register_checkpoint_store(nb::module_& module) {
            "Ends a save, and removes what was written and not committed.")
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
-           "Removes what saves that were cut off have left. \"busy\": somebody saves, nothing was done.")
+           "Removes leftovers of interrupted saves. \"busy\": another process saves, and nothing was done.")
       .def(
           "remove", &remove, "step"_a.none(), nb::sig("def remove(self, step: int) -> None"),
           "Removes the checkpoint of a step. Raises FileNotFoundError; Error with EBUSY while another saves.")
@@ -456,7 +455,7 @@ void register_checkpoint_store(nb::module_& module) {
           "manifests.")
       .def_prop_ro(
           "id", [](const StoreObject& self) { return descriptor_of(self).id; },
-          "What its directories on volumes have in their names (str); decided by the first save.");
+          "The part that the names of its directories on volumes share (str); chosen by the first save.");
 }
 
 }  // namespace trunkline::python

@@ -149,21 +149,21 @@ Engine engine_or_default(nb::handle value) {
 void register_engine(nb::module_& module) {
   nb::class_<EngineObject>(
       module, "Engine", nb::is_weak_referenceable(),
-      "Lanes of I/O that all files of the engine share. Thread-safe; a context manager that closes.\n\n"
-      "backend: \"io_uring\", \"libaio\" or \"threads\" (used or refused with Unsupported), \"auto\" (the "
-      "first of them\n"
-      "that a probe finds working) or \"memory\" (files live in this process, for tests). lanes: I/O "
-      "threads. queue_depth:\n"
-      "transfers in flight per lane. block_bytes: largest transfer, a multiple of 4096. pinned_budget_bytes: "
-      "hard bound\n"
-      "on the page-locked memory of the engine. Sizes are ints or strings such as \"4MiB\"; None leaves the "
-      "choice to\n"
-      "the engine. gpu: the way of memory of GPUs, \"bounce\" (copied through pinned buffers), \"gds\" "
-      "(GPUDirect Storage;\n"
-      "operations fail where it does not work) or \"auto\" (GPUDirect Storage where a probe shows that it is "
-      "direct).\n"
-      "faults: injected at completions.\n\n"
-      "An engine does not survive a fork: a child makes its own, or uses the default engine.")
+      "I/O lanes that all files of the engine share. Thread-safe; a context manager that closes.\n\n"
+      "backend: \"io_uring\", \"libaio\" or \"threads\" (Unsupported is raised if it does not work), "
+      "\"auto\"\n"
+      "(the first of them that a probe finds working) or \"memory\" (files exist only in this process, for\n"
+      "tests). lanes: I/O threads. queue_depth: transfers in flight per lane. block_bytes: largest transfer, "
+      "a\n"
+      "multiple of 4096. pinned_budget_bytes: hard limit for the page-locked memory of the engine. Sizes "
+      "are\n"
+      "ints or strings such as \"4MiB\"; for None the engine chooses. gpu: the I/O path for the memory of "
+      "GPUs,\n"
+      "\"bounce\" (copied through pinned buffers), \"gds\" (GPUDirect Storage; operations fail where it does "
+      "not\n"
+      "work) or \"auto\" (GPUDirect Storage where a probe shows that it is direct). faults: injected into\n"
+      "completions.\n\n"
+      "An engine cannot be used after a fork: a child creates its own, or uses the default engine.")
       .def("__init__", &create, "backend"_a.none() = "auto", "lanes"_a = nb::none(),
            "queue_depth"_a = nb::none(), "block_bytes"_a = nb::none(), "pinned_budget_bytes"_a = nb::none(),
            "gpu"_a.none() = "auto", "faults"_a = nb::none(),
@@ -174,20 +174,19 @@ void register_engine(nb::module_& module) {
                "= None, "
                "pinned_budget_bytes: int | str | None = None, gpu: typing.Literal['auto', 'gds', 'bounce'] = "
                "'auto', faults: Faults | None = None) -> None"))
-      .def("explain", &explain, "path"_a.none(),
-           nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
-           "Which I/O path is used for `path`, and why, as a dict.\n\n"
-           "`path` is a file, or a directory in which a probe file may be made and removed. \"alignment\" is "
-           "what a\n"
-           "copy-free direct transfer asks of address (\"memory\") and of offset and length (\"offset\"), in "
-           "bytes;\n"
-           "\"gpu\" is the way of memory of GPUs (\"path\"), with \"why\";\n"
-           "\"refused\" lists what was tried and refused, each with \"what\" and \"why\".")
+      .def(
+          "explain", &explain, "path"_a.none(),
+          nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
+          "Which I/O path is used for `path`, and why, as a dict.\n\n"
+          "`path` is a file, or a directory in which a probe file may be created and removed. \"alignment\" "
+          "is\n"
+          "what a copy-free direct transfer requires of address (\"memory\") and of offset and length\n"
+          "(\"offset\"), in bytes; \"gpu\" is the I/O path for the memory of GPUs (\"path\"), with \"why\";\n"
+          "\"refused\" lists what was tried and rejected, each with \"what\" and \"why\".")
       .def("stats", &stats, nb::sig("def stats(self) -> trunkline._types.Stats"),
            "Counters since the engine was made, as a dict: payload bytes by I/O path, operations,\n"
            "transfers, retries, errors, pinned memory (bytes) and latencies of transfers (nanoseconds).")
-      .def("close", &close,
-           "Finishes what was submitted, then rejects further operations with Error (EBADF). Idempotent.")
+      .def("close", &close, "Finishes submitted operations; further ones raise Error (EBADF). Idempotent.")
       .def_prop_ro(
           "backend",
           [](const EngineObject& self) { return std::string(to_string(self.engine.config().backend)); },
@@ -199,11 +198,11 @@ void register_engine(nb::module_& module) {
                    "Largest transfer, in bytes (int).")
       .def_prop_ro(
           "gpu", [](const EngineObject& self) { return std::string(to_string(self.engine.config().gpu)); },
-          "The way of memory of GPUs that was asked for: \"auto\", \"gds\" or \"bounce\" (str).")
+          "The requested I/O path for the memory of GPUs: \"auto\", \"gds\" or \"bounce\" (str).")
       .def_prop_ro("pinned_budget_bytes", config_member(&EngineConfig::pinned_budget_bytes),
-                   "Hard bound on page-locked memory, in bytes (int).")
+                   "Hard limit for page-locked memory, in bytes (int).")
       .def_prop_ro("features", config_member(&EngineConfig::features),
-                   "What the backend makes use of, such as \"registered_buffers\" (list of str).")
+                   "The features that the backend uses, such as \"registered_buffers\" (list of str).")
       .def(
           "__enter__", [](nb::handle_t<EngineObject> self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> typing_extensions.Self"))
@@ -212,10 +211,10 @@ void register_engine(nb::module_& module) {
           nb::sig("def __exit__(self, *exc: object) -> None"))
       .def("__repr__", &repr);
 
-  module.def("default_engine", &default_engine,
-             "The process's own engine, made at first use with defaults (TRUNKLINE_BACKEND in the "
-             "environment names its\n"
-             "backend). After a fork the child gets a fresh one. Thread-safe.");
+  module.def(
+      "default_engine", &default_engine,
+      "The default engine of the process, made at first use with default options (the environment\n"
+      "variable TRUNKLINE_BACKEND sets its backend). After a fork the child gets a new one. Thread-safe.");
 }
 
 }  // namespace trunkline::python

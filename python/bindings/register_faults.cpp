@@ -49,7 +49,7 @@ void FaultsObject::release_all() {
 void register_faults(nb::module_& module) {
   nb::class_<FaultsObject>(
       module, "Faults",
-      "Faults to inject into an engine: Engine(faults=faults), to test what is built on it.\n\n"
+      "Faults to inject into an engine, Engine(faults=faults), for testing code that uses it.\n\n"
       "Commands (transfers and syncs, resumed and retried ones too) of each op, \"read\", \"write\" or "
       "\"sync\", are\n"
       "counted from 0 in the order in which they are sent; a rule names the commands first .. first + count "
@@ -105,7 +105,7 @@ void register_faults(nb::module_& module) {
           nb::sig("def disturb(self, seed: int, interrupt_rate: float, short_rate: float) -> None"),
           "Every command fails with EINTR or EAGAIN, or is cut short at a random place, with these "
           "probabilities;\n"
-          "completions are shuffled. What a correct program makes of it is the same result as without.")
+          "completions are shuffled. A correct program has the same result as without.")
       .def(
           "commands",
           [](FaultsObject& self, nb::handle op) { return self.faults->commands(op_argument(op)); },

@@ -28,7 +28,7 @@ Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, 
   const std::size_t count = nb::len(parts);
   if (count < 2) {
     raise_value_error(
-        "path: a list must hold directories and then a name, as in [\"/disk0\", \"/disk1\", \"weights\"]");
+        "path: a list must contain directories, then a name, as in [\"/disk0\", \"/disk1\", \"weights\"]");
   }
   const std::string name = path_argument(parts[count - 1], "path");
   const nb::object first = parts[0];
@@ -107,36 +107,33 @@ void register_file(nb::module_& module) {
       "An open file, made by trunkline.open or Volume.open. Thread-safe; a context manager that closes.\n\n"
       "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol, DLPack or "
       "__cuda_array_interface__:\n"
-      "contiguous, in CPU memory or that of a CUDA GPU, of any dtype; its bytes move as they are. Not "
-      "contiguous, or\n"
-      "read-only where it is read into: ValueError. Of a GPU's memory the operation comes after what "
-      "`stream` "
-      "holds (an\n"
-      "object of torch, CuPy or Numba, or a CUstream as an int; None: torch's current stream, or the one "
-      "that "
-      "the array\n"
-      "names), and when it is done the bytes are where they should be, for every stream.\n"
-      "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order "
-      "unless one\n"
-      "is awaited before the next is submitted.")
+      "contiguous, in the memory of the CPU or a CUDA GPU, of any dtype; its bytes are not converted. "
+      "Raises\n"
+      "ValueError for buffers that are not contiguous, or read-only when reading. For a GPU's memory the\n"
+      "operation is ordered after the work on `stream` (an object of torch, CuPy or Numba, or a CUstream as "
+      "an\n"
+      "int; None: torch's current stream, or the one that the array names); once it is done, the bytes are\n"
+      "visible to every stream.\n"
+      "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order\n"
+      "unless one is awaited before the next is submitted.")
       .def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, stream: "
                    "object = None) -> int"),
            "Fills all of `buffer` from `offset` and returns its size in bytes.\n\n"
-           "Raises EndOfFile when the file ends before, another trunkline.Error when the reading fails. "
-           "Other threads run\n"
-           "meanwhile. Ctrl-C cancels a read of more than 1 MiB; a smaller one is a system call, and Ctrl-C "
-           "takes "
-           "effect after\n"
-           "it. Where it must not wait for a device that hangs, use async_pread().result().")
+           "Raises EndOfFile if the file ends before, another trunkline.Error if reading fails. Other "
+           "threads\n"
+           "run meanwhile. Ctrl-C cancels a read of more than 1 MiB; a smaller one is a single system call, "
+           "and\n"
+           "Ctrl-C takes effect after it. If it must not wait for a device that hangs, use\n"
+           "async_pread().result().")
       .def("pwrite", &FileObject::pwrite, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, stream: "
                    "object = None) -> int"),
            "Writes all of `buffer` at `offset` and returns its size in bytes.\n\n"
-           "Not durable before sync(). Raises trunkline.Error when the writing fails; the bytes of its range "
-           "are then\n"
+           "Not durable before sync(). Raises trunkline.Error if writing fails; the bytes of the range are "
+           "then\n"
            "unspecified. Other threads run meanwhile; Ctrl-C acts as in pread.")
       .def("async_pread", &FileObject::async_pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
@@ -144,17 +141,17 @@ void register_file(nb::module_& module) {
                    "stream: object = None) -> Future"),
            "Submits a pread and returns its Future, which keeps `buffer` alive until the operation is "
            "done.\n\n"
-           "Waits only while the engine's queue is full. Raises for a bad argument; errors of the reading "
-           "are the Future's.")
+           "Waits only while the engine's queue is full. Raises for an invalid argument; the Future raises\n"
+           "errors of reading.")
       .def("async_pwrite", &FileObject::async_pwrite, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def async_pwrite(self, buffer: trunkline._types.ReadableBuffer, offset: int = 0, *, "
                    "stream: object = None) -> Future"),
            "Submits a pwrite and returns its Future, which keeps `buffer` alive until the operation is "
            "done.\n\n"
-           "The buffer must not change before. Waits only while the engine's queue is full. Raises for a bad "
-           "argument;\n"
-           "errors of the writing are the Future's.")
+           "The buffer must not change before that. Waits only while the engine's queue is full. Raises for "
+           "an\n"
+           "invalid argument; the Future raises errors of writing.")
       .def_prop_ro("size", &FileObject::size, "Size of the file in bytes (int).")
       .def_prop_ro(
           "path", [](const FileObject& self) { return decode_path(self.file().path()); },
@@ -162,10 +159,10 @@ void register_file(nb::module_& module) {
       .def_prop_ro("mode", &FileObject::mode, "\"r\", \"r+\", \"w\" or \"x\" (str).")
       .def("truncate", &FileObject::truncate, "nbytes"_a.none(),
            nb::sig("def truncate(self, nbytes: int | str) -> None"),
-           "Makes the file `nbytes` long: cuts it, or extends it with zeros.")
+           "Sets the size of the file: truncates it, or extends it with zeros.")
       .def(
           "sync", &FileObject::sync,
-          "Waits for the writes submitted before, then makes data and size durable (fsync).\n\n"
+          "Waits for writes submitted before, then makes data and size durable (fsync).\n\n"
           "A failure is final: every later sync and write of the file raises it again. Ctrl-C ends the wait.")
       .def("close", &FileObject::close,
            "Waits for the file's pending operations, then closes it. Later operations raise Error (EBADF). "
@@ -186,20 +183,18 @@ void register_file(nb::module_& module) {
               "*, engine: Engine | None = None, direct: trunkline._types.Direct = 'auto') -> File"),
       "Opens a file.\n\n"
       "path: str, bytes or os.PathLike; or a list of directories and a name, [dir, dir, ..., name] or\n"
-      "([dir, dir, ...], name), for a file striped over them (see Volume). mode: \"r\" and \"r+\" need an "
-      "existing\n"
-      "file, \"w\" creates or empties it, \"x\" creates it and raises FileExistsError when it exists. "
-      "engine: None is\n"
-      "the default engine of the process, after a fork the child's own. direct: \"auto\" uses direct I/O "
-      "where the\n"
-      "filesystem gains from it, \"always\" (True) raises Unsupported where it is refused, \"never\" (False) "
-      "goes\n"
-      "through the page cache, \"unless_cached\" is \"auto\" but goes through the page cache where that "
-      "holds "
-      "nearly all of\n"
-      "the file when it is opened, for who reads a file once, as a whole; where the kernel tells (Linux 6.5, "
-      "files that\n"
-      "the process may write, not on overlayfs).");
+      "([dir, dir, ...], name), for a file striped over them (see Volume). mode: \"r\" and \"r+\" require "
+      "an\n"
+      "existing file, \"w\" creates or truncates it, \"x\" creates it and raises FileExistsError if it "
+      "exists.\n"
+      "engine: None is the default engine of the process; after a fork, that of the child. direct: \"auto\" "
+      "uses\n"
+      "direct I/O if the filesystem benefits from it, \"always\" (True) raises Unsupported if it is not\n"
+      "available, \"never\" (False) uses the page cache, \"unless_cached\" is like \"auto\" but uses the "
+      "page\n"
+      "cache if that contains nearly all of the file when it is opened (for reading a whole file once), "
+      "which\n"
+      "the kernel reports from Linux 6.5 on for files that the process may write, except on overlayfs.");
 }
 
 }  // namespace trunkline::python

@@ -84,14 +84,14 @@ void register_future(nb::module_& module) {
       module, "Future", nb::is_weak_referenceable(),
       "The pending result of one operation, made by async_pread, async_pwrite and Engine.submit.\n\n"
       "It keeps the buffer alive until the operation is done, also when the Future itself is\n"
-      "dropped, which does not cancel. Thread-safe. In asyncio code, `await future` gives the\n"
+      "dropped, which does not cancel it. Thread-safe. In asyncio code, `await future` returns the\n"
       "result; cancelling the task cancels the operation.")
       .def("done", &FutureObject::done,
-           "Whether the operation is over: completed, failed or cancelled. Never blocks.")
+           "Whether the operation has ended: completed, failed or cancelled. Never blocks.")
       .def(
           "wait", [](FutureObject& self, nb::handle timeout) { return self.wait(timeout_argument(timeout)); },
           "timeout"_a = nb::none(), nb::sig("def wait(self, timeout: float | None = None) -> bool"),
-          "True once the operation is done, False when `timeout` (seconds; None: no limit) expires first.\n\n"
+          "Returns True once the operation is done, False after `timeout` seconds (None: no timeout).\n\n"
           "Ctrl-C ends the wait, not the operation.")
       .def(
           "result",
@@ -100,24 +100,24 @@ void register_future(nb::module_& module) {
           },
           "timeout"_a = nb::none(), nb::sig("def result(self, timeout: float | None = None) -> int"),
           "Bytes moved, always all of the buffer.\n\n"
-          "Raises the operation's error (a trunkline.Error; Cancelled after a cancel), or Timeout when "
+          "Raises the operation's error (a trunkline.Error; Cancelled after a cancel), or Timeout after "
           "`timeout`\n"
-          "(seconds) came first; after a Timeout the operation goes on and still uses the buffer.")
+          "seconds; then the operation goes on and still uses the buffer.")
       .def("exception", &exception, "timeout"_a = nb::none(),
            nb::sig("def exception(self, timeout: float | None = None) -> Exception | None"),
-           "What result() would raise, or None. Raises Timeout when `timeout` (seconds) came first.")
+           "The exception that result() would raise, or None. Raises Timeout after `timeout` seconds.")
       .def("cancel", &FutureObject::cancel,
-           "Drops the transfers that were not sent yet and returns whether there were any.\n\n"
-           "What was sent is awaited: the operation is over when done() says so, not before. On True it ends "
-           "with\n"
-           "Cancelled and the bytes of its range are unspecified, on False as if not cancelled.")
-      .def(
-          "add_done_callback", &add_done_callback, "fn"_a.none(),
-          nb::sig("def add_done_callback(self, fn: collections.abc.Callable[[Future], object]) -> None"),
-          "Calls fn(future) once the operation is done, on the thread that runs all callbacks of the "
-          "process.\n\n"
-          "So fn should be short, and must not wait for other operations' callbacks. What it raises goes to\n"
-          "sys.unraisablehook.")
+           "Drops transfers that were not submitted yet and returns whether there were any.\n\n"
+           "Submitted transfers are awaited: the operation has ended only once done() returns True. If this\n"
+           "returns True, it ends with Cancelled and the bytes of its range are unspecified; if False, as if "
+           "it\n"
+           "had not been cancelled.")
+      .def("add_done_callback", &add_done_callback, "fn"_a.none(),
+           nb::sig("def add_done_callback(self, fn: collections.abc.Callable[[Future], object]) -> None"),
+           "Calls fn(future) once the operation is done, on the thread that runs all callbacks of the "
+           "process.\n\n"
+           "So fn should be short, and must not wait for other operations' callbacks. Its exceptions go to\n"
+           "sys.unraisablehook.")
       .def_prop_ro("bytes_done", &FutureObject::bytes_done,
                    "Bytes that have arrived so far (int); the result once done.")
       .def("__await__", &await,

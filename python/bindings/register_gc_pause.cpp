@@ -46,8 +46,8 @@ class GcPause {
 
 void register_gc_pause(nb::module_& module) {
   nb::class_<GcPause>(module, "GcPause",
-                      "Pauses Python's cyclic garbage collector within a `with` block, where it was enabled. "
-                      "Blocks of\nseveral threads may overlap; each needs a GcPause of its own.")
+                      "Pauses Python's cyclic garbage collector within a `with` block, if it was enabled. "
+                      "Blocks of\nseveral threads may overlap; each needs its own GcPause.")
       .def(nb::init<>())
       .def("__enter__", &GcPause::enter, nb::sig("def __enter__(self) -> None"), "Begins the pause.")
       .def(

@@ -89,7 +89,7 @@ nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verif
 
 void register_manifest(nb::module_& module) {
   nb::class_<ManifestObject>(module, "CheckpointManifest",
-                             "A manifest that CheckpointStore.open_manifest read. Thread-safe.")
+                             "A manifest, read by CheckpointStore.open_manifest. Thread-safe.")
       .def_prop_ro(
           "commit", [](const ManifestObject& self) { return self.manifest->commit; },
           nb::for_getter(nb::sig("def commit(self) -> int")), "The number of the commit (int).")
@@ -109,8 +109,9 @@ void register_manifest(nb::module_& module) {
       .def("layouts", &layouts, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
            nb::sig("def layouts(self, targets: list[trunkline._types.WritableBuffer], *, verify: bool, "
                    "fresh_from_bytes: int) -> list[FileLayout]"),
-           "The shards, to be read into a buffer for each tensor: those of `fresh_from_bytes` or more are "
-           "new memory.");
+           "Layouts that read the shards into a buffer for each tensor; buffers of at least "
+           "`fresh_from_bytes` "
+           "are new memory.");
 }
 
 }  // namespace trunkline::python

@@ -74,7 +74,7 @@ class PinObject {
 void register_pin(nb::module_& module) {
   nb::class_<PinObject>(
       module, "Pin", nb::is_weak_referenceable(),
-      "Memory that trunkline.pin keeps ready for copies to and from GPUs; a context manager "
+      "Memory that trunkline.pin has registered for copies to and from GPUs; a context manager "
       "that closes.")
       .def("close", &PinObject::close, "Lets the memory go as it was. Idempotent.")
       .def_prop_ro("closed", &PinObject::closed, "Whether it was closed (bool).")
@@ -94,23 +94,22 @@ void register_pin(nb::module_& module) {
       "pin", [](nb::handle buffer, nb::handle engine) { return new PinObject(buffer, engine); },
       "buffer"_a.none(), nb::kw_only(), "engine"_a = nb::none(),
       nb::sig("def pin(buffer: trunkline._types.ReadableBuffer, *, engine: Engine | None = None) -> Pin"),
-      "Registers the memory of a tensor or array on the CPU with the CUDA driver, for copies to and from "
-      "GPUs "
-      "that are\n"
-      "asynchronous and fast, until the Pin that it returns is closed or dropped.\n\n"
-      "It counts in the pinned_budget_bytes of the engine (None: the default engine): OutOfBudget when it "
-      "does not fit.\n"
-      "A part of memory that is pinned shares that and counts once, with the engine of the first; the whole "
-      "stays pinned until\n"
-      "both are closed. Memory that overlaps a pin without lying within it is refused with DeviceError: pin "
-      "the whole first.\n"
-      "Memory in a GPU is checked as a buffer of pread, kept, and registered for GPUDirect Storage where "
-      "this "
-      "machine has\n"
-      "that: its transfers need no copy within the GPU then. Raises Unsupported without a GPU, DeviceError "
-      "when "
-      "the driver\n"
-      "refuses (memory that torch has pinned is registered already). Thread-safe.");
+      "Registers the memory of a tensor or array on the CPU with the CUDA driver, so that copies to and "
+      "from\n"
+      "GPUs are asynchronous and fast, until the returned Pin is closed or deleted.\n\n"
+      "The memory counts towards the pinned_budget_bytes of the engine (None: the default engine); "
+      "OutOfBudget\n"
+      "is raised if it does not fit. A pin within pinned memory shares the first pin, and counts only for "
+      "its\n"
+      "engine; the whole stays pinned until both are closed. Memory that overlaps a pin but is not within "
+      "it\n"
+      "raises DeviceError: pin the whole first. Memory on a GPU is checked like a buffer of pread, kept "
+      "alive,\n"
+      "and registered for GPUDirect Storage if this machine supports it: then its transfers need no copy "
+      "within\n"
+      "the GPU. Raises Unsupported without a GPU, DeviceError if the driver fails (memory that torch has "
+      "pinned\n"
+      "is already registered). Thread-safe.");
 }
 
 }  // namespace trunkline::python

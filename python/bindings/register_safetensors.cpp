@@ -108,7 +108,7 @@ void register_safetensors(nb::module_& module) {
       "parse_safetensors_length", &parse_length, "head"_a, "file_bytes"_a, "path"_a = nb::none(),
       nb::sig("def parse_safetensors_length(head: trunkline._types.ReadableBuffer, file_bytes: int, path: "
               "trunkline._types.Path | None = None) -> int"),
-      "Bytes of the JSON header, from the file's first 8 bytes. Raises Format. Private.");
+      "The size of the JSON header, parsed from the file's first 8 bytes. Raises Format. Private.");
   module.def("parse_safetensors", &parse, "json"_a, "file_bytes"_a, "path"_a = nb::none(),
              nb::sig("def parse_safetensors(json: trunkline._types.ReadableBuffer, file_bytes: int, path: "
                      "trunkline._types.Path | None = None) -> tuple[dict[str, str], list[tuple[str, str, "
@@ -121,7 +121,7 @@ void register_safetensors(nb::module_& module) {
               "dict[str, str], alignment: int, keep_order: bool = False) -> tuple[bytes, list[tuple[int, "
               "int]], int]"),
       "The file's head, where each tensor (name, dtype, shape) begins and ends, and the file's size, in "
-      "bytes. Raises\nValueError for what the format cannot hold. Private.");
+      "bytes. Raises\nValueError for values that the format does not support. Private.");
 }
 
 }  // namespace trunkline::python

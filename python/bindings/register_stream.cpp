@@ -219,11 +219,11 @@ void register_stream(nb::module_& module) {
       "bytes, offset in the unit's memory, CRC-32C or None). memory_bytes: bound on slots and units that "
       "stay "
       "(int or str;\n"
-      "None: all stay). verify: compare with the checksums \"never\", \"once\" (and whenever the files were "
+      "None: all stay). verify: verify the checksums \"never\", \"once\" (and whenever the files were "
       "modified) or\n"
-      "\"always\". device_memory: of a GPU, in which units are handed out, from as many slots as fit; they "
-      "are copied there\n"
-      "ahead of their use. Raises OutOfBudget, naming the least, where slots do not fit.")
+      "\"always\". device_memory: memory of a GPU, divided into as many slots as fit, to which units are "
+      "copied\n"
+      "ahead of their use. Raises OutOfBudget, naming the least, if the slots do not fit.")
       .def(nb::init<const std::vector<nb::object>&, const std::vector<UnitArgument>&, nb::handle, std::size_t,
                     nb::handle, nb::handle, nb::handle>(),
            "files"_a, "units"_a, nb::kw_only(), "memory_bytes"_a = nb::none(), "slots"_a = 2,
@@ -234,28 +234,28 @@ void register_stream(nb::module_& module) {
                    "typing.Literal['never', 'once', 'always'] = 'once', engine: Engine | None = None, "
                    "device_memory: trunkline._types.WritableBuffer | None = None) -> None"))
       .def("acquire", &StreamObject::acquire, "unit"_a,
-           "Waits until the unit is there: (index of its memory, offset in it). Ctrl-C ends the wait.\n\n"
-           "Raises what its reading failed with; acquiring again reads again.")
+           "Waits until the unit is in memory: (index of its memory, offset in it). Ctrl-C ends the wait.\n\n"
+           "Raises the error of reading it; acquiring again reads again.")
       .def("release", &StreamObject::release, "unit"_a, "stream"_a = nb::none(),
            nb::sig("def release(self, unit: int, stream: object | None = None) -> None"),
-           "The unit's memory may be used for the next one; that of a GPU once `stream` (None: the default "
-           "one) has\ndone what it holds now.")
+           "Allows the unit's memory to be reused; on a GPU after the present work of `stream` (None: the "
+           "default one).")
       .def("set_order", &StreamObject::set_order, "order"_a,
-           "The order in which units are acquired from now on: each index once.")
+           "Sets the order in which units are acquired from now on: each index once.")
       .def_prop_ro("memory", &memory_of, nb::rv_policy::take_ownership,
                    nb::for_getter(nb::sig("def memory(self) -> typing.List[StreamMemory]")),
                    "The memory of the slots, and of the units that stay; none with device_memory.")
       .def_prop_ro(
           "placement", [](StreamObject& self) { return dict_of(self.stream().placement()); },
           nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
-          "What stays: \"resident\" (list of bool), \"slots\", \"slot_bytes\", \"memory_bytes\".")
+          "Which units stay: \"resident\" (list of bool), \"slots\", \"slot_bytes\", \"memory_bytes\".")
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, float]"),
-           "Counts, bytes and seconds since the opening.");
+           "Counts, bytes and seconds since the stream was opened.");
   module.def(
       "parse_size",
       [](nb::handle value, const std::string& name) { return size_argument(value, name.c_str()); },
       "value"_a.none(), "name"_a, nb::sig("def parse_size(value: int | str, name: str) -> int"),
-      "Bytes of an int or a str such as \"400MB\"; `name` is the argument's, for errors. Private.");
+      "Bytes of an int or a str such as \"400MB\"; `name`: of the argument, for errors. Private.");
   module.def(
       "device_layout", [](const UnitArgument& unit) { return device_layout(units_argument({unit}).front()); },
       "unit"_a,
@@ -270,11 +270,11 @@ void register_stream(nb::module_& module) {
       "units"_a,
       nb::sig("def device_slot_bytes(units: collections.abc.Sequence[tuple[str, int, "
               "collections.abc.Sequence[tuple[int, int, int, int, int | None]]]]) -> int"),
-      "The size of each slot that these units of WeightStream pass through in the memory of a GPU.");
+      "The size of the slots for these units of WeightStream in the memory of a GPU.");
   module.def("place_units", &place, "unit_bytes"_a, "memory_bytes"_a.none(), "slots"_a = 2,
              nb::sig("def place_units(unit_bytes: collections.abc.Sequence[int], memory_bytes: int | str, "
                      "slots: int = 2) -> dict[str, typing.Any]"),
-             "What WeightStream.placement would be. Raises OutOfBudget, naming the least that would do.");
+             "What WeightStream.placement would be. Raises OutOfBudget, naming the least budget.");
 }
 
 }  // namespace trunkline::python

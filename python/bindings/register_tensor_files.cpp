@@ -440,8 +440,8 @@ void register_archive_layout(nb::module_& module) {
 void register_file_layout(nb::module_& module) {
   nb::class_<FileLayoutObject>(
       module, "FileLayout",
-      "What a file of `nbytes` bytes holds, or shall hold: memory at offsets, checksums "
-      "of ranges, and places\nwhere checksums stand. What no memory covers is zeros.")
+      "The contents of a file of `nbytes` bytes, to be written or read: memory at offsets, checksums "
+      "of ranges, and\nfields for checksums. Bytes that no memory covers are zeros.")
       .def(nb::init<nb::handle, nb::handle>(), "path"_a.none(), "nbytes"_a.none(),
            nb::sig("def __init__(self, path: trunkline._types.Path, nbytes: int) -> None"))
       .def("add", &FileLayoutObject::add, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
@@ -449,27 +449,27 @@ void register_file_layout(nb::module_& module) {
            nb::sig(
                "def add(self, offset: int, buffer: trunkline._types.ReadableBuffer, *, stream: object | None "
                "= None) -> None"),
-           "The file's bytes from `offset` on are those of `buffer`, to be written; in the memory of a GPU: "
-           "those it\nhas once `stream` (None: the current one) has done what it holds now.")
+           "Adds `buffer`, to be written at `offset`; a buffer in the memory of a GPU is read after the "
+           "present work\nof `stream` (None: the current one).")
       .def("add_target", &FileLayoutObject::add_target, "offset"_a.none(), "buffer"_a.none(), nb::kw_only(),
            "fresh"_a = false,
            nb::sig(
                "def add_target(self, offset: int, buffer: trunkline._types.WritableBuffer, *, fresh: bool = "
                "False) -> None"),
-           "The file's bytes from `offset` on are to be read into `buffer`, on a GPU after what the current "
-           "stream\nholds now; `fresh`: of aligned_empty, not touched yet.")
+           "Adds `buffer`, to be read from `offset`, on a GPU after the present work of the current stream; "
+           "`fresh`:\nfrom aligned_empty, not touched yet.")
       .def("add_checksum", &FileLayoutObject::add_checksum, "kind"_a.none(), "begin"_a.none(), "end"_a.none(),
            "expected"_a = nb::none(),
            nb::sig("def add_checksum(self, kind: typing.Literal['crc32', 'crc32c'], begin: int, end: int, "
                    "expected: int | None = None) -> int"),
-           "A checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
+           "Adds a checksum of the bytes [begin, end), which reading compares with `expected`; returns its "
            "index.\n\n"
            "Ranges are added in the order of the file and do not overlap.")
       .def("add_checksum_field", &FileLayoutObject::add_checksum_field, "offset"_a.none(),
            "checksum"_a.none(), "encoding"_a.none(),
            nb::sig("def add_checksum_field(self, offset: int, checksum: int, encoding: "
                    "typing.Literal['le32', 'hex']) -> None"),
-           "Writing puts checksum `checksum` at `offset`: 4 bytes, least significant first, or 8 hex digits.")
+           "Adds a field at `offset` for checksum `checksum`: 4 bytes, little-endian, or 8 hex digits.")
       .def(
           "add_archive",
           [](FileLayoutObject& self, const ArchiveLayoutObject& layout,
@@ -478,17 +478,17 @@ void register_file_layout(nb::module_& module) {
           "layout"_a, "addresses"_a, "owner"_a,
           nb::sig("def add_archive(self, layout: ArchiveLayout, addresses: collections.abc.Sequence[int], "
                   "owner: object) -> None"),
-          "The file is that archive, its payloads being the main memory at `addresses`, which `owner` keeps "
-          "alive\n(0: added by add()), each with its CRC-32.")
+          "Adds an archive, with payloads from the main memory at `addresses`, which `owner` keeps alive\n"
+          "(0: added by add()), and their CRC-32s.")
       .def("add_targets", &FileLayoutObject::add_targets, "offsets"_a, "sizes"_a, "addresses"_a, "owner"_a,
            nb::sig("def add_targets(self, offsets: collections.abc.Sequence[int], sizes: "
                    "collections.abc.Sequence[int], addresses: collections.abc.Sequence[int], owner: object) "
                    "-> None"),
-           "Many add_target() of main memory that nothing else refers to yet, and which `owner` keeps alive.")
-      .def("read_from", &FileLayoutObject::set_source, "file"_a,
-           nb::sig("def read_from(self, file: File) -> None"),
-           "Reading reads `file`, and closes it, in place of opening `path`: which may be another one by "
-           "then.")
+           "Adds many targets in main memory that nothing else refers to yet, and that `owner` keeps alive.")
+      .def(
+          "read_from", &FileLayoutObject::set_source, "file"_a,
+          nb::sig("def read_from(self, file: File) -> None"),
+          "Makes reading use `file`, and close it, instead of opening `path`, which may be replaced by then.")
       .def_prop_ro(
           "path", [](const FileLayoutObject& self) { return decode_path(self.layout().path); },
           nb::for_getter(nb::sig("def path(self) -> str")), "The file's path (str).")
@@ -502,10 +502,9 @@ void register_file_layout(nb::module_& module) {
 void register_tensor_files(nb::module_& module) {
   register_archive_layout(module);
   register_file_layout(module);
-  nb::class_<FileSetObject>(
-      module, "FileSet", nb::is_weak_referenceable(),
-      "Files that are written whole and appear whole, under their names only at the end. "
-      "Used from one thread, but\nfor cancel() and progress().")
+  nb::class_<FileSetObject>(module, "FileSet", nb::is_weak_referenceable(),
+                            "Files that are written completely, and get their names only at the end. "
+                            "To be used from one thread, except\nfor cancel() and progress().")
       .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle>(), "layouts"_a, nb::kw_only(),
            "engine"_a = nb::none(), "durable"_a = true, "replace"_a = true, "stage_all"_a = false,
            "staging_bytes"_a = nb::none(),
@@ -516,17 +515,18 @@ void register_tensor_files(nb::module_& module) {
       .def("stage", &FileSetObject::stage,
            "Copies what must be copied; with stage_all all memory may change once it returns.")
       .def("finish", &FileSetObject::finish,
-           "Waits until everything is written, durable (if asked for), and under its name.")
+           "Waits until everything is written, durable (if requested), and has its name.")
       .def("cancel", &FileSetObject::cancel, "Makes stage() and finish() raise Cancelled soon.")
       .def("discard", &FileSetObject::discard,
-           "Removes what was written, as an error does; nothing after finish(). Not while one of them runs.")
+           "Removes the files, as after an error; does nothing after finish(). Not while stage() or finish() "
+           "runs.")
       .def("progress", &FileSetObject::progress, "(bytes written, bytes to write).")
       .def("checksums", &FileSetObject::checksums, "layout"_a,
            "Values of the checksums of one file (list of int).");
   nb::class_<FileReaderObject>(
       module, "FileReader",
-      "Reads files into the memory of their layouts, once, by run(). Used from one thread, "
-      "but for cancel() and\nprogress().")
+      "Reads files into the memory of their layouts, once, by run(). To be used from one thread, "
+      "except for\ncancel() and progress().")
       .def(nb::init<nb::handle, nb::handle, bool, nb::handle>(), "layouts"_a, nb::kw_only(),
            "engine"_a = nb::none(), "verify"_a = true, "direct"_a = "auto",
            nb::sig(
@@ -541,29 +541,28 @@ void register_tensor_files(nb::module_& module) {
            "Values of the checksums of one file (list of int).");
   module.def("fsync_directory", &fsync_directory, "path"_a.none(),
              nb::sig("def fsync_directory(path: trunkline._types.Path) -> None"),
-             "Makes names that were created, renamed or removed in a directory durable.");
-  module.def(
-      "is_on_local_filesystem", &is_on_local_filesystem, "path"_a.none(),
-      nb::sig("def is_on_local_filesystem(path: trunkline._types.Path) -> bool"),
-      "Whether this machine alone writes to the filesystem of the path; False where that is not known.");
-  module.def(
-      "check_leads_to", &check_leads_to, "path"_a.none(), "descriptor"_a,
-      nb::sig("def check_leads_to(path: trunkline._types.Path, descriptor: int) -> None"),
-      "Raises OSError (ESTALE) where the path leads to something else than what is open as `descriptor`.");
+             "Makes created, renamed and removed names in a directory durable.");
+  module.def("is_on_local_filesystem", &is_on_local_filesystem, "path"_a.none(),
+             nb::sig("def is_on_local_filesystem(path: trunkline._types.Path) -> bool"),
+             "Whether only this machine writes to the filesystem of the path; False if unknown.");
+  module.def("check_leads_to", &check_leads_to, "path"_a.none(), "descriptor"_a,
+             nb::sig("def check_leads_to(path: trunkline._types.Path, descriptor: int) -> None"),
+             "Raises OSError (ESTALE) if the path leads to anything but the file or directory open as "
+             "`descriptor`.");
   module.def("check_replaceable", &check_replaceable, "path"_a.none(),
              nb::sig("def check_replaceable(path: trunkline._types.Path) -> None"),
-             "Raises the error that saving to the path would end with; changes nothing.");
+             "Raises the error that saving to the path would raise; changes nothing.");
   module.def("crc32c", &crc32c_of, "buffer"_a.none(), "seed"_a = 0,
              nb::sig("def crc32c(buffer: trunkline._types.ReadableBuffer, seed: int = 0) -> int"),
              "CRC-32C of the bytes; `seed` is that of the bytes before them.");
   module.def("crc32c_combine", &crc32c_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
              nb::sig("def crc32c_combine(first: int, second: int, second_bytes: int) -> int"),
-             "CRC-32C of two runs of bytes, one behind the other, from that of each.");
+             "CRC-32C of two consecutive runs of bytes, from that of each.");
   module.def(
       "crc32c_of_samples", &crc32c_of_samples, "addresses"_a, "sizes"_a,
       nb::sig("def crc32c_of_samples(addresses: list[int], sizes: list[int]) -> bytes"),
-      "CRC-32C (4 bytes each, native order) of a few bytes here and there of each range of memory. All of "
-      "it must be there; a range at address 0 counts as empty.");
+      "CRC-32C (4 bytes each, native order) of a few sampled bytes of each range of memory. All of it must "
+      "be mapped; a range at address 0 counts as empty.");
 }
 
 }  // namespace trunkline::python

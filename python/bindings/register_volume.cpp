@@ -52,25 +52,26 @@ std::vector<nb::object> list(const Volume& self) {
 void register_volume(nb::module_& module) {
   nb::class_<Volume>(module, "Volume",
                      "Several directories, each on its own disk, as one: files striped over all of them.\n\n"
-                     "directories: existing and distinct, in the same order at every use. stripe_bytes: the "
+                     "directories: existing and distinct, always in the same order. stripe_bytes: the "
                      "stripe unit of new\n"
                      "files, a multiple of 4096 (int or str; None: 1 MiB). Thread-safe.")
       .def("__init__", &create, "directories"_a.none(), "stripe_bytes"_a = nb::none(),
            nb::sig("def __init__(self, directories: collections.abc.Sequence[trunkline._types.Path], "
                    "stripe_bytes: int | str | "
                    "None = None) -> None"))
-      .def("open", &open, "name"_a.none(), "mode"_a.none() = "r", nb::kw_only(), "engine"_a = nb::none(),
-           "direct"_a.none() = "auto",
-           nb::sig("def open(self, name: trunkline._types.Path, mode: trunkline._types.Mode = 'r', *, "
-                   "engine: Engine | None = "
-                   "None, direct: trunkline._types.Direct = 'auto') -> File"),
-           "Opens the file `name` of the volume; arguments as those of trunkline.open.\n\n"
-           "Raises Corrupt when a member is missing, foreign, or of a size that does not fit the others, "
-           "Format when a\n"
-           "descriptor is none or of a newer version.")
+      .def(
+          "open", &open, "name"_a.none(), "mode"_a.none() = "r", nb::kw_only(), "engine"_a = nb::none(),
+          "direct"_a.none() = "auto",
+          nb::sig("def open(self, name: trunkline._types.Path, mode: trunkline._types.Mode = 'r', *, "
+                  "engine: Engine | None = "
+                  "None, direct: trunkline._types.Direct = 'auto') -> File"),
+          "Opens the file `name` of the volume; arguments as for trunkline.open.\n\n"
+          "Raises Corrupt if a member is missing, belongs to another file, or has a size that does not match "
+          "the others,\n"
+          "Format if a descriptor is invalid or of a newer version.")
       .def("remove", &remove, "name"_a.none(),
            nb::sig("def remove(self, name: trunkline._types.Path) -> None"),
-           "Removes the file `name` from all directories. Raises FileNotFoundError when there is none.")
+           "Removes the file `name` from all directories. Raises FileNotFoundError if it does not exist.")
       .def("list", &list, nb::sig("def list(self) -> typing.List[str]"),
            "Names of the volume's files, sorted (list of str).")
       .def_prop_ro(
