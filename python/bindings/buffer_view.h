@@ -35,7 +35,7 @@ class BufferView {
   // protocol, numpy's __array_interface__ (dtypes that the buffer protocol has no letter for: bfloat16,
   // datetime64), __cuda_array_interface__, DLPack. Raises TypeError for anything but a buffer, ValueError for
   // memory that is not contiguous, or read-only where `access` is writable, Unsupported for memory of a
-  // device where `reach` is the host, or that is no CUDA device. `name` is what the error calls the argument.
+  // device where `reach` is the host, or is not a CUDA device. `name`: of the argument, for errors.
   // `stream` (see stream_argument) is the one whose work comes first, in place of the one that the object
   // names; None leaves that. With one, memory of the host raises ValueError.
   BufferView(nanobind::handle buffer, Access access, const char* name = "buffer", Reach reach = Reach::host,

@@ -90,7 +90,7 @@ nb::object request_capsule(nb::handle producer, std::optional<std::uintptr_t> st
     return method(nb::arg("max_version") = version);
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_TypeError))
-      throw;  // TypeError: a producer of before version 1 knows no max_version
+      throw;  // TypeError: a producer older than version 1 does not accept max_version
   }
   return stream ? method(nb::arg("stream") = *stream) : method();
 }

@@ -62,7 +62,7 @@ void FutureObject::settle() {
 
 bool FutureObject::done() {
   if (memory_ == nullptr) return true;  // seen before
-  // In a forked child nothing of the parent's operation changes any more, and its lock may be held for good.
+  // In a forked child nothing of the parent's operation changes any more, and its lock may be held forever.
   if (generation_ != os::fork_generation() || !future_.done()) return false;
   settle();
   return true;

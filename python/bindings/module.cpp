@@ -6,8 +6,8 @@ namespace tlp = trunkline::python;
 
 // Nanobind makes the module's definition; what Python finds is PyInit__core below.
 NB_MODULE(_core_anywhere, module) {
-  // A torch tensor over a Buffer that is still alive at exit (a model in a global, say) keeps it for good:
-  // torch gives no memory back once the interpreter is finalizing. That is no leak to warn users of.
+  // A torch tensor over a Buffer that is still alive at exit (in a global model, for example) never releases
+  // it: torch frees no memory once the interpreter is finalizing. Users need no warning of that leak.
   nb::set_leak_warnings(false);
   module.doc() = "The engine of Trunkline; use it through the package trunkline.";
   module.attr("version") = TRUNKLINE_VERSION;

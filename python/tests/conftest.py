@@ -55,7 +55,7 @@ def engine(backend: str) -> Iterator[tl.Engine]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> RunScript:
-    """Run Python code in a process of its own, in a temporary directory."""
+    """Run Python code in a separate process, in a temporary directory."""
 
     def run(code: str, *arguments: str, expect: int = 0) -> str:
         result = subprocess.run(

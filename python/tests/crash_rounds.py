@@ -88,7 +88,7 @@ class Rounds:
         if until_ready:
             raise AssertionError("the saving process did not begin")
 
-    # A filesystem that is gone makes saves fail, with an error of ours, and not hang.
+    # On a filesystem that has failed, saves must raise a trunkline.Error, not hang.
     def _await_failure(self, connection: Connection) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self.history.failed is None:

@@ -58,7 +58,7 @@ def shapes() -> list[tuple[int, ...]]:
 
 
 class Model(torch.nn.Module):
-    """Small, with sizes that are no multiples of anything."""
+    """A small state whose sizes are multiples of nothing in particular."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _STRUCTURED = np.dtype([("a", "<i4"), ("b", "<f2", (2,))])
 
 
 def state_of(seed: int) -> dict[str, Any]:
-    """Make a state: equal for equal seeds, in memory of its own."""
+    """Make a state, in new memory; equal seeds make equal states."""
     return _Maker(seed).state()
 
 

@@ -182,7 +182,7 @@ class Rank:
             self.checkpointers[""].save(step, make_state(step, 1), block=True)
         except Interrupted:
             pass
-        except tl.Error:  # nobody else comes to it
+        except tl.Error:  # no other rank joins it
             assert not raised
         finally:
             sys.settrace(None)

@@ -29,7 +29,7 @@ SANDBOXES: dict[str, tuple[dict[str, int], dict[int, int]]] = {
         {"renameat2": errno.EINVAL, "fallocate": errno.EOPNOTSUPP},
         dict.fromkeys((fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW), errno.ENOLCK),
     ),
-    # Locks that end at each machine: whoever asks gets them.
+    # Locks that other machines do not see: every attempt succeeds.
     "two-machines": ({}, dict.fromkeys((fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW), 0)),
 }
 

@@ -56,7 +56,7 @@ def assert_same(found: Any, expected: Any, where: str) -> None:
 
 
 def run_saver(connection: Connection, places: Places, seed: int, step: int, version: int) -> None:
-    """Save until killed, and say what was begun and what is done; a process of its own."""
+    """Save until killed, and report each save that began or ended; runs in a separate process."""
     torch.set_num_threads(1)
     rng = random.Random(seed)
     try:
@@ -196,7 +196,7 @@ class History:
             if path.exists():
                 tensors = tl.load(path)
                 version = int(tensors["version"])
-                if name.endswith(".safetensors"):  # the format has an order of its own
+                if name.endswith(".safetensors"):  # the format stores tensors in another order
                     tensors = {key: tensors[key] for key in tensors_of(version)}
                 assert_same(tensors, tensors_of(version), name)
             assert version in allowed, f"{name}: found version {version}, possible were {allowed}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 _FS_IOC_SHUTDOWN = 0x8004587D
-# What the filesystem does before it stops for good: everything, only the log, nothing.
+# What the filesystem completes before it stops forever: everything, only the log, nothing.
 FLUSH_ALL, FLUSH_LOG, FLUSH_NOTHING = 0, 1, 2
 
 # Images are sparse. That of xfs is the least that mkfs.xfs accepts.

@@ -40,7 +40,7 @@ _NUMBER_AT, _SECOND_ARGUMENT_AT = 0, 24  # in struct seccomp_data
 def forbid(calls: dict[str, int], fcntl: dict[int, int] | None = None) -> None:
     """Let system calls fail with an errno, and with `fcntl` its commands; an errno of 0 does nothing, well.
 
-    For good, in this thread and those that it starts: call it first.
+    Permanently, in this thread and those that it starts: call it first.
     """
     numbers = _NUMBERS[platform.machine()]
     rules = [_instruction(_LOAD_WORD, _NUMBER_AT)]

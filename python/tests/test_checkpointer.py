@@ -146,7 +146,7 @@ def test_verify_does_not_call_damaged_what_cannot_be_read(tmp_path: Path) -> Non
     checkpointer.save(1, {"x": torch.arange(3 << 20)}, block=True)
     (shard,) = tmp_path.glob("step-*/shard-*")
     shard.unlink()
-    shard.symlink_to(shard)  # a loop: it cannot be opened, whoever asks
+    shard.symlink_to(shard)  # a loop: nobody can open it
     with pytest.raises(tl.Error, match="ELOOP") as raised:
         checkpointer.verify(1)
     assert not isinstance(raised.value, tl.Corrupt)
@@ -295,7 +295,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
 
 class Whole:
-    """A number that is no int."""
+    """A number that is not an int."""
 
     def __init__(self, value: int) -> None:
         self._value = value

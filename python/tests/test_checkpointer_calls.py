@@ -143,7 +143,7 @@ def test_a_load_that_others_skip(crew: RankProcesses, directory: Path, who: int)
 def test_a_call_that_all_make_after_one_made_it_alone(
     crew: RankProcesses, directory: Path, who: int, call: tuple[Any, ...]
 ) -> None:
-    """The failure of the first is no news to the others, whoever comes first now."""
+    """The failure of the first call does not matter to the others, whichever rank comes first now."""
     opened(crew, directory, TIMEOUT)
     for first in range(2):
         tell(crew, who, call)
@@ -354,7 +354,7 @@ def test_a_signal_handler_that_raises_as_a_save_begins(
 def test_a_save_that_is_cancelled_while_it_waits_for_others(
     crew: RankProcesses, directory: Path, odd: int, how: str
 ) -> None:
-    """It ends at once, those that come to it later hear of it, and nothing is raised by the next save."""
+    """It ends immediately, ranks that join later learn of it, and the next save raises nothing."""
     opened(crew, directory, LONG)
     begun = time.monotonic()
     if how == "cancelled_save":

@@ -433,7 +433,7 @@ def test_a_load_that_failed_on_one_rank_and_then_on_all(
 
 @pytest.mark.parametrize("step", [None, 1])
 def test_a_load_that_failed_on_all_ranks(crew: RankProcesses, directory: Path, step: int | None) -> None:
-    """They go on alike: with what they had before."""
+    """They continue with the same state: the one that they had before."""
     save_alone(directory, 1, 1)
     crew.all("open", str(directory), timeout=LONG, keep=None)
     crew.all("collective")

@@ -188,7 +188,7 @@ def test_existing_files_of_any_size_are_read_and_never_changed(tmp_path: Path) -
 
 @pytest.fixture
 def long_bench(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, int]]:
-    """A benchmark that does not end of itself, on a terminal of its own, with its progress on it."""
+    """A benchmark that does not end by itself, on a separate terminal, where it shows its progress."""
     controller, terminal = pty.openpty()
     command = [str(PROGRAM), "bench", str(tmp_path), "--size", "64MiB", "--read", "--duration", "3600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)

@@ -261,7 +261,7 @@ def test_without_checkpoints_there_is_nothing_to_show_or_verify(
 
 @pytest.fixture
 def long_verify(store: CheckpointStore) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A verification that goes on for long, of a large and empty file, on a terminal of its own."""
+    """A verification that takes long, of a large and empty file, on a separate terminal."""
     manifest = store.read_manifest(10)
     nbytes = 1 << 40
     store.begin(30, [1, 0])
@@ -402,7 +402,7 @@ def test_a_subcommand_that_there_is_not_is_named(tmp_path: Path) -> None:
 
 
 def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:
-    """A step that goes between listing and reading is no damage."""
+    """A step that is removed between listing and reading does not count as damaged."""
     directory = tmp_path / "run"
     checkpointer = trunkline.Checkpointer(directory, process_group=False, keep=None)
     for step in range(150):

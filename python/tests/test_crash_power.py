@@ -17,7 +17,7 @@ SEED = 20250
 
 @functools.cache
 def why_not(kind: str) -> str:
-    """Ask a process in a mount namespace of its own, whether such filesystems can be mounted."""
+    """Check, in a process with a separate mount namespace, whether such filesystems can be mounted."""
     code = f"import support_loop; print(support_loop.why_not({kind!r}))"
     try:
         result = subprocess.run(

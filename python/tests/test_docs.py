@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/ runs as it stands, each in an interpreter of its own."""
+"""Every Python block of the README and of docs/ runs unchanged, each in a separate interpreter."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_ctrl_c_ends_a_system_call_that_blocks(run_script: RunScript, call: str)
         volume = tl.Volume(directories, stripe_bytes=4096)
         file = volume.open("striped", "w")
         file.pwrite(bytes(500_000))
-        # Whoever opens or grows the file waits for this lock.
+        # Opening or growing the file waits for this lock.
         holder = os.open("one/striped.0", os.O_RDWR)
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 63) - 2, 1, 0)
         fcntl.fcntl(holder, fcntl.F_OFD_SETLK, lock)

@@ -93,7 +93,7 @@ def same_weights(one: Model, other: Model) -> bool:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model trained with nothing of ours."""
+    """A model trained by stock Lightning."""
     model = new_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

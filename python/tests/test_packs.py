@@ -1,4 +1,4 @@
-"""Packs: what is there already stays, whoever packs what and where, and however that ends."""
+"""Packs: making one never destroys existing files, whichever process makes it, and however that ends."""
 
 import fcntl
 import json
@@ -124,7 +124,7 @@ def test_a_pack_that_changes_its_arrangement_leaves_nothing_behind(
     assert sorted(path.name for path in contents(a, b)) == ["pack.json", WEIGHTS]
     assert is_right(folder, [a])
 
-    # What is no pack's, or what a model lies in, is not removed.
+    # Files that are not a pack's, or belong to a model, are not removed.
     linked = tmp_path / "linked"
     linked.mkdir()
     shutil.copy(folder / "config.json", linked)

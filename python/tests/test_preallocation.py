@@ -30,7 +30,7 @@ kind = sys.argv[1]
 
 
 def run_on_small_filesystem(body: str, kind: str) -> str:
-    """Run a script with a mount namespace of its own; returns what it printed."""
+    """Run a script with a separate mount namespace; return its output."""
     if reason := why_not(kind):
         pytest.skip(reason)
     result = subprocess.run(

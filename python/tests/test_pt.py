@@ -194,7 +194,7 @@ def check_same(found: Any, expected: Any) -> None:
 
 
 def check_stock(path: Path, expected: Any) -> None:
-    """Check that stock torch and zip tools read a file of ours."""
+    """Check that stock torch and zip tools can read a file that trunkline wrote."""
     for options in ({"weights_only": True}, {"weights_only": True, "mmap": True}, {"weights_only": False}):
         check_same(torch.load(path, **options), expected)  # type: ignore[arg-type]
     with zipfile.ZipFile(path) as archive:

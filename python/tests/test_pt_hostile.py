@@ -272,7 +272,7 @@ def malicious(marker: Path) -> Iterator[tuple[str, bytes]]:
     }
     for name, obj in calls.items():
         yield name, pickled(obj)
-    yield "a persistent id that is no storage", b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00touch\x86Q."
+    yield "a persistent id that is not a storage", b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00touch\x86Q."
     yield "an INST opcode", b"(S'touch %s'\nios\nsystem\n." % os.fsencode(marker)
     yield "an OBJ opcode", b"(cos\nsystem\nS'touch %s'\no." % os.fsencode(marker)
     yield "STACK_GLOBAL", b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R."

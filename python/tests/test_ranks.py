@@ -233,7 +233,7 @@ def test_a_call_that_fails_as_it_begins(
 
 
 def fail_alone(each: Exchanges, call: str, collectives: int | None) -> None:
-    """Make a call that fails before another rank comes to it."""
+    """Make a call that fails before another rank joins it."""
 
     def fail() -> None:
         raise OSError(5, "injected")

@@ -106,7 +106,7 @@ def test_what_the_page_cache_holds_is_not_read_from_the_disk(tmp_path: Path, nam
     with tl.Engine() as engine, tl.open(largest, engine=engine, direct="unless_cached") as file:
         file.pread(bytearray(file.size))
         if engine.stats()["bytes"]["buffered"] == 0:
-            pytest.skip("the kernel does not tell what the page cache holds, or not of this filesystem")
+            pytest.skip("the kernel does not report the contents of the page cache for this filesystem")
     warm = loaded()
     assert warm["direct"] + warm["bounced"] < 100_000
     assert warm["buffered"] > 6_000_000

@@ -26,7 +26,7 @@ def named(call: Any) -> int:
 
 
 def random_model(folder: Path, seed: int) -> Path:
-    """Save a model whose weights are no multiples of a page."""
+    """Save a model whose weights are not multiples of a page."""
     rng = random.Random(seed)
     heads = rng.choice([1, 2, 4])
     config: dict[str, Any] = {

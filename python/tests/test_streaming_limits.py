@@ -69,7 +69,7 @@ def test_odd_models_are_planned_as_they_are(kind: str, tmp_path: Path) -> None:
     stats = tl.stream.stats(tl.transformers.from_pretrained(folder, memory_budget=budget))
     assert planned["least_budget"] == budget - 40_000
     assert planned["streamed_bytes"] == stats["streamed_bytes"]
-    # In memory the weights of a unit begin within pages; plan() knows nothing of the files.
+    # In memory the weights of a unit begin within pages; plan() does not read the files.
     assert 0 <= stats["resident_bytes"] - planned["resident_bytes"] <= 4 * 4096
 
 

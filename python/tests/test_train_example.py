@@ -36,7 +36,7 @@ ENVIRONMENT = {
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and all below it: torchrun puts each worker into a process group of its own."""
+    """The process and its descendants: torchrun puts each worker into a separate process group."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -797,7 +797,7 @@ def test_a_preempted_training_saves_although_a_save_fails(tmp_path: Path, failin
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool) -> None:
-    """Without it, whoever looks for the last checkpoint would take the half one for whole."""
+    """Otherwise code that looks for the last checkpoint would mistake the partial one for complete."""
     folder = incomplete_folder(tmp_path, 2)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     before = signal.getsignal(signal.SIGTERM)
