@@ -189,7 +189,8 @@ def _check_device(
     if target.type == "cuda" and None in measured_on_gpu and not torch.cuda.is_available():
         raise Unsupported(
             None,
-            f"device: cannot measure {target}: torch sees no CUDA GPU; pass memory_budget, bus_bandwidth and flops",
+            f"device: cannot measure {target}: torch sees no CUDA GPU; pass memory_budget, bus_bandwidth and "
+            "flops",
         )
 
 
