@@ -46,8 +46,8 @@ class WeightHooks:
             for index, (unit, of_unit) in enumerate(zip(units, views, strict=True))
         ]
         self._by_layer: dict[int, list[BoundUnit]] = {}
-        for unit in self._units:
-            self._by_layer.setdefault(unit.layer, []).append(unit)
+        for bound in self._units:
+            self._by_layer.setdefault(bound.layer, []).append(bound)
         self._first_layer = min(self._by_layer, default=0)
         self._last_layer = max(self._by_layer, default=0)
         self._thread: threading.Thread | None = None  # that runs a layer

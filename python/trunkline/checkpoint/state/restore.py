@@ -95,8 +95,8 @@ def _run(walk: "_Restoring", skeleton: Json, into: Any) -> Any:
     except BadLeaf as why:
         raise Format(None, f"invalid skeleton of a state, at {walk.place()}: {why}") from None
     except RecursionError:
-        why = "it is nested too deeply"
-        raise Format(None, f"invalid skeleton of a state, at {walk.place()}: {why}") from None
+        where = f"invalid skeleton of a state, at {walk.place()}"
+        raise Format(None, f"{where}: it is nested too deeply") from None
 
 
 class _Restoring:
