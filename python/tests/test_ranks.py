@@ -329,7 +329,7 @@ def test_a_rank_that_leaves_without_its_message(new_store: MakeStore) -> None:
     with zero.begin() as here:
         with one.begin() as there:
             met(here, there)
-        with pytest.raises(tl.RankError, match="rank 1 left"):
+        with pytest.raises(tl.RankError, match="rank 1 failed without a reason"):
             here.read("written", 1)
 
 
