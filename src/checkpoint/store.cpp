@@ -3,14 +3,12 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <ranges>
 #include <set>
@@ -19,15 +17,12 @@
 #include <utility>
 
 #include "checkpoint/descriptor_io.h"
+#include "checkpoint/directory_lock.h"
+#include "checkpoint/held_directories.h"
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/shard_references.h"
 #include "checkpoint/volume_owner.h"
-#include "os/file_lock.h"
-#include "os/fork_private_fd.h"
-#include "os/local_filesystem.h"
-#include "os/same_file.h"
-#include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -49,17 +44,6 @@ std::string now() {
 bool is_directory(const std::string& path) {
   struct stat status{};
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-}
-
-std::unexpected<Error> busy(const std::string& directory) {
-  return std::unexpected(Error{
-      .kind = ErrorKind::system,
-      .code = EBUSY,
-      .message =
-          fmt::format("{}: another process, or another store of this one, is saving into the directory: "
-                      "EBUSY; wait for it, or see with lsof who holds its file {}, which must not be removed",
-                      directory, kLockFile),
-      .path = directory});
 }
 
 Error not_removed(const std::string& directory, std::span<const Commit> commits, std::uint64_t keep) {
@@ -100,113 +84,24 @@ Error volume_is_missing(const std::string& volume) {
 
 }  // namespace
 
-struct Store::Lock {
-  Lock(const std::string& in, int flags)
-      : directory_path(in),
-        directory(::open(in.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
-        path(fmt::format("{}/{}", in, kLockFile)),
-        fd(std::make_unique<os::ForkPrivateFd>(path, flags, kMode)),
-        held(std::make_unique<os::FileLock>(fd->get(), kKind, os::FileLock::Wait::never)) {}
-
-  // Not where the filesystem has no locks, and not where another machine may write, whose locks may end
-  // there: its shards are debris until their manifest is there.
-  bool excludes_every_writer() const { return held->held() && os::is_on_local_filesystem(fd->get()); }
-
-  // The directory as well: a copy may have no file of the lock, or the same one (`cp -al`).
-  Status check() const {
-    if (directory.valid()) {
-      if (auto same = os::check_leads_to(directory_path, directory.get()); !same) return same;
-    }
-    return fd->valid() ? os::check_leads_to(path, fd->get()) : Status{};
-  }
-
-  // Whether it is still the lock that others meet. A purge of old files may take it: as long as no other is
-  // in its place nobody has locked, and it is made anew.
-  Status check_or_renew() {
-    auto same = check();
-    if (same || same.error().code != ENOENT || same.error().path != path) return same;
-    auto renewed = std::make_unique<os::ForkPrivateFd>(path, O_RDWR | O_CREAT | O_EXCL, kMode);
-    if (!renewed->valid()) return same;
-    auto taken = std::make_unique<os::FileLock>(renewed->get(), kKind, os::FileLock::Wait::never);
-    if (taken->busy()) return same;
-    held = std::move(taken);  // the lock ends before its descriptor
-    fd = std::move(renewed);
-    return {};
-  }
-
-  // From now on check_with_volumes() notices volumes that are mounted, or moved, in each other's place: the
-  // record of whose they are was read before, and what has their names by now may be another directory's.
-  // Those that are missing may come: nothing was read of them.
-  void hold_volumes(const StoreDescriptor& descriptor) {
-    for (const auto* paths : {&descriptor.volumes, &descriptor.former_volumes}) {
-      for (const std::string& volume : *paths) {
-        if (volumes.contains(volume)) continue;
-        os::UniqueFd opened(::open(volume.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-        if (opened.valid()) volumes.emplace(volume, std::move(opened));
-      }
-    }
-  }
-
-  // Before anything is removed or moved: the lock, the directory and the volumes.
-  Status check_with_volumes() {
-    if (auto same = check_or_renew(); !same) return same;
-    for (const auto& [volume, opened] : volumes) {
-      if (auto same = os::check_leads_to(volume, opened.get()); !same) return same;
-    }
-    return {};
-  }
-
-  // So that a purge of old files does not take it from a run that goes on.
-  void touch() const { std::ignore = ::futimens(fd->get(), nullptr); }
-
-  static constexpr mode_t kMode = 0666;  // less the umask
-  static constexpr auto kKind = os::FileLock::Kind::exclusive;
-  const std::string directory_path;
-  const os::UniqueFd directory;
-  const std::string path;
-  std::unique_ptr<os::ForkPrivateFd> fd;
-  std::unique_ptr<os::FileLock> held;
-  std::map<std::string, os::UniqueFd> volumes;
-};
-
 struct Store::Save {
-  struct Directory {
-    std::string path;
-    os::UniqueFd fd;
-  };
-
-  // Whether the lock is still the one that others meet: without that, what is written may be debris to them,
-  // or the directory may be a copy of the one that was written to.
+  // Whether the lock is still the one that others meet.
   Status check_lock() { return lock->check_or_renew(); }
 
   // Whether all paths lead to where the shards were written. Volumes that this save does not write to may
   // come and go.
   Status check_places() {
     if (auto same = check_lock(); !same) return same;
-    for (const Directory& directory : directories) {
-      if (auto same = os::check_leads_to(directory.path, directory.fd.get()); !same) return same;
-    }
-    return {};
+    return directories.check();
   }
 
   // In the directory that was written to, whatever its path leads to.
   void remove_manifest(const std::string& path) const {
-    const int step_directory = directories.front().fd.get();
-    const std::string name = std::filesystem::path(path).filename().string();
-    if (::unlinkat(step_directory, name.c_str(), 0) != 0) return;
-    const os::UniqueFd opened(::openat(step_directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (opened.valid()) std::ignore = ::fsync(opened.get());
+    directories.remove_file_from_first(std::filesystem::path(path).filename().string());
   }
 
-  Status hold(const std::string& path) {
-    os::UniqueFd fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
-    directories.push_back({.path = path, .fd = std::move(fd)});
-    return {};
-  }
-
-  std::unique_ptr<Lock> lock;
-  std::vector<Directory> directories = {};  // into which shards are written, and the manifest
+  std::unique_ptr<DirectoryLock> lock;
+  HeldDirectories directories = {};  // into which shards are written; the first, the manifest
   std::uint64_t step = 0;
   std::optional<std::uint64_t> attempted = {};  // whose manifest may be there, though maybe not durably
   std::optional<std::uint64_t> committed = {};
@@ -227,22 +122,6 @@ std::unique_lock<std::mutex> Store::enter() {
     std::construct_at(&mutex_);
   });
   return std::unique_lock(mutex_);
-}
-
-Result<std::unique_ptr<Store::Lock>> Store::lock(bool may_create) const {
-  constexpr int kMostAttempts = 100;
-  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    auto lock = std::make_unique<Lock>(directory_, O_RDWR | (may_create ? O_CREAT : 0));
-    if (!lock->fd->valid() && may_create) {
-      return std::unexpected(
-          system_error(lock->fd->open_error(), "opening the lock " + lock->path, lock->path));
-    }
-    if (lock->held->busy()) return busy(directory_);
-    // Advisory: where the filesystem has no locks, nobody is kept out. A file that was removed meanwhile
-    // keeps nobody out either.
-    if (!lock->fd->valid() || lock->check()) return lock;
-  }
-  return busy(directory_);
 }
 
 Result<std::vector<std::uint64_t>> Store::steps() const {
@@ -319,11 +198,15 @@ Status Store::make_step_directories(std::uint64_t step, std::span<const std::uin
 }
 
 Status Store::hold_directories(Save& save, std::span<const std::uint64_t> shards) const {
-  if (auto held = save.hold(volume_step_directory(directory_, std::string(kOwnVolume), save.step)); !held)
+  if (auto held =
+          save.directories.hold(volume_step_directory(directory_, std::string(kOwnVolume), save.step));
+      !held)
     return held;
   for (std::size_t i = 0; i < descriptor_.volumes.size(); ++i) {
     if (shards[i] == 0) continue;
-    if (auto held = save.hold(volume_step_directory(directory_, descriptor_.volumes[i], save.step)); !held)
+    if (auto held =
+            save.directories.hold(volume_step_directory(directory_, descriptor_.volumes[i], save.step));
+        !held)
       return held;
   }
   return {};
@@ -340,7 +223,7 @@ Result<Placement> Store::begin(std::uint64_t step, std::span<const std::uint64_t
   if (save_) return busy(directory_);  // also where the filesystem has no locks
   if (auto made = make_directory(); !made) return std::unexpected(made.error());
   auto save = std::make_unique<Save>();
-  auto locked = lock(true);
+  auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
   save->lock = std::move(*locked);
   save->lock->touch();
@@ -570,7 +453,7 @@ Status Store::remove(std::uint64_t step) {
   auto commits = commits_in(directory_, step);
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory_, step);
-  const auto locked = lock(true);
+  const auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
   const auto recorded = read_store_descriptor(directory_);
   if (!recorded) return std::unexpected(recorded.error());
@@ -639,12 +522,14 @@ Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector
   if (!check_not_foreign(directory_)) return CollectionResult{};
   auto is_begun = has_checkpoints(directory_);
   if (!is_begun) return std::unexpected(is_begun.error());
-  const auto locked = lock(occasion == Occasion::asked && *is_begun);
+  const auto locked = DirectoryLock::acquire(directory_, occasion == Occasion::asked && *is_begun
+                                                             ? DirectoryLock::IfMissing::create
+                                                             : DirectoryLock::IfMissing::go_without);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
   if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
-  if (!*is_begun && !(*locked)->fd->valid()) return CollectionResult{};  // nobody has begun a save
-  is_begun = has_checkpoints(directory_);                                // also where that went meanwhile
+  if (!*is_begun && !(*locked)->has_file()) return CollectionResult{};  // nobody has begun a save
+  is_begun = has_checkpoints(directory_);                               // also where that went meanwhile
   if (!is_begun) return std::unexpected(is_begun.error());
   // As it is by now: the directories on volumes that another process has given up are not ours to search.
   const auto recorded = read_store_descriptor(directory_);
@@ -688,7 +573,7 @@ Result<std::set<std::string>> Store::all_volumes() const {
 Result<Store::Adopted> Store::adopt() {
   const auto guard = enter();
   if (save_) return busy(directory_);
-  const auto locked = lock(true);
+  const auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
   const auto volumes = all_volumes();
   if (!volumes) return std::unexpected(volumes.error());

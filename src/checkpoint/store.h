@@ -152,14 +152,12 @@ class Store {
   Result<CollectionResult> collect_if_used();
 
  private:
-  struct Lock;
   struct Save;
 
   using Volumes = std::optional<std::vector<std::string>>;
 
   Store(std::string directory, Volumes volumes, DirectoryOps ops, CollectionPace collection_pace);
   std::unique_lock<std::mutex> enter();
-  Result<std::unique_ptr<Lock>> lock(bool may_create) const;
   enum class Occasion { asked, dry_run, opening };
   Result<CollectionResult> collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans);
   Result<CollectionResult> collect_part(Occasion occasion, GarbageCollector::Orphans orphans,

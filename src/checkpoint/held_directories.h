@@ -1,0 +1,31 @@
+// Directories that are kept open, to notice when their paths lead elsewhere.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "os/unique_fd.h"
+#include "trunkline/error.h"
+
+namespace trunkline::checkpoint {
+
+class HeldDirectories {
+ public:
+  // Nothing for a path that is held already.
+  Status hold(const std::string& path);
+
+  // Whether each path still leads to the directory that was opened under it.
+  Status check() const;
+
+  // Removes a file from the directory that was held first, durably, whatever its path leads to now.
+  void remove_file_from_first(const std::string& name) const;
+
+ private:
+  struct Directory {
+    std::string path;
+    os::UniqueFd fd;
+  };
+  std::vector<Directory> directories_;
+};
+
+}  // namespace trunkline::checkpoint
