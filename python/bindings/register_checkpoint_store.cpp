@@ -25,6 +25,7 @@ namespace trunkline::python {
 
 using namespace nb::literals;
 using checkpoint::Manifest;
+using checkpoint::SaveTransaction;
 using checkpoint::Store;
 
 namespace {
@@ -32,6 +33,10 @@ namespace {
 // Stores are shared with a verification whose wait was interrupted, until it ends.
 struct StoreObject {
   std::shared_ptr<Store> store;
+};
+
+struct SaveObject {
+  std::unique_ptr<SaveTransaction> save;
 };
 
 nb::list paths_of(const std::vector<std::string>& paths) {
@@ -140,11 +145,11 @@ void check_continues(const StoreObject& self, nb::handle step_value) {
   unwrap(call_interruptibly([store = self.store, step] { return store->check_continues(step); }));
 }
 
-// begin(), commit(), retain(), abandon() and release() are called by the threads that save, which no signal
-// handler interrupts, so that they do not go through call_interruptibly() as all others. In an exit handler
-// the main thread saves itself: Ctrl-C ends the process there (at_exit.py, interrupts_kill). abandon() is
-// also called by save(), when its thread cannot start.
-nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
+// begin() and all functions of a save are called by the threads that save, which no signal handler
+// interrupts, so that they do not go through call_interruptibly() as all others. In an exit handler the main
+// thread saves itself: Ctrl-C ends the process there (at_exit.py, interrupts_kill). abandon() is also called
+// by save(), when its thread cannot start.
+SaveObject begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
   const std::uint64_t step = count_argument(step_value, "step");
   if (!PySequence_Check(shards_value.ptr()))
     raise_type_error("shards: must be a list of int, not " + shown_type(shards_value));
@@ -152,7 +157,11 @@ nb::dict begin(const StoreObject& self, nb::handle step_value, nb::handle shards
   for (const nb::handle count : nb::borrow<nb::sequence>(shards_value))
     shards.push_back(count_argument(count, "shards"));
   auto result = call_unlocked([&] { return self.store->begin(step, shards); });
-  const checkpoint::Placement placement = unwrap(std::move(result));
+  return {.save = unwrap(std::move(result))};
+}
+
+nb::dict placement(const SaveObject& self) {
+  const checkpoint::Placement& placement = self.save->placement();
   nb::list entries;
   for (std::size_t i = 0; i < placement.shards.size(); ++i) {
     nb::dict entry;
@@ -203,7 +212,7 @@ std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
 }
 
 // What the store gives a manifest stands there before, so that it can be read as one.
-std::uint64_t commit(const StoreObject& self, nb::handle manifest_value,
+std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
                      const std::optional<nb::list>& tensors) {
   if (!PyDict_Check(manifest_value.ptr()))
     raise_type_error("manifest: must be a dict, not " + shown_type(manifest_value));
@@ -214,19 +223,19 @@ std::uint64_t commit(const StoreObject& self, nb::handle manifest_value,
   if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
   if (tensors) manifest.tensors = tensors_argument(*tensors);
-  auto committed = call_unlocked([&] { return self.store->commit(std::move(manifest)); });
+  auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
 }
 
-nb::dict retain(const StoreObject& self, nb::handle keep_value) {
+nb::dict retain(const SaveObject& self, nb::handle keep_value) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
-  auto result = call_unlocked([&] { return self.store->retain(keep); });
+  auto result = call_unlocked([&] { return self.save->retain(keep); });
   return dict_of(unwrap(std::move(result)));
 }
 
-nb::dict abandon(const StoreObject& self) {
-  auto result = call_unlocked([&] { return self.store->abandon(); });
+nb::dict abandon(const SaveObject& self) {
+  auto result = call_unlocked([&] { return self.save->abandon(); });
   return dict_of(unwrap(std::move(result)));
 }
 
@@ -333,9 +342,49 @@ nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engin
   return dict_of(unwrap(future.get()));
 }
 
+void register_checkpoint_save(nb::module_& module) {
+  nb::class_<SaveObject>(
+      module, "CheckpointSave",
+      "A save that CheckpointStore.begin() has begun, until release() or abandon(). Thread-safe.\n\n"
+      "One that is dropped is released. In a forked child it has ended: what the child calls changes "
+      "nothing.")
+      .def_prop_ro(
+          "step", [](const SaveObject& self) { return self.save->step(); },
+          nb::for_getter(nb::sig("def step(self) -> int")), "The step that is saved (int).")
+      .def_prop_ro(
+          "placement", &placement, nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
+          "Where the shards go: \"volumes\" (as the manifest has them), \"shards\": dicts of "
+          "\"volume\", \"file\" and\n"
+          "\"path\", in the order of the volumes, and \"is_elsewhere\": the directory is another one "
+          "than was loaded\n"
+          "and saved before.")
+      .def(
+          "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
+          nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "
+                  "tuple[int, ...], list[tuple[int, int, int]]]] | None = None) -> int"),
+          "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
+          "tensors: in place of those of the manifest, as tuples of name, dtype, shape and pieces.\n"
+          "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
+          "that readers\n"
+          "would refuse, and for a save that was committed or has ended; Corrupt for a shard of another "
+          "size. "
+          "After an\n"
+          "Error it is open whether the checkpoint is there.")
+      .def(
+          "retain", &retain, "keep"_a = nb::none(),
+          nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
+          "After commit: removes what it replaced, and all but the last `keep` checkpoints by their commits.")
+      .def(
+          "release", [](const SaveObject& self) { call_unlocked([&] { self.save->release(); }); },
+          "Ends the save; what was not committed stays for collect(). Nothing if it has ended.")
+      .def("abandon", &abandon, nb::sig("def abandon(self) -> dict[str, typing.Any]"),
+           "Ends the save, and removes what was written and not committed: all writers must be done.");
+}
+
 }  // namespace
 
 void register_checkpoint_store(nb::module_& module) {
+  register_checkpoint_save(module);
   nb::class_<StoreObject>(
       module, "CheckpointStore",
       "A directory of checkpoints (docs/formats/checkpoint.md): steps, manifests, commits. Thread-safe.\n\n"
@@ -344,7 +393,9 @@ void register_checkpoint_store(nb::module_& module) {
       "create: let begin() make what is missing, and change the volumes; without it FileNotFoundError is "
       "raised.\n"
       "fresh: the first save sets the checkpoints that it finds aside, in a folder of their own.\n\n"
-      "A save goes begin, commit, retain, release; from begin on nobody else can save or collect.\n"
+      "A save goes begin(), and commit, retain, release of the CheckpointSave; until its release nobody else "
+      "can\n"
+      "save or collect.\n"
       "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
       "(dicts of\n"
       "\"path\" and \"bytes\"), \"bytes\" (their sum) and \"problems\" (exceptions: what was left alone, and "
@@ -384,37 +435,13 @@ void register_checkpoint_store(nb::module_& module) {
       .def("shard_paths", &shard_paths, "manifest"_a.none(),
            nb::sig("def shard_paths(self, manifest: dict[str, typing.Any]) -> list[str]"),
            "Paths of the manifest's shards, in their order.")
-      .def("begin", &begin, "step"_a.none(), "shards"_a.none(),
-           nb::sig(
-               "def begin(self, step: int, shards: collections.abc.Sequence[int]) -> dict[str, typing.Any]"),
-           "Begins to save a step, with so many shards on each volume (one number without volumes).\n\n"
-           "Returns \"volumes\" (as the manifest has them) and \"shards\": dicts of \"volume\", \"file\" and "
-           "\"path\", in "
-           "the\n"
-           "order of the volumes. Raises Error with EBUSY while another saves, or this one is not released; "
-           "with "
-           "EAGAIN\n"
-           "when the number of volumes has changed: call it again; FileExistsError as check_continues().")
       .def(
-          "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
-          nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "
-                  "tuple[int, ...], list[tuple[int, int, int]]]] | None = None) -> int"),
-          "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
-          "tensors: in place of those of the manifest, as tuples of name, dtype, shape and pieces.\n"
-          "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
-          "that "
-          "readers\n"
-          "would refuse, Corrupt for a shard of another size; after an Error it is open whether the "
-          "checkpoint is "
-          "there.")
-      .def("retain", &retain, "keep"_a = nb::none(),
-           nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
-           "After commit: removes what it replaced, and all but the last `keep` commits.")
-      .def(
-          "release", [](const StoreObject& self) { call_unlocked([&] { self.store->release(); }); },
-          "Ends a save; what was not committed stays for collect(). Nothing if there is none.")
-      .def("abandon", &abandon, nb::sig("def abandon(self) -> dict[str, typing.Any]"),
-           "Ends a save, and removes what was written and not committed.")
+          "begin", &begin, "step"_a.none(), "shards"_a.none(),
+          nb::sig("def begin(self, step: int, shards: collections.abc.Sequence[int]) -> CheckpointSave"),
+          "Begins to save a step, with so many shards on each volume (one number without volumes).\n\n"
+          "Raises Error with EBUSY while a save is under way, here or elsewhere; with EAGAIN when the number "
+          "of\n"
+          "volumes has changed: call it again; FileExistsError as check_continues().")
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
            "Removes leftovers of interrupted saves. \"busy\": another process saves, and nothing was done.")

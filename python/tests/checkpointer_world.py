@@ -253,13 +253,15 @@ class World:
 
 
 class _Ending:
-    """A store that ends the process before or after one of its functions."""
+    """A store that ends the process before or after one of its functions, or of those of its saves."""
 
     def __init__(self, store: Any, function: str, when: str) -> None:
         self._store, self._function, self._when = store, function, when
 
     def __getattr__(self, name: str) -> Any:
         wrapped = getattr(self._store, name)
+        if name != self._function and name == "begin":
+            return lambda *arguments: _Ending(wrapped(*arguments), self._function, self._when)
         if name != self._function:
             return wrapped
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import trunkline as tl
-from trunkline._core import CheckpointStore
+from trunkline._core import CheckpointSave, CheckpointStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also with processes they start
 
@@ -93,9 +93,10 @@ class CheckpointWriter:
 
     def write(
         self, store: CheckpointStore, step: int, shards: int = 2, nbytes: int = 10_000
-    ) -> dict[str, Any]:
-        """Begin a save and write its shards; the manifest to commit."""
-        placement = store.begin(step, [shards] * max(1, len(store.volumes)))
+    ) -> tuple[CheckpointSave, dict[str, Any]]:
+        """Begin a save and write its shards; the save, and the manifest to commit."""
+        save = store.begin(step, [shards] * max(1, len(store.volumes)))
+        placement = save.placement
         manifest: dict[str, Any] = {
             "step": step,
             "chunk_bytes": self.chunk_bytes,
@@ -125,13 +126,14 @@ class CheckpointWriter:
             manifest["tensors"].append(
                 {"name": name, "dtype": "U8", "shape": [nbytes], "pieces": [[index, len(head), nbytes]]}
             )
-        return manifest
+        return save, manifest
 
     def save(self, store: CheckpointStore, step: int, keep: int | None = None) -> int:
         """A whole save; the number of its commit."""
-        commit = store.commit(self.write(store, step))
-        assert store.retain(keep)["problems"] == []
-        store.release()
+        save, manifest = self.write(store, step)
+        commit = save.commit(manifest)
+        assert save.retain(keep)["problems"] == []
+        save.release()
         return commit
 
 

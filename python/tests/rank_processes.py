@@ -399,7 +399,7 @@ class _Removed:
 
 
 class _Failing:
-    """A store one of whose functions fails."""
+    """A store, one of the functions of whose saves fails."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name = store, name
@@ -407,6 +407,8 @@ class _Failing:
     def __getattr__(self, name: str) -> Any:
         if name == self._name:
             raise OSError(5, "injected")
+        if name == "begin":
+            return lambda *arguments: _Failing(self._store.begin(*arguments), self._name)
         return getattr(self._store, name)
 
 

@@ -30,13 +30,24 @@ def show(
 
 
 class FailingStore:
-    """A store that cannot remove old checkpoints."""
+    """A store whose saves cannot remove old checkpoints."""
 
     def __init__(self, store: Any, error: BaseException) -> None:
         self._store, self._error = store, error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def begin(self, step: int, shards: list[int]) -> "FailingSave":
+        return FailingSave(self._store.begin(step, shards), self._error)
+
+
+class FailingSave:
+    def __init__(self, save: Any, error: BaseException) -> None:
+        self._save, self._error = save, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._save, name)
 
     def retain(self, keep: int | None) -> Any:
         raise self._error

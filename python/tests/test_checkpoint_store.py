@@ -33,9 +33,10 @@ def flip(path: str | Path, offset: int) -> None:
 def test_what_was_committed_is_read(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
     assert store.steps() == []
     assert store.latest() is None
-    manifest = checkpoint_writer.write(store, 12)
-    assert store.commit(manifest) == 1
-    store.release()
+    save, manifest = checkpoint_writer.write(store, 12)
+    assert save.step == 12
+    assert save.commit(manifest) == 1
+    save.release()
     assert "commit" not in manifest
     read = CheckpointStore(store.directory, create=False).read_manifest(12)
     assert read.pop("commit") == 1
@@ -68,8 +69,9 @@ def test_retention_and_replacement(store: CheckpointStore, checkpoint_writer: "C
     assert store.steps() == [20, 30]
     assert checkpoint_writer.save(store, 30) == 4
     assert store.latest() == 30
-    store.commit(checkpoint_writer.write(store, 40))
-    swept = store.retain(1)
+    save, manifest = checkpoint_writer.write(store, 40)
+    save.commit(manifest)
+    swept = save.retain(1)
     assert store.steps() == [40]
     assert swept["busy"] is False
     assert swept["problems"] == []
@@ -82,16 +84,28 @@ def test_retention_and_replacement(store: CheckpointStore, checkpoint_writer: "C
 
 def test_debris_is_collected(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
     checkpoint_writer.save(store, 1)
-    checkpoint_writer.write(store, 2)
+    save, _ = checkpoint_writer.write(store, 2)
     assert store.collect()["busy"] is True
-    store.release()
+    save.release()
     dry = store.collect(dry_run=True)
     assert len(dry["removed"]) == 3
     assert store.collect() == dry
     assert store.collect()["removed"] == []
-    checkpoint_writer.write(store, 2)
-    assert len(store.abandon()["removed"]) == 3
+    save, _ = checkpoint_writer.write(store, 2)
+    assert len(save.abandon()["removed"]) == 3
     assert store.steps() == [1]
+
+
+def test_a_save_that_is_dropped_is_released(
+    store: CheckpointStore, checkpoint_writer: "CheckpointWriter"
+) -> None:
+    save, manifest = checkpoint_writer.write(store, 1)
+    assert store.collect()["busy"] is True
+    del save
+    assert len(store.collect()["removed"]) == 3
+    save, manifest = checkpoint_writer.write(store, 1)
+    del store
+    assert save.commit(manifest) == 1
 
 
 def test_damage_is_reported_and_left_alone(
@@ -153,12 +167,12 @@ def test_what_progress_raises_ends_verification(
 
 
 def test_one_saves_at_a_time(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
-    checkpoint_writer.write(store, 1)
+    save, _ = checkpoint_writer.write(store, 1)
     other = CheckpointStore(store.directory)
     with pytest.raises(tl.Error, match="another process") as caught:
         other.begin(2, [1])
     assert caught.value.errno == errno.EBUSY
-    store.release()
+    save.release()
     other.begin(2, [1])
 
 
@@ -167,7 +181,7 @@ def test_a_killed_process_leaves_no_lock(store: CheckpointStore, run_script: "Ru
         """
         import os, signal, sys
         from trunkline._core import CheckpointStore
-        CheckpointStore(sys.argv[1]).begin(1, [1])
+        save = CheckpointStore(sys.argv[1]).begin(1, [1])
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         store.directory,
@@ -209,10 +223,17 @@ def test_arguments(tmp_path: Path, store: CheckpointStore) -> None:
         store.begin(1, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^shards: "):
         store.begin(1, [1, 1])
-    with pytest.raises(ValueError, match="no save was begun"):
-        store.commit(_empty(1))
+    save = store.begin(1, [0])
+    with pytest.raises(ValueError, match="nothing was committed"):
+        save.retain(1)
     with pytest.raises(ValueError, match="^keep: "):
-        store.retain(0)
+        save.retain(0)
+    save.commit(_empty(1))
+    with pytest.raises(ValueError, match="step 1 was committed before"):
+        save.commit(_empty(1))
+    save.release()
+    with pytest.raises(ValueError, match="has ended"):
+        save.commit(_empty(1))
 
 
 def _empty(step: int) -> dict[str, Any]:
@@ -242,9 +263,9 @@ def _empty(step: int) -> dict[str, Any]:
 def test_manifests_that_readers_would_refuse(
     store: CheckpointStore, change: dict[str, Any], message: str
 ) -> None:
-    store.begin(1, [0])
+    save = store.begin(1, [0])
     with pytest.raises(ValueError, match=message):
-        store.commit(_empty(1) | change)
-    assert store.commit(_empty(1)) == 1
+        save.commit(_empty(1) | change)
+    assert save.commit(_empty(1)) == 1
     with pytest.raises(TypeError, match="^manifest: "):
-        store.commit([])  # type: ignore[arg-type]
+        save.commit([])  # type: ignore[arg-type]

@@ -81,8 +81,7 @@ def store(tmp_path: Path, checkpoint_writer: "CheckpointWriter") -> CheckpointSt
 def without_checkpoints(directory: Path) -> Path:
     """A directory whose first save was given up."""
     store = CheckpointStore(directory)
-    store.begin(1, [0])
-    store.abandon()
+    store.begin(1, [0]).abandon()
     return directory
 
 
@@ -174,10 +173,10 @@ def test_names_do_not_reach_the_terminal_as_commands(
     tmp_path: Path, checkpoint_writer: "CheckpointWriter"
 ) -> None:
     store = CheckpointStore(tmp_path / "run")
-    manifest = checkpoint_writer.write(store, 1)
+    save, manifest = checkpoint_writer.write(store, 1)
     manifest["tensors"][0]["name"] = "\x1b[2Jcleared"
-    store.commit(manifest)
-    store.release()
+    save.commit(manifest)
+    save.release()
     assert "\x1b" not in run("show", store.directory).stdout
     assert document("show", store.directory)["tensors"][0]["name"] == "\x1b[2Jcleared"
 
@@ -264,11 +263,11 @@ def long_verify(store: CheckpointStore) -> Iterator[tuple[subprocess.Popen[bytes
     """A verification that takes long, of a large and empty file, on a separate terminal."""
     manifest = store.read_manifest(10)
     nbytes = 1 << 40
-    store.begin(30, [1, 0])
+    save = store.begin(30, [1, 0])
     directory = Path(store.volumes[0]) / "step-00000030"
     with (directory / "large.safetensors").open("wb") as file:
         file.truncate(nbytes)
-    store.commit(
+    save.commit(
         manifest
         | {
             "step": 30,
@@ -284,7 +283,7 @@ def long_verify(store: CheckpointStore) -> Iterator[tuple[subprocess.Popen[bytes
             ],
         }
     )
-    store.release()
+    save.release()
     controller, terminal = pty.openpty()
     command = [str(PROGRAM), "checkpoint", "verify", store.directory]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
@@ -319,10 +318,10 @@ def test_interrupts_end_verification(
 
 
 def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
-    checkpoint_writer.write(store, 30)
+    save, _ = checkpoint_writer.write(store, 30)
     assert document("gc", store.directory, expect=1)["busy"] is True
     assert "being saved" in run("gc", store.directory, expect=1).stderr
-    store.release()
+    save.release()
     dry = document("gc", store.directory, "--dry-run")
     assert dry["dry_run"] is True
     assert len(dry["removed"]) == 7

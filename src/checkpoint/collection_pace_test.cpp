@@ -71,14 +71,14 @@ TEST_F(CollectionPaceTest, ASaveThatBeginsInAPauseEndsTheCollection) {
   make_debris({});
   const auto saving = open();
   load(*saving);
-  Placement placement;
-  const auto store = open_paced([&] { placement = begin(*saving, kSteps + 1); });
+  std::unique_ptr<SaveTransaction> transaction;
+  const auto store = open_paced([&] { transaction = begin(*saving, kSteps + 1); });
   const auto collected = store->collect();
   ASSERT_TRUE(collected) << collected.error().message;
   EXPECT_TRUE(collected->busy);
   EXPECT_EQ(collected->removed.size(), 1U);
   EXPECT_EQ(debris_left(), kSteps - 1);
-  ASSERT_TRUE(saving->commit(write_shards(kSteps + 1, placement)));
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
   EXPECT_TRUE(is_whole(*saving, *saving->read_manifest(kSteps + 1)));
 }
 

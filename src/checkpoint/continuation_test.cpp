@@ -106,7 +106,6 @@ TEST_F(ContinuationTest, StepsThatWereNotLoadedAreNotOverwritten) {
   }
   EXPECT_EQ(everything(), before) << "nothing may be written";
   EXPECT_TRUE(fresh_run->begin(102, Steps{1})) << "later steps do not conflict";
-  fresh_run->release();
   load(*fresh_run);
   save(*fresh_run, 51, 2);
   EXPECT_EQ(open()->steps(), (Steps{50, 51}));
@@ -119,10 +118,11 @@ TEST_F(ContinuationTest, RetentionKeepsCheckpointsThatWereNeitherLoadedNorSaved)
   const auto one = open();
   const auto other = open();
   const auto save_and_retain = [](Store& store, std::uint64_t step) {
-    EXPECT_TRUE(store.commit(write_shards(step, begin(store, step))));
-    auto collected = store.retain(1);
+    const auto transaction = begin(store, step);
+    EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
+    auto collected = transaction->retain(1);
     EXPECT_TRUE(collected) << collected.error().message;
-    store.release();
+    transaction->release();
     return collected.value_or(CollectionResult{}).problems;
   };
   const auto problems = save_and_retain(*one, 3);
@@ -161,11 +161,12 @@ TEST_F(ContinuationTest, RetentionFirstRemovesStepsLaterThanTheRunIsAt) {
 TEST_F(ContinuationTest, OthersCheckpointsAreReportedOnceThereAreMoreThanAreKept) {
   for (const std::uint64_t step : {1, 2, 3}) {
     const auto store = open();
-    ASSERT_TRUE(store->commit(write_shards(step, begin(*store, step))));
-    const auto collected = store->retain(2);
+    const auto transaction = begin(*store, step);
+    ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
+    const auto collected = transaction->retain(2);
     ASSERT_TRUE(collected);
     EXPECT_EQ(collected->problems.size(), step > 2 ? 1U : 0U) << "a store for each save, after step " << step;
-    store->release();
+    transaction->release();
   }
   EXPECT_EQ(open()->steps(), (Steps{1, 2, 3}));
 }
@@ -189,9 +190,10 @@ TEST_F(ContinuationTest, AReusedNumberIsADifferentCheckpoint) {
   ASSERT_TRUE(other->remove(1));
   EXPECT_EQ(save(*open(), 1), 1U) << "the number of the one that was deleted";
   EXPECT_EQ(refusal(*one, 1).code, EEXIST);
-  ASSERT_TRUE(one->commit(write_shards(2, begin(*one, 2))));
-  ASSERT_TRUE(one->retain(1));
-  one->release();
+  const auto transaction = begin(*one, 2);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
+  ASSERT_TRUE(transaction->retain(1));
+  transaction->release();
   EXPECT_EQ(one->steps(), (Steps{1, 2})) << "retention does not remove it either";
   EXPECT_TRUE(is_whole(*one, *one->read_manifest(1)));
 }
@@ -318,10 +320,11 @@ TEST_F(ContinuationTest, AStepMovedBackFromASetAsideRunStays) {
   fs::rename(asides().front() + "/" + step_directory(200), directory() + "/" + step_directory(200));
   EXPECT_EQ(open()->latest(), 1U);
   const auto save_and_retain = [](Store& saving, std::uint64_t step) {
-    EXPECT_TRUE(saving.commit(write_shards(step, begin(saving, step))));
-    auto collected = saving.retain(2);
+    const auto transaction = begin(saving, step);
+    EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
+    auto collected = transaction->retain(2);
     EXPECT_TRUE(collected) << collected.error().message;
-    saving.release();
+    transaction->release();
     return collected.value_or(CollectionResult{}).problems;
   };
   const auto problems = save_and_retain(*store, 2);
@@ -350,9 +353,10 @@ TEST_F(ContinuationTest, AStepMovedBackStaysWhereverSettingAsideStops) {
     const bool begun = open({.fresh = true, .watch = crash.watch()})->begin(0, Steps{1}).has_value();
     const auto next = open();
     load(*next);
-    EXPECT_TRUE(next->commit(write_shards(102, begin(*next, 102))));
-    EXPECT_TRUE(next->retain(1));
-    next->release();
+    const auto transaction = begin(*next, 102);
+    EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
+    EXPECT_TRUE(transaction->retain(1));
+    transaction->release();
     EXPECT_EQ(count_of(100), 1U) << "after " << allowed << " changes";
     if (begun) break;
     ASSERT_LT(allowed, 200U);
@@ -367,8 +371,9 @@ TEST_F(ContinuationTest, AStepMovedBackStaysWithoutTheDescriptor) {
   fs::remove(directory() + "/" + std::string(kDescriptorFile));
   const auto next = open();
   load(*next);
-  EXPECT_TRUE(next->commit(write_shards(2, begin(*next, 2))));
-  EXPECT_TRUE(next->retain(1));
+  const auto transaction = begin(*next, 2);
+  EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
+  EXPECT_TRUE(transaction->retain(1));
   EXPECT_EQ(next->steps(), (Steps{2, 100}));
 }
 
@@ -470,20 +475,20 @@ TEST_F(ContinuationTest, ARunWithADamagedManifestIsSetAsideWithItsShards) {
   ASSERT_TRUE(os::write_file_durably(path, flipped));
   const auto store = open({.fresh = true});
   EXPECT_EQ(store->aside(), std::nullopt);
-  const Placement placement = begin(*store, 1);
+  const auto transaction = begin(*store, 1);
   ASSERT_EQ(asides().size(), 1U);
   EXPECT_EQ(store->aside(), asides()[0]);
-  ASSERT_TRUE(store->commit(write_shards(1, placement)));
-  EXPECT_EQ(store->aside(), std::nullopt) << "nothing is set aside once the save is committed";
-  store->release();
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
+  EXPECT_EQ(store->aside(), std::nullopt) << "the save is there";
+  transaction->release();
   const auto aside = Store::open(asides()[0]);
   ASSERT_TRUE(aside);
   const auto collected = (*aside)->collect();
   ASSERT_TRUE(collected) << collected.error().message;
   EXPECT_EQ(collected->problems.size(), 1U) << "the damaged one";
   load(**aside);
-  ASSERT_TRUE((*aside)->commit(write_shards(10, begin(**aside, 10)))) << "its volumes are its own";
-  (*aside)->release();
+  const auto next = begin(**aside, 10);
+  ASSERT_TRUE(next->commit(write_shards(*next))) << "its volumes are its own";
   ASSERT_TRUE(os::write_file_durably(manifest_path(asides()[0], 8, 2), good));
   expect_old_run();
 }
@@ -591,10 +596,11 @@ TEST_F(ContinuationTest, ARunThatContinuesAfterSuchACrashKeepsWhatHasMoved) {
     }
     const auto store = open();
     load(*store);
-    const auto commit = store->commit(write_shards(20, begin(*store, 20)));
+    const auto transaction = begin(*store, 20);
+    const auto commit = transaction->commit(write_shards(*transaction));
     ASSERT_TRUE(commit) << commit.error().message;
-    ASSERT_TRUE(store->retain(1));
-    store->release();
+    ASSERT_TRUE(transaction->retain(1));
+    transaction->release();
     collect_everywhere();
     EXPECT_EQ(open()->steps(), Steps{20});
     EXPECT_TRUE(is_whole(*store, *store->read_manifest(20)));

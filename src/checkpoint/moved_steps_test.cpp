@@ -254,10 +254,11 @@ TEST_F(MovedStepsTest, ShardsOnTheWrongVolumeStay) {
   load(*store);
   swap();
   ASSERT_TRUE(store->collect());
-  ASSERT_TRUE(store->commit(write_shards(2, begin(*store, 2)))) << "a manifest is replaced meanwhile";
+  const auto transaction = begin(*store, 2);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction))) << "a manifest is replaced meanwhile";
   const Manifest second = *store->read_manifest(2);
-  ASSERT_TRUE(store->retain({}));
-  store->release();
+  ASSERT_TRUE(transaction->retain({}));
+  transaction->release();
   EXPECT_TRUE(is_whole(*store, second));
   swap();
   EXPECT_TRUE(is_first_whole());

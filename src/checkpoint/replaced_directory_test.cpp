@@ -34,12 +34,13 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasReplacedFails) {
     for (const auto& entry : fs::directory_iterator(root_.path())) fs::remove_all(entry.path());
     const auto store = open({.volumes = volumes()});
     save(*store, 1);
-    const Manifest manifest = write_shards(2, begin(*store, 2));
+    const auto transaction = begin(*store, 2);
+    const Manifest manifest = write_shards(*transaction);
     swap_for_a_copy(is_volume ? volumes()[1] : directory());
-    const auto committed = store->commit(manifest);
+    const auto committed = transaction->commit(manifest);
     ASSERT_FALSE(committed);
     EXPECT_EQ(committed.error().code, ESTALE) << committed.error().message;
-    EXPECT_TRUE(store->abandon());
+    EXPECT_TRUE(transaction->abandon());
     EXPECT_EQ(open()->steps(), Steps{1});
     EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(1)));
   }
@@ -48,11 +49,12 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasReplacedFails) {
 TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedContinues) {
   const auto store = open();
   save(*store, 1);
-  const Manifest manifest = write_shards(2, begin(*store, 2));
+  const auto transaction = begin(*store, 2);
+  const Manifest manifest = write_shards(*transaction);
   fs::rename(directory(), root_.file("moved"));
   fs::create_directory_symlink(root_.file("moved"), directory());
-  EXPECT_TRUE(store->commit(manifest));
-  EXPECT_TRUE(store->retain(1));
+  EXPECT_TRUE(transaction->commit(manifest));
+  EXPECT_TRUE(transaction->retain(1));
   EXPECT_EQ(open()->steps(), Steps{2});
 }
 
@@ -60,24 +62,26 @@ TEST_F(ReplacedDirectoryTest, ASaveIntoADirectoryThatWasMovedAndLinkedContinues)
 TEST_F(ReplacedDirectoryTest, ASaveWhoseLockWasRecreatedFails) {
   const auto store = open();
   save(*store, 1);
-  const Manifest manifest = write_shards(2, begin(*store, 2));
+  const auto transaction = begin(*store, 2);
+  const Manifest manifest = write_shards(*transaction);
   fs::remove(lock_path());
   EXPECT_TRUE(open()->collect());
-  const auto committed = store->commit(manifest);
+  const auto committed = transaction->commit(manifest);
   ASSERT_FALSE(committed);
   EXPECT_EQ(committed.error().code, ESTALE) << committed.error().message;
-  EXPECT_TRUE(store->abandon());
+  EXPECT_TRUE(transaction->abandon());
   EXPECT_EQ(open()->steps(), Steps{1});
 }
 
 // For example after a purge of old files.
 TEST_F(ReplacedDirectoryTest, AMissingLockIsCreatedAgain) {
   const auto store = open();
-  const Manifest manifest = write_shards(2, begin(*store, 2));
+  const auto transaction = begin(*store, 2);
+  const Manifest manifest = write_shards(*transaction);
   fs::remove(lock_path());
-  EXPECT_TRUE(store->commit(manifest));
+  EXPECT_TRUE(transaction->commit(manifest));
   EXPECT_TRUE(open()->collect()->busy) << "it should be locked again";
-  store->release();
+  transaction->release();
   EXPECT_FALSE(open()->collect()->busy);
 }
 
@@ -113,11 +117,11 @@ TEST_F(ReplacedDirectoryTest, ADirectoryWithoutALockIsNotMistakenForTheLockedOne
     fs::create_directory_symlink(root_.file("a"), directory());
     const auto store = open({.watch = replace_at(moment)});
     load(*store);
-    const auto begun = store->begin(3, std::vector<std::uint64_t>{2});
-    if (begun) {
-      EXPECT_FALSE(store->commit(write_shards(3, *begun)));
+    const auto transaction = store->begin(3, std::vector<std::uint64_t>{2});
+    if (transaction) {
+      EXPECT_FALSE((*transaction)->commit(write_shards(**transaction)));
+      EXPECT_TRUE((*transaction)->abandon());
     }
-    EXPECT_TRUE(store->abandon());
     EXPECT_EQ(open()->steps(), (Steps{1, 2}));
     for (const std::uint64_t step : {1, 2}) EXPECT_TRUE(is_whole(*open(), *open()->read_manifest(step)));
   }
@@ -155,8 +159,9 @@ TEST_F(ReplacedDirectoryTest, RemovingStopsWhereAVolumeIsReplaced) {
                                return {};
                              }});
     save(*store, 1);
-    std::ignore = write_shards(2, begin(*store, 2));
-    store->release();
+    const auto transaction = begin(*store, 2);
+    std::ignore = write_shards(*transaction);
+    transaction->release();
     is_armed = true;
     if (is_deletion) {
       const auto removed = store->remove(1);
@@ -209,9 +214,10 @@ TEST_F(ReplacedDirectoryTest, RetentionStopsWhereAFormerVolumeIsReplaced) {
               return {};
             }});
   load(*store);
-  ASSERT_TRUE(store->commit(write_shards(3, begin(*store, 3))));
+  const auto transaction = begin(*store, 3);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
   is_armed = true;
-  const auto collected = store->retain(1);
+  const auto collected = transaction->retain(1);
   ASSERT_TRUE(collected);
   EXPECT_FALSE(is_armed);
   EXPECT_FALSE(collected->problems.empty());
@@ -282,8 +288,9 @@ TEST_F(ReplacedDirectoryTest, RetentionStopsWhereTheDirectoryIsReplaced) {
     return {};
   }});
   load(*store);
-  ASSERT_TRUE(store->commit(write_shards(6, begin(*store, 6))));
-  const auto collected = store->retain(1);
+  const auto transaction = begin(*store, 6);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
+  const auto collected = transaction->retain(1);
   ASSERT_TRUE(collected);
   EXPECT_FALSE(collected->problems.empty());
   EXPECT_EQ(open()->steps(), (Steps{1, 2, 3, 4, 5})) << "the backup's steps";
@@ -316,16 +323,17 @@ TEST_F(ReplacedDirectoryTest, ReportedSavesAreCompleteWhereverTheLockIsRemoved) 
       return {};
     }});
     save(*store, 1);
-    const Manifest manifest = write_shards(2, begin(*store, 2));
+    const auto transaction = begin(*store, 2);
+    const Manifest manifest = write_shards(*transaction);
     removes = true;
-    const auto committed = store->commit(manifest);
-    const auto retained = committed ? store->retain(1) : Result<CollectionResult>(CollectionResult{});
+    const auto committed = transaction->commit(manifest);
+    const auto retained = committed ? transaction->retain(1) : Result<CollectionResult>(CollectionResult{});
     removes = false;
     if (!committed) {
       ++failed;
-      std::ignore = store->abandon();
+      std::ignore = transaction->abandon();
     }
-    store->release();
+    transaction->release();
     const auto latest = open()->latest();
     ASSERT_TRUE(latest);
     EXPECT_EQ(*latest, committed ? 2U : 1U) << "at change " << at;

@@ -6,20 +6,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/continuation.h"
+#include "checkpoint/directory_lock.h"
 #include "checkpoint/directory_ops.h"
 #include "checkpoint/garbage_collector.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save_transaction.h"
 #include "checkpoint/store_descriptor.h"
-#include "os/fork_takeover.h"
+#include "checkpoint/store_state.h"
+#include "checkpoint/volume_claims.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
@@ -47,19 +48,11 @@ struct StoreOptions {
   CollectionPace collection_pace = {};
 };
 
-// Where the shards of a save go: what its manifest says of them as well, once bytes and checksums are known.
-struct Placement {
-  std::vector<std::string> volumes;  // Manifest::volumes
-  std::vector<Shard> shards;         // volume and file
-  std::vector<std::string> paths;    // of each shard
-  bool is_elsewhere = false;         // than what was loaded and saved before: is_elsewhere()
-};
-
-// Every member function is thread-safe. A save goes begin(), commit(), retain(), release(); from begin() on
-// this process alone may change the directory. Reading needs no lock: it sees a step as it was before a
-// commit or as it is after it. Shards that a reader has open stay readable when they are removed; one that
-// opens them late finds them gone and reads the manifest again. A save that is under way when the process
-// forks is the parent's: the child has begun none, and the lock is not its own.
+// Every member function is thread-safe. A save goes Store::begin(), SaveTransaction::commit(), retain(),
+// release(); from begin() on this process alone may change the directory. Reading needs no lock: it sees a
+// step as it was before a commit or as it is after it. Shards that a reader has open stay readable when they
+// are removed; one that opens them late finds them gone and reads the manifest again. A save that is under
+// way when the process forks is the parent's: the child has begun none, and the lock is not its own.
 class Store {
  public:
   // Only reads: begin() makes the directory, its descriptor and the directories on volumes. A directory that
@@ -92,36 +85,16 @@ class Store {
   Status check_continues(std::uint64_t step);
 
   // Makes the directories of the step, durably, and before them what the directory itself lacks. `shards`:
-  // how many on each volume (one number without volumes). Fails with system (EBUSY) while another saves, or
-  // this one is not released; with EAGAIN when another process has changed the number of volumes (call it
-  // again with the new one); with EEXIST, having changed nothing, when there are
-  // checkpoints of this step or later ones that this store has neither loaded nor saved, or the directory of
-  // the step is a symbolic link; with unsupported in
-  // a copy of a directory whose shards lie on volumes (volume_owner.h).
-  Result<Placement> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
-
-  // Makes the shards that were written the checkpoint of the step that begin() was given, durably; an earlier
-  // one of the same step is replaced. Gives the manifest its `commit` (returned) and `time`. Every shard must
-  // be there with its size, and be durable. On an error it is open whether the checkpoint is there; the
-  // one before it of the same step is there in any case.
-  Result<std::uint64_t> commit(Manifest manifest);
-
-  // After commit(): removes what it replaced, and with `keep` (from 1) all but `keep` of those checkpoints
-  // that this store loaded or saved: first those of later steps than the one that was saved, which the run
-  // has gone back behind, then the others, both in the order of their commits. Checkpoints that it neither
-  // loaded nor saved may be all that is left of another run: they do not count and are left alone, which is a
-  // problem (EEXIST) once. One whose manifest is damaged is left alone as well.
-  Result<CollectionResult> retain(std::optional<std::uint64_t> keep);
+  // how many on each volume (one number without volumes). Fails with system (EBUSY) while a save is under
+  // way, of another or of this store; with EAGAIN when another process has changed the number of volumes
+  // (call it again with the new one); with EEXIST, having changed nothing, when there are checkpoints of this
+  // step or later ones that this store has neither loaded nor saved, or the directory of the step is a
+  // symbolic link; with unsupported in a copy of a directory whose shards lie on volumes (volume_owner.h).
+  Result<std::unique_ptr<SaveTransaction>> begin(std::uint64_t step, std::span<const std::uint64_t> shards);
 
   // The folder that a begin() has set the earlier run aside in, until a save is committed: an error of that
   // save should say where the run is.
   std::optional<std::string> aside();
-
-  // Ends a save; nothing if there is none. What was written and not committed stays for collect().
-  void release();
-
-  // The same, and removes what was written and not committed.
-  Result<CollectionResult> abandon();
 
   // Removes the checkpoint of a step, durably, whatever its manifest is like, and with what it replaced.
   // Fails with system: ENOENT when there is no such checkpoint, EBUSY while somebody saves; unsupported in a
@@ -140,10 +113,6 @@ class Store {
   // Records this directory as the one that its volumes belong to, in place of another that is gone or was
   // given up: a copy of it can be saved into from then on. Fails with EBUSY while somebody saves, and with
   // unsupported where the original is still in its place (volume_owner.h).
-  struct Adopted {
-    std::vector<std::string> volumes;  // that belong to this directory now
-    std::vector<std::string> missing;  // that are not there, and stay as they are
-  };
   Result<Adopted> adopt();
 
   // For those who open the directory, maybe only to read: the same as collect() where a save has been begun
@@ -152,12 +121,9 @@ class Store {
   Result<CollectionResult> collect_if_used();
 
  private:
-  struct Save;
-
   using Volumes = std::optional<std::vector<std::string>>;
 
   Store(std::string directory, Volumes volumes, DirectoryOps ops, CollectionPace collection_pace);
-  std::unique_lock<std::mutex> enter();
   enum class Occasion { asked, dry_run, opening };
   Result<CollectionResult> collect_garbage(Occasion occasion, GarbageCollector::Orphans orphans);
   Result<CollectionResult> collect_part(Occasion occasion, GarbageCollector::Orphans orphans,
@@ -176,33 +142,19 @@ class Store {
     bool is_elsewhere = false;  // is_elsewhere()
   };
   // `ops` of these: ops_, which fail once the lock is not what others meet.
+  Result<EarlierSteps> prepare_directory(std::uint64_t step, std::span<const std::uint64_t> shards,
+                                         DirectoryLock& lock, const DirectoryOps& ops);
   Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops);
   Status record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops);
-  // Only a save records whose a volume without a record is.
-  enum class Unrecorded { leave, claim };
-  Status claim_volumes(const StoreDescriptor& descriptor, std::span<const std::uint64_t> shards,
-                       Unrecorded unrecorded, const DirectoryOps& ops) const;
-  Status make_step_directories(std::uint64_t step, std::span<const std::uint64_t> shards,
-                               const DirectoryOps& ops) const;
-  Status hold_directories(Save& save, std::span<const std::uint64_t> shards) const;
-  Status check_shards(const Manifest& manifest) const;
-  Result<std::set<std::string>> all_volumes() const;
 
   const std::string directory_;
   const Volumes volumes_;  // StoreOptions::volumes
   const DirectoryOps ops_;
   const CollectionPace collection_pace_;
-
-  std::mutex mutex_;  // guards what follows, and keeps the functions that change the directory apart
-  StoreDescriptor descriptor_;
-  bool recorded_ = false;                // descriptor_ has been in the directory
-  std::optional<std::uint64_t> device_;  // on which the directory was
-  Continuation known_;                   // its id is that of the descriptor when it was last looked at
-  std::set<Commit> reported_;            // that retain() left alone, and has said so
-  bool fresh_ = false;                   // what is in the directory goes aside
-  std::optional<std::string> aside_;     // where it went, until a save is committed
-  std::unique_ptr<Save> save_;
-  os::ForkTakeover ownership_;  // of mutex_ and what it guards
+  const std::shared_ptr<StoreState> state_;  // its mutex guards what follows as well
+  bool recorded_ = false;                    // the descriptor has been in the directory
+  std::optional<std::uint64_t> device_;      // on which the directory was
+  bool fresh_ = false;                       // what is in the directory goes aside
 };
 
 }  // namespace trunkline::checkpoint

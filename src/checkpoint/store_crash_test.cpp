@@ -40,12 +40,11 @@ class StoreCrashTest : public test::StoreTest {
   static Outcome try_save(Store& store, std::uint64_t step, std::optional<std::uint64_t> keep) {
     Outcome outcome;
     const Steps one_each(std::max<std::size_t>(1, store.descriptor().volumes.size()), 1);
-    const auto placement = store.begin(step, one_each);
-    if (!placement) return outcome;
-    const Manifest manifest = write_shards(step, *placement);
-    outcome.committed = store.commit(manifest).has_value();
+    const auto transaction = store.begin(step, one_each);
+    if (!transaction) return outcome;
+    outcome.committed = (*transaction)->commit(write_shards(**transaction)).has_value();
     if (!outcome.committed) return outcome;
-    const auto collected = store.retain(keep);
+    const auto collected = (*transaction)->retain(keep);
     outcome.finished = collected && collected->problems.empty();
     return outcome;
   }
@@ -132,9 +131,11 @@ TEST_F(StoreCrashTest, CollectionMayStopBeforeAnyOfItsChanges) {
       CrashPoint none;
       const auto store = open_with(none);
       save(*store, 1, {}, 300);
-      ASSERT_TRUE(store->commit(write_shards(1, begin(*store, 1), 300))) << "replaced, and not removed";
-      store->release();
-      write_shards(2, begin(*store, 2), 300);
+      auto transaction = begin(*store, 1);
+      ASSERT_TRUE(transaction->commit(write_shards(*transaction, 300))) << "replaced, and not removed";
+      transaction.reset();
+      transaction = begin(*store, 2);
+      write_shards(*transaction, 300);
     }
     CrashPoint crash{.allowed = allowed};
     const auto collected = open_with(crash)->collect();
@@ -172,9 +173,7 @@ TEST_F(StoreCrashTest, WhatMustBeDurableFirstIs) {
   {
     const auto store = open_with(record);
     ASSERT_TRUE(try_save(*store, 1, {}).finished);
-    store->release();
     ASSERT_TRUE(try_save(*store, 1, {}).finished);
-    store->release();
     ASSERT_TRUE(try_save(*store, 2, 1).finished);
   }
   const auto parent = [](const std::string& path) {
@@ -235,14 +234,15 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsSavedAgain) {
       if (there_before) save(store, 2, {}, 300);
       const std::uint64_t number = there_before ? 3 : 2;
 
-      const Manifest manifest = write_shards(2, begin(store, 2), 400);
+      const auto transaction = begin(store, 2);
+      const Manifest manifest = write_shards(*transaction, 400);
       fails = true;
-      const auto committed = store.commit(manifest);
+      const auto committed = transaction->commit(manifest);
       ASSERT_FALSE(committed);
       EXPECT_EQ(committed.error().code, EIO);
       EXPECT_FALSE(fails) << "it was not injected";
       if (name_is_lost) std::filesystem::remove(manifest_path(directory(), 2, number));
-      const auto abandoned = store.abandon();
+      const auto abandoned = transaction->abandon();
       ASSERT_TRUE(abandoned) << abandoned.error().message;
       EXPECT_TRUE(abandoned->problems.empty());
       // What is there is whole, whether it survives or not.
@@ -256,11 +256,12 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsSavedAgain) {
             << "all that a power failure may leave";
       }
 
-      const auto again = store.commit(write_shards(2, begin(store, 2), 500));
+      const auto next = begin(store, 2);
+      const auto again = next->commit(write_shards(*next, 500));
       ASSERT_TRUE(again) << again.error().message;
       EXPECT_EQ(*again, number + 1);
-      ASSERT_TRUE(store.retain(2));
-      store.release();
+      ASSERT_TRUE(next->retain(2));
+      next->release();
       EXPECT_EQ(store.latest(), 2U);
       EXPECT_EQ(commits_that_are_there(store), (std::map<std::uint64_t, std::uint64_t>{{1, 1}, {2, *again}}));
       EXPECT_EQ(open()->read_manifest(2)->shards.front().bytes, 500U);
@@ -282,10 +283,11 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsFollowedByTheNext) {
     return std::unexpected(system_error(EIO, "fsync of the directory", path));
   };
   const auto store = open({.volumes = volumes(), .watch = watch});
-  const Manifest manifest = write_shards(5, begin(*store, 5));
+  const auto transaction = begin(*store, 5);
+  const Manifest manifest = write_shards(*transaction);
   fails = true;
-  ASSERT_FALSE(store->commit(manifest));
-  ASSERT_TRUE(store->abandon());
+  ASSERT_FALSE(transaction->commit(manifest));
+  ASSERT_TRUE(transaction->abandon());
   EXPECT_EQ(store->latest(), 5U);
   save(*store, 4);
   EXPECT_EQ(store->latest(), 4U);
@@ -374,7 +376,8 @@ TEST_F(StoreCrashTest, ADeletionThatIsCutOffBringsNoReplacedManifestBack) {
     {
       const auto store = open({.volumes = volumes()});
       save(*store, 1);
-      ASSERT_TRUE(store->commit(write_shards(1, begin(*store, 1))));
+      const auto transaction = begin(*store, 1);
+      ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
     }
     test::CrashPoint crash{.allowed = allowed};
     if (open({.watch = crash.watch()})->remove(1)) break;

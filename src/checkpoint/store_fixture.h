@@ -24,6 +24,7 @@ namespace trunkline::test {
 
 using checkpoint::Manifest;
 using checkpoint::Placement;
+using checkpoint::SaveTransaction;
 using checkpoint::Store;
 using checkpoint::StoreOptions;
 
@@ -80,11 +81,16 @@ class StoreTest : public testing::Test {
     return manifest;
   }
 
-  static Placement begin(Store& store, std::uint64_t step, std::uint64_t shards_per_volume = 2) {
+  static Manifest write_shards(const SaveTransaction& transaction, std::size_t bytes = 5000) {
+    return write_shards(transaction.step(), transaction.placement(), bytes);
+  }
+
+  static std::unique_ptr<SaveTransaction> begin(Store& store, std::uint64_t step,
+                                                std::uint64_t shards_per_volume = 2) {
     const std::size_t count = std::max<std::size_t>(1, store.descriptor().volumes.size());
-    auto placement = store.begin(step, std::vector<std::uint64_t>(count, shards_per_volume));
-    EXPECT_TRUE(placement) << placement.error().message;
-    return placement.value_or(Placement{});
+    auto transaction = store.begin(step, std::vector<std::uint64_t>(count, shards_per_volume));
+    EXPECT_TRUE(transaction) << transaction.error().message;
+    return transaction ? std::move(*transaction) : nullptr;
   }
 
   // What a run does that continues from the checkpoints there are.
@@ -97,12 +103,13 @@ class StoreTest : public testing::Test {
   // A whole save; its commit.
   static std::uint64_t save(Store& store, std::uint64_t step, std::optional<std::uint64_t> keep = {},
                             std::size_t bytes = 5000) {
-    const auto commit = store.commit(write_shards(step, begin(store, step), bytes));
+    const auto transaction = begin(store, step);
+    if (!transaction) return 0;
+    const auto commit = transaction->commit(write_shards(*transaction, bytes));
     EXPECT_TRUE(commit) << commit.error().message;
-    const auto collected = store.retain(keep);
+    const auto collected = transaction->retain(keep);
     EXPECT_TRUE(collected) << collected.error().message;
     EXPECT_TRUE(collected->problems.empty());
-    store.release();
     return commit.value_or(0);
   }
 

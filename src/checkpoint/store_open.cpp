@@ -151,26 +151,26 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   store->device_ = *device;
   store->fresh_ = options.fresh;
   store->recorded_ = recorded->has_value();
-  store->descriptor_ = store->next_descriptor(*recorded);
-  if (recorded->has_value() && *recorded != store->descriptor_) {
+  store->state_->descriptor = store->next_descriptor(*recorded);
+  if (recorded->has_value() && *recorded != store->state_->descriptor) {
     if (options.if_missing == IfMissing::fail)
       return invalid(fmt::format(
           "volumes: they differ from those on which {} has its shards; leave volumes out to open it as it is",
           store->directory_));
-    if (auto ours = check_owners(store->descriptor_, store->directory_); !ours)
+    if (auto ours = check_owners(store->state_->descriptor, store->directory_); !ours)
       return std::unexpected(ours.error());
   }
   return store;
 }
 
 std::optional<std::string> Store::aside() {
-  const auto guard = enter();
-  return aside_;
+  const auto guard = state_->enter();
+  return state_->aside;
 }
 
 StoreDescriptor Store::descriptor() {
-  const auto guard = enter();
-  return descriptor_;
+  const auto guard = state_->enter();
+  return state_->descriptor;
 }
 
 // What the descriptor is to be. A directory whose descriptor has gone since this store saw it gets a new id:
@@ -178,11 +178,11 @@ StoreDescriptor Store::descriptor() {
 // id must never count as debris here.
 StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
   if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
-  if (!recorded_ && !descriptor_.id.empty()) return descriptor_;
+  if (!recorded_ && !state_->descriptor.id.empty()) return state_->descriptor;
   const StoreDescriptor none{.id = random_hex(kIdDigits),
                              .volumes = {},
-                             .first_commit = next_commit(directory_, {}, descriptor_.first_commit)};
-  return with_volumes(none, volumes_ ? *volumes_ : parents_of(descriptor_.volumes), directory_);
+                             .first_commit = next_commit(directory_, {}, state_->descriptor.first_commit)};
+  return with_volumes(none, volumes_ ? *volumes_ : parents_of(state_->descriptor.volumes), directory_);
 }
 
 // A directory that was there before, and is not now that another filesystem lies under it, was unmounted.
@@ -214,27 +214,28 @@ Status Store::make_directory() {
   return ops_.make_directories_durably(directory_);
 }
 
-// Makes the descriptor in the directory what it is to be; `descriptor_` is that. The lock is held.
+// Makes the descriptor in the directory what it is to be; `state_->descriptor` is that. The lock is held.
 Status Store::record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops) {
   for (bool again = true;; again = false) {
     const auto recorded = read_store_descriptor(directory_);
     if (!recorded) return std::unexpected(recorded.error());
-    descriptor_ = next_descriptor(*recorded);
+    state_->descriptor = next_descriptor(*recorded);
     // Where a run begins, not where one is set aside: if that stops midway, what is left belongs to this one.
-    if (earlier.none) descriptor_.first_commit = next_commit(directory_, {}, descriptor_.first_commit);
+    if (earlier.none)
+      state_->descriptor.first_commit = next_commit(directory_, {}, state_->descriptor.first_commit);
     recorded_ = recorded->has_value();
-    if (*recorded == descriptor_) return {};
+    if (*recorded == state_->descriptor) return {};
     if (recorded_) {
-      if (auto ours = check_owners(descriptor_, directory_); !ours) return ours;
+      if (auto ours = check_owners(state_->descriptor, directory_); !ours) return ours;
     }
-    const auto written = write_store_descriptor(directory_, descriptor_, *recorded, ops);
+    const auto written = write_store_descriptor(directory_, state_->descriptor, *recorded, ops);
     if (written) {
       recorded_ = true;
       return {};
     }
     if (written.error().code != EEXIST || recorded_ || !again) return written;
     // Where the filesystem has no locks, another process may have been first: that one's counts.
-    for (const std::string& volume : descriptor_.volumes) {
+    for (const std::string& volume : state_->descriptor.volumes) {
       if (auto removed = ops.remove_directory(volume); !removed) return removed;
     }
   }
@@ -253,11 +254,12 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
       std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
   if (!fresh_) {
     const std::uint64_t first = first_commit_of(*recorded);
-    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, known_, first); !goes_on)
+    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, state_->known, first);
+        !goes_on)
       return std::unexpected(goes_on.error());
     return EarlierSteps{.none = none_there,
-                        .of_another_run = !id.empty() && known_.loaded.id != id,
-                        .is_elsewhere = checkpoint::is_elsewhere(directory_, *entries, known_)};
+                        .of_another_run = !id.empty() && state_->known.loaded.id != id,
+                        .is_elsewhere = checkpoint::is_elsewhere(directory_, *entries, state_->known)};
   }
   if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {
@@ -272,10 +274,10 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
   const StoreDescriptor after = with_volumes(none, volumes, directory_);
   auto moved = set_aside(directory_, *recorded, after, ops);
   if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
-  aside_ = *std::move(moved);
+  state_->aside = *std::move(moved);
   fresh_ = false;  // also if this save fails: what is there at the next one may be another job's
-  known_ = {};
-  descriptor_ = after;
+  state_->known = {};
+  state_->descriptor = after;
   recorded_ = true;
   return EarlierSteps{.none = true};
 }
@@ -283,28 +285,29 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
 // What was loaded from a directory without a descriptor stays known once this store has given it one, also by
 // a begin() that failed after that.
 void Store::follow_own_descriptor(const std::optional<StoreDescriptor>& recorded) {
-  if (recorded && known_.loaded.id.empty() && recorded->id == descriptor_.id) known_.loaded.id = recorded->id;
+  if (recorded && state_->known.loaded.id.empty() && recorded->id == state_->descriptor.id)
+    state_->known.loaded.id = recorded->id;
 }
 
 Result<Position> Store::position() const { return position_of(directory_); }
 
 void Store::continue_from(Position position) {
-  const auto guard = enter();
+  const auto guard = state_->enter();
   // What was saved while it was loaded stays known.
-  if (known_.loaded.id != position.id) known_.saved = {};
-  known_.loaded = std::move(position);
-  known_.directory = directory_id_of(directory_);
+  if (state_->known.loaded.id != position.id) state_->known.saved = {};
+  state_->known.loaded = std::move(position);
+  state_->known.directory = directory_id_of(directory_);
   fresh_ = false;
 }
 
 void Store::start_over(bool fresh) {
-  const auto guard = enter();
-  known_ = {};
+  const auto guard = state_->enter();
+  state_->known = {};
   fresh_ = fresh;
 }
 
 Status Store::check_continues(std::uint64_t step) {
-  const auto guard = enter();
+  const auto guard = state_->enter();
   if (auto ours = check_not_foreign(directory_); !ours) return ours;
   if (auto own = check_not_of_dcp(directory_, step); !own) return own;
   if (fresh_) return {};
@@ -315,7 +318,8 @@ Status Store::check_continues(std::uint64_t step) {
   const auto entries = list_steps(directory_);
   if (!entries) return std::unexpected(entries.error());
   const std::string id = id_of(*recorded);
-  return checkpoint::check_continues(directory_, id, step, *entries, known_, first_commit_of(*recorded));
+  return checkpoint::check_continues(directory_, id, step, *entries, state_->known,
+                                     first_commit_of(*recorded));
 }
 
 }  // namespace trunkline::checkpoint

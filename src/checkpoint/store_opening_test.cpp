@@ -284,7 +284,6 @@ TEST_F(StoreOpeningTest, RecordsBehindLinksStay) {
     ASSERT_FALSE(refused);
     EXPECT_NE(refused.error().message.find("it is a symbolic link"), std::string::npos)
         << refused.error().message;
-    (*linked)->release();
   }
   EXPECT_EQ(*os::read_text(directory() + "/trunkline-checkpoints.json"), before);
   save(*original, 2);
@@ -382,12 +381,13 @@ TEST_F(StoreOpeningTest, ADirectoryWhoseFilesystemWentIsNotMadeBelowTheMountPoin
 TEST_F(StoreOpeningTest, ADirectoryThatGoesDuringASaveFailsThatSaveAlone) {
   const auto store = open();
   save(*store, 1);
-  const Manifest manifest = write_shards(2, begin(*store, 2));
+  const auto transaction = begin(*store, 2);
+  const Manifest manifest = write_shards(*transaction);
   fs::remove_all(directory());
-  const auto failed = store->commit(manifest);
+  const auto failed = transaction->commit(manifest);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code, ENOENT);
-  EXPECT_TRUE(store->abandon());
+  EXPECT_TRUE(transaction->abandon());
   save(*store, 3);
   EXPECT_EQ(open()->steps(), Steps{3});
 }

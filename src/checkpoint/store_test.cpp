@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,15 +24,16 @@ using Steps = std::vector<std::uint64_t>;
 
 TEST_F(StoreTest, WhatWasCommittedIsRead) {
   const auto store = open();
-  const Placement placement = begin(*store, 12);
-  ASSERT_EQ(placement.paths.size(), 2U);
-  EXPECT_TRUE(is_shard_file(placement.shards[1].file));
-  EXPECT_TRUE(placement.shards[1].file.starts_with("shard-00001-of-00002-"));
-  EXPECT_EQ(placement.paths[1], directory() + "/step-00000012/" + placement.shards[1].file);
-  Manifest manifest = write_shards(12, placement);
+  const auto transaction = begin(*store, 12);
+  ASSERT_EQ(transaction->placement().paths.size(), 2U);
+  EXPECT_TRUE(is_shard_file(transaction->placement().shards[1].file));
+  EXPECT_TRUE(transaction->placement().shards[1].file.starts_with("shard-00001-of-00002-"));
+  EXPECT_EQ(transaction->placement().paths[1],
+            directory() + "/step-00000012/" + transaction->placement().shards[1].file);
+  Manifest manifest = write_shards(*transaction);
   EXPECT_EQ(store->steps(), Steps{}) << "not before it is committed";
-  ASSERT_EQ(store->commit(manifest), 1U);
-  store->release();
+  ASSERT_EQ(transaction->commit(manifest), 1U);
+  transaction->release();
   const auto read = open()->read_manifest(12);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_TRUE(read->time.starts_with("20")) << read->time;
@@ -107,13 +109,13 @@ TEST_F(StoreTest, SavingAStepAgainReplacesItAndBecomesTheLatest) {
   save(*store, 5);
   save(*store, 9);
   const auto old = store->read_manifest(5);
-  const Placement placement = begin(*store, 5);
-  Manifest manifest = write_shards(5, placement, 777);
+  const auto transaction = begin(*store, 5);
+  Manifest manifest = write_shards(*transaction, 777);
   EXPECT_EQ(*store->read_manifest(5), *old) << "readers see the old one until the new one is committed";
-  EXPECT_EQ(store->commit(manifest), 3U);
+  EXPECT_EQ(transaction->commit(manifest), 3U);
   EXPECT_EQ(store->read_manifest(5)->commit, 3U);
   EXPECT_TRUE(is_whole(*store, *old)) << "nothing goes before retain()";
-  const auto collected = store->retain(std::nullopt);
+  const auto collected = transaction->retain(std::nullopt);
   ASSERT_TRUE(collected);
   EXPECT_EQ(collected->removed.size(), 3U) << "a manifest and two shards";
   EXPECT_EQ(store->latest(), 5U);
@@ -168,9 +170,9 @@ TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
   EXPECT_EQ(everything(), before);
   EXPECT_EQ(store->read_manifest(2).error().kind, ErrorKind::corrupt);
 
-  begin(*store, 4);
-  ASSERT_TRUE(store->commit(Manifest{.step = 4, .volumes = {"."}}));
-  const auto retained = store->retain(2);
+  const auto transaction = begin(*store, 4);
+  ASSERT_TRUE(transaction->commit(Manifest{.step = 4, .volumes = {"."}}));
+  const auto retained = transaction->retain(2);
   ASSERT_TRUE(retained);
   EXPECT_EQ(retained->problems.size(), 1U);
   EXPECT_EQ(store->steps(), (Steps{2, 3, 4}));
@@ -179,10 +181,11 @@ TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
 // A manifest of a million tensors takes seconds to parse, and a training opens its directory with several.
 TEST_F(StoreTest, CollectionReadsALargeManifestOnlyWhereFilesMayGo) {
   const auto store = open({.volumes = volumes()});
-  Manifest manifest = write_shards(1, begin(*store, 1));
+  const auto transaction = begin(*store, 1);
+  Manifest manifest = write_shards(*transaction);
   manifest.state = '"' + std::string(100'000, 'x') + '"';
-  ASSERT_TRUE(store->commit(manifest));
-  store->release();
+  ASSERT_TRUE(transaction->commit(manifest));
+  transaction->release();
   const std::string path = manifest_path(directory(), 1, 1);
   const std::string good = *os::read_text(path);
   std::string flipped = good;
@@ -228,7 +231,7 @@ TEST_F(StoreTest, CollectionRemovesDebrisEverywhere) {
   auto store = open({.volumes = volumes()});
   save(*store, 1);
   const auto clean = everything();
-  write_shards(2, begin(*store, 2));
+  write_shards(*begin(*store, 2));
   store.reset();  // a crash
   store = open();
   const std::string hex = random_hex(16);
@@ -274,10 +277,10 @@ TEST_F(StoreTest, RemovingAStepRemovesAllOfItAndNothingElse) {
   const Error missing = store->remove(3).error();
   EXPECT_EQ(missing.code, ENOENT);
   EXPECT_NE(missing.message.find("it has step 1"), std::string::npos) << missing.message;
-  begin(*store, 4);
+  const auto transaction = begin(*store, 4);
   EXPECT_EQ(open()->remove(1).error().code, EBUSY);
   EXPECT_EQ(store->remove(1).error().code, EBUSY);
-  store->release();
+  transaction->release();
   ASSERT_TRUE(store->remove(1));
   EXPECT_EQ(store->latest(), std::nullopt);
 }
@@ -350,10 +353,10 @@ TEST_F(StoreTest, ProcessesThatMakeOneDirectoryAtOnce) {
         const auto store = Store::open(path, {.volumes = volumes()});
         if (!store) ::_exit(1);
         for (;;) {
-          const auto placement = (*store)->begin(step, Steps{1, 1});
-          if (!placement && placement.error().code == EBUSY) continue;
-          if (!placement) ::_exit(placement.error().code == EEXIST ? 0 : 2);
-          ::_exit((*store)->commit(write_shards(step, *placement)) ? 0 : 3);
+          const auto transaction = (*store)->begin(step, Steps{1, 1});
+          if (!transaction && transaction.error().code == EBUSY) continue;
+          if (!transaction) ::_exit(transaction.error().code == EEXIST ? 0 : 2);
+          ::_exit((*transaction)->commit(write_shards(**transaction)) ? 0 : 3);
         }
       }
       children.push_back(child);
@@ -387,7 +390,7 @@ TEST_F(StoreTest, AManifestThatIsADeviceIsDamage) {
 
 TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   const auto store = open();
-  begin(*store, 1);
+  const auto transaction = begin(*store, 1);
   const auto other = open();
   EXPECT_EQ(other->begin(2, Steps{1}).error().code, EBUSY);
   EXPECT_EQ(store->begin(2, Steps{1}).error().code, EBUSY);
@@ -395,23 +398,25 @@ TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   EXPECT_TRUE(other->collect(GarbageCollector::DryRun::yes)->busy);
   EXPECT_TRUE(store->collect()->busy);
   EXPECT_EQ(open({.volumes = volumes()})->begin(2, Steps{1, 1}).error().code, EBUSY);
-  store->release();
+  transaction->release();
   EXPECT_FALSE(other->collect()->busy);
   EXPECT_TRUE(other->begin(2, Steps{1}));
 }
 
 TEST_F(StoreTest, AForkedChildHasNoPartInASave) {
   auto store = open();
-  begin(*store, 1);
+  auto transaction = begin(*store, 1);
   const pid_t child = ::fork();
   if (child == 0) {
     int failures = 0;
     if (!open()->collect()->busy) failures |= 1;  // its parent saves
     if (store->begin(2, Steps{1}).error().code != EBUSY) failures |= 2;
-    if (store->commit({.step = 1}).error().kind != ErrorKind::invalid_argument) failures |= 4;
-    if (!store->abandon()) failures |= 8;
+    if (transaction->commit({.step = 1}).error().kind != ErrorKind::invalid_argument) failures |= 4;
+    if (transaction->retain(1).error().kind != ErrorKind::invalid_argument) failures |= 8;
+    if (!transaction->abandon()) failures |= 16;
+    transaction.reset();
     store.reset();
-    if (!open()->collect()->busy) failures |= 16;
+    if (!open()->collect()->busy) failures |= 32;
     ::_exit(failures);
   }
   int status = 0;
@@ -419,7 +424,7 @@ TEST_F(StoreTest, AForkedChildHasNoPartInASave) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_TRUE(open()->collect()->busy);
-  store->release();
+  transaction->release();
   EXPECT_FALSE(open()->collect()->busy);
 }
 
@@ -428,40 +433,103 @@ TEST_F(StoreTest, AbandoningLeavesNothing) {
   save(*store, 1);
   const auto before = everything();
   for (const std::uint64_t step : {1, 2}) {
-    write_shards(step, begin(*store, step));
-    const auto collected = store->abandon();
+    const auto transaction = begin(*store, step);
+    write_shards(*transaction);
+    const auto collected = transaction->abandon();
     ASSERT_TRUE(collected && collected->problems.empty());
     EXPECT_GE(collected->removed.size(), 4U);
     EXPECT_EQ(everything(), before);
+    EXPECT_TRUE(transaction->abandon()->removed.empty()) << "it has ended";
   }
-  EXPECT_TRUE(store->abandon()->removed.empty()) << "nothing was begun";
   EXPECT_TRUE(is_whole(*store, *store->read_manifest(1)));
+}
+
+TEST_F(StoreTest, ASaveThatIsDroppedIsReleasedAndItsShardsStay) {
+  const auto store = open();
+  auto transaction = begin(*store, 1);
+  write_shards(*transaction);
+  const auto before = everything();
+  transaction.reset();
+  EXPECT_EQ(everything(), before);
+  EXPECT_TRUE(store->begin(2, Steps{1})) << "and this one is dropped at once";
+  EXPECT_EQ(store->collect()->removed.size(), 4U) << "two shards, and the directories of both steps";
+}
+
+TEST_F(StoreTest, ASaveMayOutliveItsStore) {
+  auto store = open();
+  const auto transaction = begin(*store, 1);
+  store.reset();
+  EXPECT_TRUE(open()->collect()->busy);
+  EXPECT_EQ(transaction->commit(write_shards(*transaction)), 1U);
+  EXPECT_TRUE(transaction->retain(1));
+  transaction->release();
+  EXPECT_FALSE(open()->collect()->busy);
+  EXPECT_EQ(open()->steps(), Steps{1});
+}
+
+// Also while the object of a save that has ended, or that a parent has begun, is still there.
+TEST_F(StoreTest, ASaveThatHasEndedLeavesTheNextOneAlone) {
+  const auto store = open();
+  auto ended = begin(*store, 1);
+  ended->release();
+  const auto transaction = begin(*store, 2);
+  EXPECT_EQ(ended->commit(write_shards(1, ended->placement())).error().kind, ErrorKind::invalid_argument);
+  ended->release();
+  EXPECT_TRUE(ended->abandon()->removed.empty());
+  ended.reset();
+  EXPECT_TRUE(open()->collect()->busy);
+  EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
+}
+
+TEST_F(StoreTest, AForkedChildSavesOnceItsParentHasReleased) {
+  const auto store = open();
+  auto parents = begin(*store, 1);
+  const auto released = ::eventfd(0, EFD_CLOEXEC);
+  ASSERT_GE(released, 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    eventfd_t value = 0;
+    if (::eventfd_read(released, &value) != 0) ::_exit(1);
+    const auto own = store->begin(2, Steps{1});
+    if (!own) ::_exit(2);
+    parents.reset();
+    if (!open()->collect()->busy) ::_exit(3);
+    ::_exit((*own)->commit(write_shards(**own)) ? 0 : 4);
+  }
+  parents->release();
+  EXPECT_EQ(::eventfd_write(released, 1), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(open()->steps(), Steps{2});
+  ::close(released);
 }
 
 TEST_F(StoreTest, NothingIsCommittedThatIsNotThere) {
   const auto store = open();
-  const Placement placement = begin(*store, 1);
-  const Manifest good = write_shards(1, placement);
+  const auto transaction = begin(*store, 1);
+  const Manifest good = write_shards(*transaction);
   Manifest bad = good;
   bad.shards[1].bytes = 4999;
   bad.tensors.clear();
-  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::corrupt);
+  EXPECT_EQ(transaction->commit(bad).error().kind, ErrorKind::corrupt);
   bad = good;
   bad.step = 2;
-  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(transaction->commit(bad).error().kind, ErrorKind::invalid_argument);
   bad = good;
   bad.tensors[0].shape = {1};
-  EXPECT_EQ(store->commit(bad).error().kind, ErrorKind::invalid_argument);
-  EXPECT_EQ(store->retain(1).error().kind, ErrorKind::invalid_argument);
-  std::filesystem::rename(placement.paths[0], placement.paths[0] + "x");
-  EXPECT_EQ(store->commit(good).error().code, ENOENT);
+  EXPECT_EQ(transaction->commit(bad).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(transaction->retain(1).error().kind, ErrorKind::invalid_argument);
+  std::filesystem::rename(transaction->placement().paths[0], transaction->placement().paths[0] + "x");
+  EXPECT_EQ(transaction->commit(good).error().code, ENOENT);
   EXPECT_EQ(store->steps(), Steps{});
-  std::filesystem::rename(placement.paths[0] + "x", placement.paths[0]);
-  EXPECT_TRUE(store->commit(good));
-  EXPECT_EQ(store->commit(good).error().kind, ErrorKind::invalid_argument) << "twice";
-  EXPECT_EQ(store->retain(0).error().kind, ErrorKind::invalid_argument);
-  store->release();
-  EXPECT_EQ(store->commit(good).error().kind, ErrorKind::invalid_argument) << "not begun";
+  std::filesystem::rename(transaction->placement().paths[0] + "x", transaction->placement().paths[0]);
+  EXPECT_TRUE(transaction->commit(good));
+  EXPECT_EQ(transaction->commit(good).error().kind, ErrorKind::invalid_argument) << "twice";
+  EXPECT_EQ(transaction->retain(0).error().kind, ErrorKind::invalid_argument);
+  transaction->release();
+  EXPECT_EQ(transaction->commit(good).error().kind, ErrorKind::invalid_argument) << "it has ended";
 }
 
 TEST_F(StoreTest, ArgumentsThatMakeNoSense) {
@@ -480,8 +548,8 @@ TEST_F(StoreTest, ArgumentsThatMakeNoSense) {
 
 TEST_F(StoreTest, AVolumeThatIsNotMountedIsNamed) {
   const auto store = open({.volumes = volumes()});
-  begin(*store, 1);
-  ASSERT_TRUE(store->abandon());
+  const auto transaction = begin(*store, 1);
+  ASSERT_TRUE(transaction->abandon());
   const std::string gone = store->descriptor().volumes[1];
   std::filesystem::remove_all(gone);
   const auto refused = store->begin(1, Steps{1, 1});

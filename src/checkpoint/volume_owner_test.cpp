@@ -71,8 +71,9 @@ TEST_F(VolumeOwnerTest, ACopyThatLostItsDescriptorKeepsTheShardsOfTheOriginal) {
   const auto store = Store::open(other);
   ASSERT_TRUE(store) << store.error().message;
   load(**store);
-  ASSERT_TRUE((*store)->commit(write_shards(9, begin(**store, 9))));
-  const auto collected = (*store)->retain(1);
+  const auto transaction = begin(**store, 9);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction)));
+  const auto collected = transaction->retain(1);
   ASSERT_TRUE(collected);
   EXPECT_EQ(collected->problems.size(), 2U);
   EXPECT_TRUE(collected->removed.empty());

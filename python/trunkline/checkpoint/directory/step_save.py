@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trunkline import _core
-from trunkline._core import Engine, FileSet, GcPause
+from trunkline._core import CheckpointSave, Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Corrupt, Error, Format, reword
 from trunkline._formats.checkpoint_names import is_manifest, step_of
 from trunkline._tensor_io.side_streams import side_streams
@@ -156,7 +156,7 @@ _STATE = "state (names, dtypes, shapes, or values that are not tensors)"
 class StepSave:
     """One save of one rank.
 
-    With several ranks (1 to 4 as in the durability protocol of src/checkpoint/store.cpp):
+    With several ranks (1 to 4 as in the durability protocol of src/checkpoint/save_transaction.cpp):
     a. rank 0 waits until all ranks are in this save, locks the directory, creates that of the step, and
        publishes the paths of all shards;
     b. each writer writes its shards and makes them durable, then reports what it wrote (1 to 3);
@@ -189,6 +189,7 @@ class StepSave:
         self._exchange = exchange
         self._collectives = None if exchange is None else context.collectives_of_state()
         self._loaded = context.loaded
+        self._save: CheckpointSave | None = None  # of rank 0
         self._placement: dict[str, Any] = {}
         self._mine: list[int] = []
         self._pieces_of: dict[int, list[shard_files.PlacedPiece]] = {}
@@ -285,14 +286,14 @@ class StepSave:
 
     def _clean_up(self) -> None:
         """Remove old checkpoints. The new one is durable, so errors here do not make the save fail."""
-        store = self._context.store
+        assert self._save is not None
         try:
-            problems = store.retain(self._context.keep)["problems"]
+            problems = self._save.retain(self._context.keep)["problems"]
         except OSError as error:
             problems = [error]
         finally:
-            store.release()
-        for text in warnings_of(problems, store.directory):
+            self._save.release()
+        for text in warnings_of(problems, self._context.store.directory):
             warn_without_failing(text, self._caller)
 
     def abandon(self, error: BaseException) -> BaseException:
@@ -305,8 +306,8 @@ class StepSave:
             self._name_save(error)
             return error
         finally:
-            if self._context.ranks.rank == 0:
-                self._context.store.abandon()
+            if self._save is not None:
+                self._save.abandon()
 
     def _mention_set_aside_run(self, error: BaseException) -> None:
         """Add to the error of a first save with fresh=True where the earlier checkpoints are now."""
@@ -370,7 +371,8 @@ class StepSave:
     def _begin(self) -> Any:
         if self._exchange is not None:
             self._exchange.meet()
-        placement = self._lock()
+        self._save = self._lock()
+        placement = self._save.placement
         if placement["is_elsewhere"]:
             warn_without_failing(
                 f"{self._context.store.directory} has none of the checkpoints that this Checkpointer loaded "
@@ -396,7 +398,7 @@ class StepSave:
             "loaded": self._loaded,
         }
 
-    def _lock(self) -> Any:
+    def _lock(self) -> CheckpointSave:
         return retry_while_locked(lambda: self._context.store.begin(self._step, self._shards_per_volume()))
 
     def _written(self, number: int, index: int) -> dict[str, Any]:
@@ -496,7 +498,8 @@ class StepSave:
             {**self._placement["shards"][shard["index"]], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
             for shard in written
         ]
-        self._context.store.commit(
+        assert self._save is not None
+        self._save.commit(
             {
                 "step": self._step,
                 "chunk_bytes": shard_files.CHUNK_BYTES,

@@ -1,0 +1,113 @@
+#include "checkpoint/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/listing.h"
+#include "checkpoint/names.h"
+#include "checkpoint/shard_references.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+constexpr std::uint64_t kMaxShards = 1 << 20;
+
+std::unexpected<Error> invalid(std::string message) {
+  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
+}
+
+bool is_directory(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+std::unexpected<Error> volume_is_missing(const std::string& volume, const std::string& directory) {
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = ENOENT,
+            .message = fmt::format("cannot save into {}: {} is missing: ENOENT. Mount its volume; if that "
+                                   "disk is gone for good, open the directory with volumes=[...] that "
+                                   "exist",
+                                   directory, volume),
+            .path = volume});
+}
+
+}  // namespace
+
+Status check_can_place(const StoreDescriptor& descriptor, std::uint64_t step,
+                       std::span<const std::uint64_t> shards) {
+  const std::size_t volumes = std::max<std::size_t>(1, descriptor.volumes.size());
+  if (step > kMaxNumber) return invalid("step: is beyond 2^63 - 1");
+  if (shards.size() != volumes)
+    return invalid(fmt::format("shards: {} numbers for {} volumes", shards.size(), volumes));
+  if (std::ranges::any_of(shards, [](std::uint64_t count) { return count > kMaxShards; }))
+    return invalid(fmt::format("shards: more than {} on a volume", kMaxShards));
+  return {};
+}
+
+Status make_step_directories(const std::string& directory, const StoreDescriptor& descriptor,
+                             std::uint64_t step, std::span<const std::uint64_t> shards,
+                             const DirectoryOps& ops) {
+  // Also when they exist: the process that made them may have died before that was durable.
+  const auto make = [&](const std::string& parent) -> Status {
+    if (auto made = ops.make_directory(fmt::format("{}/{}", parent, step_directory(step))); !made)
+      return made;
+    return ops.sync_directory(parent);
+  };
+  // Where the directory has no such step, shards of it on volumes belong to one that was moved out: they are
+  // put on record before those of this save lie beside them. Former volumes have such shards, too.
+  if (!is_directory(fmt::format("{}/{}", directory, step_directory(step)))) {
+    for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
+      for (const std::string& volume : *volumes) {
+        const std::string there = volume_step_directory(directory, volume, step);
+        if (auto kept = keep_moved_shards(there, ops); !kept) return kept;
+      }
+    }
+  }
+  if (auto made = make(directory); !made) return made;
+  for (std::size_t i = 0; i < descriptor.volumes.size(); ++i) {
+    if (shards[i] == 0) continue;
+    const std::string& volume = descriptor.volumes[i];
+    if (!is_directory(volume)) return volume_is_missing(volume, directory);
+    if (auto made = make(volume); !made) return made;
+  }
+  return {};
+}
+
+Result<HeldDirectories> hold_step_directories(const std::string& directory, const StoreDescriptor& descriptor,
+                                              std::uint64_t step, std::span<const std::uint64_t> shards) {
+  HeldDirectories directories;
+  if (auto held = directories.hold(volume_step_directory(directory, std::string(kOwnVolume), step)); !held)
+    return std::unexpected(held.error());
+  for (std::size_t i = 0; i < descriptor.volumes.size(); ++i) {
+    if (shards[i] == 0) continue;
+    auto held = directories.hold(volume_step_directory(directory, descriptor.volumes[i], step));
+    if (!held) return std::unexpected(held.error());
+  }
+  return directories;
+}
+
+Placement place_shards(const std::string& directory, const StoreDescriptor& descriptor, std::uint64_t step,
+                       std::span<const std::uint64_t> shards) {
+  Placement placement{.volumes = descriptor.volumes, .shards = {}, .paths = {}};
+  if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
+  const std::string nonce = random_hex(16);
+  const std::uint64_t total = std::accumulate(shards.begin(), shards.end(), std::uint64_t{0});
+  for (std::size_t volume = 0; volume < shards.size(); ++volume) {
+    const std::string where = volume_step_directory(directory, placement.volumes[volume], step);
+    for (std::uint64_t i = 0; i < shards[volume]; ++i) {
+      const std::string file = shard_file(placement.shards.size(), total, nonce);
+      placement.shards.push_back({.volume = volume, .file = file, .bytes = 0, .crc32c = {}});
+      placement.paths.push_back(fmt::format("{}/{}", where, file));
+    }
+  }
+  return placement;
+}
+
+}  // namespace trunkline::checkpoint

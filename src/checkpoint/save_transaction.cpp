@@ -1,0 +1,232 @@
+#include "checkpoint/save_transaction.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/listing.h"
+#include "checkpoint/names.h"
+#include "checkpoint/retention.h"
+
+namespace trunkline::checkpoint {
+namespace {
+
+std::unexpected<Error> invalid(std::string message) {
+  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
+}
+
+std::unexpected<Error> has_ended(std::string_view call, std::uint64_t step) {
+  return invalid(fmt::format(
+      "{}: the save of step {} has ended, or belongs to the process that this one was forked from; begin "
+      "another save",
+      call, step));
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+}  // namespace
+
+SaveTransaction::SaveTransaction(std::shared_ptr<StoreState> state, std::unique_ptr<DirectoryLock> lock,
+                                 HeldDirectories directories, std::uint64_t step, Placement placement)
+    : state_(std::move(state)),
+      step_(step),
+      placement_(std::move(placement)),
+      lock_(std::move(lock)),
+      directories_(std::move(directories)) {
+  state_->save = this;
+}
+
+// One that has ended does not wait for who uses the state now.
+SaveTransaction::~SaveTransaction() {
+  if (lock_) release();
+}
+
+std::unique_lock<std::mutex> SaveTransaction::enter() {
+  auto guard = state_->enter();
+  if (state_->save != this) end();  // in a forked child
+  return guard;
+}
+
+void SaveTransaction::end() {
+  phase_ = Phase::ended;
+  directories_ = {};
+  lock_.reset();
+  if (state_->save == this) state_->save = nullptr;
+}
+
+// Whether the lock is still this save's, and all paths lead to where the shards were written. Volumes that it
+// does not write to may come and go.
+Status SaveTransaction::check_places() {
+  if (auto same = lock_->check_or_renew(); !same) return same;
+  return directories_.check();
+}
+
+Status SaveTransaction::check_shards(const Manifest& manifest) const {
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
+    const std::string path = shard_path(state_->directory, manifest, i);
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0)
+      return std::unexpected(
+          system_error(errno, "committing a checkpoint: looking at its shard " + path, path));
+    const auto bytes = static_cast<std::uint64_t>(status.st_size);
+    if (!S_ISREG(status.st_mode) || bytes != manifest.shards[i].bytes) {
+      return std::unexpected(make_error(
+          ErrorKind::corrupt,
+          fmt::format("committing a checkpoint: its shard {} has {} bytes, and the manifest says {}; save it "
+                      "again",
+                      path, bytes, manifest.shards[i].bytes),
+          path));
+    }
+  }
+  return {};
+}
+
+Status SaveTransaction::sync_directories(const Manifest& manifest) const {
+  std::set<std::string> directories{
+      volume_step_directory(state_->directory, std::string(kOwnVolume), manifest.step)};
+  for (const Shard& shard : manifest.shards) {
+    directories.insert(
+        volume_step_directory(state_->directory, manifest.volumes[shard.volume], manifest.step));
+  }
+  for (const std::string& each : directories) {
+    if (auto synced = state_->ops.sync_directory(each); !synced) return synced;
+  }
+  return {};
+}
+
+// Steps 5 to 7 of commit().
+Status SaveTransaction::write_manifest(const Commit& commit, const std::string& text) {
+  // Known before it is there: where making it durable fails, it may have its name, and the next save replaces
+  // it.
+  state_->known.saved.insert(commit);
+  const std::string path = manifest_path(state_->directory, commit.step, commit.number);
+  auto written = state_->ops.create_file_durably(path, text);
+  if (written) return {};
+  if (written.error().code == EEXIST) {  // another process has made it
+    state_->known.saved.erase(commit);
+  } else {
+    phase_ = Phase::uncertain;
+    number_ = commit.number;
+  }
+  return written;
+}
+
+// The end of step 7: what was moved, or unlocked, before the manifest had its name may not be whole.
+// `replaces`: the step had a checkpoint before.
+Status SaveTransaction::confirm(const Commit& commit, bool replaces) {
+  auto same = check_places();
+  number_ = commit.number;
+  phase_ = same ? Phase::committed : Phase::uncertain;
+  if (same) return same;
+  // Others that took the lock may have removed an earlier checkpoint of the step on account of this one.
+  if (lock_->check_or_renew() || !replaces) {
+    state_->known.saved.erase(commit);
+    directories_.remove_file_from_first(manifest_file(commit.number));
+  }
+  return same;
+}
+
+// How a checkpoint comes to be, so that it is there, whole, exactly when its manifest is, whenever a process
+// is killed or the power fails:
+// 1. Every shard is written under a name that no manifest knows: the directory of its step is made and
+//    durable by then (Store::begin()), and the name has a nonce of this save. A checkpoint of the same step
+//    that is there already is not touched. Until a manifest names it, a shard is debris to the holder of the
+//    lock.
+// 2. Each writer makes the contents of its shards durable (fsync) ...
+// 3. ... then their names (fsync of the directory). It is done here again for all directories, at the cost
+//    of nothing when it was done.
+// 4. All ranks are done: the caller has heard from each. Here, every shard must be there with its size.
+// 5. The manifest is written to a temporary name, and made durable (fsync). Its commit is larger than any
+//    that the directory holds, so that of two manifests of one step the newer one counts.
+// 6. It gets its name (rename, which replaces nothing).
+// 7. The name is made durable (fsync of the directory). Only then, and if the lock and the directories are
+//    still those of begin(), is the checkpoint reported as saved. Else the manifest is removed again, unless
+//    the lock was lost and the step had one before: who took the lock may have removed that on account of it.
+// 8. Only now may older ones go: retain(), in the order of GarbageCollector::collect().
+Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
+  const auto guard = enter();
+  if (phase_ == Phase::ended) return has_ended("commit", step_);
+  if (phase_ == Phase::committed) return invalid(fmt::format("commit: step {} was committed before", step_));
+  if (manifest.step != step_)
+    return invalid(fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, step_));
+  if (auto same = check_places(); !same) return std::unexpected(same.error());
+  const auto entries = list_steps(state_->directory);
+  if (!entries) return std::unexpected(entries.error());
+  // Above those of steps that somebody has moved out meanwhile, and may move back.
+  manifest.commit = next_commit(state_->directory, *entries,
+                                std::max(state_->descriptor.first_commit, state_->known.newest_number() + 1));
+  manifest.time = now();
+  const auto text = format_manifest(manifest);
+  if (!text) return std::unexpected(text.error());
+  if (auto whole = check_shards(manifest); !whole) return std::unexpected(whole.error());
+  if (auto synced = sync_directories(manifest); !synced) return std::unexpected(synced.error());
+  // All that took its time.
+  if (auto same = check_places(); !same) return std::unexpected(same.error());
+  const Commit commit{.step = step_, .number = manifest.commit, .first_line = std::string(first_line(*text))};
+  if (auto written = write_manifest(commit, *text); !written) return std::unexpected(written.error());
+  const bool replaces = std::ranges::any_of(
+      *entries, [&](const StepEntry& entry) { return entry.step == step_ && !entry.commits.empty(); });
+  if (auto confirmed = confirm(commit, replaces); !confirmed) return std::unexpected(confirmed.error());
+  state_->aside.reset();
+  return commit.number;
+}
+
+Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep) {
+  if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
+  const auto guard = enter();
+  if (phase_ == Phase::ended) return has_ended("retain", step_);
+  if (phase_ != Phase::committed) return invalid("retain: nothing was committed; commit the save first");
+  if (auto same = check_places(); !same) return std::unexpected(same.error());
+  const DirectoryOps ops = state_->ops.checked_by([this] {
+    if (auto same = check_places(); !same) return same;
+    return lock_->check_with_volumes();
+  });
+  const Retention retention{.directory = state_->directory,
+                            .descriptor = state_->descriptor,
+                            .step = step_,
+                            .commit = number_,
+                            .keep = keep};
+  return remove_superseded(retention, state_->known, state_->reported, ops);
+}
+
+void SaveTransaction::release() {
+  const auto guard = enter();
+  end();
+}
+
+Result<CollectionResult> SaveTransaction::abandon() {
+  const auto guard = enter();
+  const bool has_debris = phase_ == Phase::writing || phase_ == Phase::uncertain;
+  auto result = has_debris ? remove_uncommitted() : CollectionResult{};
+  end();
+  return result;
+}
+
+Result<CollectionResult> SaveTransaction::remove_uncommitted() {
+  if (!check_places()) return CollectionResult{};  // what is there may be another's
+  auto commits = commits_in(state_->directory, step_);
+  if (!commits) return std::unexpected(commits.error());
+  // Its name is there, and making that durable failed. That it can be synced now proves nothing, since an
+  // error is reported once: what it replaces may be all that a power failure leaves.
+  if (phase_ == Phase::uncertain && std::ranges::find(*commits, number_) != commits->end())
+    return CollectionResult{};
+  const DirectoryOps ops = state_->ops.checked_by([this] { return lock_->check_with_volumes(); });
+  GarbageCollector collector(state_->directory, state_->descriptor, ops, GarbageCollector::DryRun::no);
+  collector.clean({.step = step_, .commits = std::move(*commits)});
+  return collector.take_result();
+}
+
+}  // namespace trunkline::checkpoint

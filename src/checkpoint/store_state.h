@@ -1,0 +1,46 @@
+// What a Store knows from one call to the next, and shares with the save that it has begun.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "checkpoint/continuation.h"
+#include "checkpoint/directory_ops.h"
+#include "checkpoint/store_descriptor.h"
+#include "os/fork_takeover.h"
+
+namespace trunkline::checkpoint {
+
+class SaveTransaction;
+
+struct StoreState {
+  StoreState(std::string path, DirectoryOps changes) : directory(std::move(path)), ops(std::move(changes)) {}
+
+  // Locks the mutex, as everybody does who uses what it guards. In a forked child it forgets the save of the
+  // parent before.
+  std::unique_lock<std::mutex> enter() {
+    ownership.take_over([this] {
+      save = nullptr;
+      // It may be held forever by a thread that the child does not have.
+      std::construct_at(&mutex);
+    });
+    return std::unique_lock(mutex);
+  }
+
+  const std::string directory;  // absolute
+  const DirectoryOps ops;
+
+  std::mutex mutex;  // guards what follows, and keeps the functions that change the directory apart
+  StoreDescriptor descriptor;
+  Continuation known;                     // its id is that of the descriptor when it was last looked at
+  std::set<Commit> reported;              // that retention left alone, and has said so
+  std::optional<std::string> aside;       // where an earlier run went, until a save is committed
+  const SaveTransaction* save = nullptr;  // that is under way, begun by this process
+  os::ForkTakeover ownership;             // of the mutex and what it guards
+};
+
+}  // namespace trunkline::checkpoint
