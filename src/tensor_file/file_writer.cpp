@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <tuple>
 #include <utility>
@@ -40,17 +41,20 @@ FileWriter::FileWriter(const Engine& engine, std::vector<Target> targets, const 
     BlockRules rules = rules_for(target.file);
     rules.allow_direct = !options.stage_all;
     blocks_.push_back(cut_into_blocks(target.layout, rules));
-    progress_.push_back({.checksums = ChecksumCombiner(target.layout, blocks_.back().size()), .held = {}});
+    progress_.push_back({.checksums = ChecksumCombiner(target.layout, blocks_.back().size()),
+                         .states = std::vector(blocks_.back().size(), BlockState::waiting),
+                         .held = {}});
     for (std::size_t index = 0; index < blocks_.back().size(); ++index) {
       if (release_point(layout, blocks_.back()[index]) > index + 1) ++held;
     }
   }
   order_ = in_turns(blocks_);
+  counts_[static_cast<std::size_t>(BlockState::waiting)] = order_.size();
   least_slots_ = std::min(kLeastSlots + held, order_.size());
   const std::size_t wanted =
       std::min<std::size_t>(options.staging_bytes / StagingPool::kBlockBytes, order_.size());
   ring_ = std::make_unique<StagingRing>(engine.core()->staging(), std::max(least_slots_, wanted));
-  defer_ = options.stage_all && wanted == order_.size();
+  if (options.stage_all && wanted == order_.size()) write_when_ = WriteWhen::all_staged;
 }
 
 FileWriter::~FileWriter() { stop(); }
@@ -59,9 +63,12 @@ void FileWriter::stop() {
   cancel();
   {
     std::unique_lock lock(mutex_);
-    filling_ -= fetched_.size();
-    fetched_.clear();
-    changed_.wait(lock, [&] { return filling_ == 0 && writing_ == 0; });
+    for (const Ready& each : std::exchange(fetched_, {})) move_to(BlockState::done, each.place);
+    changed_.wait(lock, [&] {
+      return growing_ + count(BlockState::filling) + count(BlockState::fetching) +
+                 count(BlockState::writing) ==
+             0;
+    });
     ring_.reset();
   }
   devices_.reset();
@@ -95,91 +102,125 @@ Status FileWriter::stage() {
   }
   side_by_side(std::min<std::size_t>(options_.copiers, order_.size()), [this] { copy_blocks(); });
   std::unique_lock lock(mutex_);
-  if (!error_) write_deferred(lock);
+  if (!error_) write_staged(lock);
   return outcome();
 }
 
 Status FileWriter::finish() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return writing_ == 0; });
+  changed_.wait(lock, [&] { return count(BlockState::writing) == 0; });
   return outcome();
+}
+
+bool FileWriter::may_follow(BlockState from, BlockState to) {
+  switch (to) {
+    case BlockState::waiting:
+      return false;
+    case BlockState::filling:
+      return from == BlockState::waiting || from == BlockState::fetched;
+    case BlockState::fetching:
+    case BlockState::held:
+      return from == BlockState::filling;
+    case BlockState::fetched:
+      return from == BlockState::fetching;
+    case BlockState::staged:
+      return from == BlockState::filling || from == BlockState::held;
+    case BlockState::writing:
+      return from == BlockState::staged;
+    case BlockState::done:
+      return from == BlockState::writing || from == BlockState::fetching || from == BlockState::fetched;
+  }
+  return false;
+}
+
+// The lock is held.
+void FileWriter::move_to(BlockState to, const BlockPlace& place) {
+  BlockState& state = progress_[place.layout].states[place.block];
+  assert(may_follow(state, to));
+  --counts_[static_cast<std::size_t>(state)];
+  ++counts_[static_cast<std::size_t>(to)];
+  if (is_direct(place)) {  // never fetched
+    if (to == BlockState::filling) ++direct_;
+    if (to == BlockState::done) --direct_;
+  }
+  state = to;
 }
 
 void FileWriter::copy_blocks() {
   std::unique_lock lock(mutex_);
   Claimed claimed;
   while (claim(lock, claimed)) {
-    const Ready& filled = claimed.ready;
+    const Ready& ready = claimed.ready;
     lock.unlock();
-    if (!claimed.fetched && fetch(filled)) {
+    if (!claimed.fetched && fetch(ready)) {
       lock.lock();
       continue;
     }
-    const FileLayout& layout = targets_[filled.place.layout].layout;
-    const Block& block = blocks_[filled.place.layout][filled.place.block];
+    const FileLayout& layout = targets_[ready.place.layout].layout;
+    const Block& block = blocks_[ready.place.layout][ready.place.block];
     std::vector<PartialChecksum> checksums =
-        fill(layout, block, filled.slot ? ring_->block(*filled.slot) : nullptr);
+        fill(layout, block, ready.slot ? ring_->block(*ready.slot) : nullptr);
     lock.lock();
-    const std::vector<Ready> ready = staged(filled, std::move(checksums));
-    deferred_.insert(deferred_.end(), ready.begin(), ready.end());
-    if (!defer_) write_deferred(lock);
-    --filling_;
+    filled(ready, std::move(checksums));
+    if (write_when_ == WriteWhen::staged) write_staged(lock);
     changed_.notify_all();
   }
 }
 
-void FileWriter::write_deferred(std::unique_lock<std::mutex>& lock) {
-  const std::vector<Ready> ready = std::exchange(deferred_, {});
-  writing_ += ready.size();
+void FileWriter::write_staged(std::unique_lock<std::mutex>& lock) {
+  const std::vector<Ready> staged = std::exchange(staged_, {});
+  for (const Ready& each : staged) move_to(BlockState::writing, each.place);
   lock.unlock();
-  for (const Ready& each : ready) write(each);
+  for (const Ready& each : staged) write(each);
   lock.lock();
 }
 
 // The next block and what it needs, or false when there is none (any more).
 bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
-  while (!error_ && (next_ < order_.size() || fetching_ > 0)) {
+  while (!error_ && (next_ < order_.size() || is_fetching())) {
     if (!fetched_.empty()) {
       claimed = {.ready = fetched_.front(), .fetched = true};
       fetched_.pop_front();
-      --fetching_;
+      move_to(BlockState::filling, claimed.ready.place);
       return true;
     }
-    if (next_ == order_.size()) {
-      changed_.wait(lock);
-      continue;
-    }
-    const BlockPlace place = order_[next_];
-    if (blocks_[place.layout][place.block].direct != nullptr) {
-      if (direct_writing_ < kMostDirect) {
-        ++direct_writing_;
-        claimed = {.ready = {.place = place, .slot = std::nullopt}};
-        ++next_;
-        ++filling_;
-        return true;
-      }
-    } else if (const auto slot = ring_->try_take()) {
-      claimed = {.ready = {.place = place, .slot = slot}};
-      ++next_;
-      ++filling_;
+    if (const auto next = try_claim_next()) {
+      claimed = *next;
       return true;
-    } else if (ring_->may_grow()) {
+    }
+    const bool lacks_slot = next_ < order_.size() && !is_direct(order_[next_]);
+    if (lacks_slot && ring_->may_grow()) {
       grow_ring(lock);
-      continue;
-    } else if (!deferred_.empty()) {
-      defer_ = false;  // there is less room than there seemed to be
-      write_deferred(lock);
-      continue;
+    } else if (lacks_slot && !staged_.empty()) {
+      write_when_ = WriteWhen::staged;  // there is less room than there seemed to be
+      write_staged(lock);
+    } else {
+      changed_.wait(lock);
     }
-    changed_.wait(lock);
   }
   return false;
 }
 
+// The next one that is waiting, if what it needs is there.
+std::optional<FileWriter::Claimed> FileWriter::try_claim_next() {
+  if (next_ == order_.size()) return std::nullopt;
+  const BlockPlace place = order_[next_];
+  std::optional<StagingRing::Index> slot;
+  if (is_direct(place)) {
+    if (direct_ >= kMostDirect) return std::nullopt;
+  } else {
+    slot = ring_->try_take();
+    if (!slot) return std::nullopt;
+  }
+  ++next_;
+  move_to(BlockState::filling, place);
+  return Claimed{.ready = {.place = place, .slot = slot}};
+}
+
 void FileWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
-  ++filling_;  // the ring is in use meanwhile
+  ++growing_;
   const auto grown = ring_->grow(lock, least_slots_);
-  --filling_;
+  --growing_;
   if (!grown) fail(grown.error());
   changed_.notify_all();
 }
@@ -195,7 +236,7 @@ bool FileWriter::fetch(const Ready& claimed) {
   ring_->pin(slot, *device);
   {
     const std::scoped_lock lock(mutex_);
-    ++fetching_;
+    move_to(BlockState::fetching, claimed.place);
   }
   devices_->start(layout, block, ring_->block(slot), Direction::to_host,
                   [this, claimed](const Status& status) { fetched(claimed, status); });
@@ -205,11 +246,9 @@ bool FileWriter::fetch(const Ready& claimed) {
 void FileWriter::fetched(const Ready& claimed, const Status& status) {
   const std::scoped_lock lock(mutex_);
   if (!status) fail(status.error());
-  if (error_) {
-    --filling_;  // nobody claims it
-  } else {
-    fetched_.push_back(claimed);
-  }
+  move_to(error_ ? BlockState::done : BlockState::fetched,
+          claimed.place);  // after an error, nobody claims it
+  if (!error_) fetched_.push_back(claimed);
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
@@ -232,26 +271,28 @@ std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Bl
   return checksums.take();
 }
 
-// What can be written now that a block is filled: itself, and others that waited for its checksums.
-std::vector<FileWriter::Ready> FileWriter::staged(const Ready& filled,
-                                                  std::vector<PartialChecksum> checksums) {
+// With it, others that waited for its checksums may be staged.
+void FileWriter::filled(const Ready& filled, std::vector<PartialChecksum> checksums) {
   const auto [layout, index] = filled.place;
   Progress& progress = progress_[layout];
   progress.checksums.add(index, std::move(checksums));
-  std::vector<Ready> ready;
+  const auto stage = [this](const Ready& ready) {
+    move_to(BlockState::staged, ready.place);
+    staged_.push_back(ready);
+  };
   const std::size_t after = release_point(layout, blocks_[layout][index]);
   if (after == 0 || !filled.slot) {  // filled blocks are never direct
-    ready.push_back(filled);
+    stage(filled);
   } else {
+    move_to(BlockState::held, filled.place);
     progress.held.push_back({.block = index, .slot = *filled.slot, .after = after});
   }
   std::erase_if(progress.held, [&](const Held& held) {
     if (progress.checksums.folded() < held.after) return false;
     fill_checksum_fields(layout, blocks_[layout][held.block], ring_->block(held.slot));
-    ready.push_back({.place = {.layout = layout, .block = held.block}, .slot = held.slot});
+    stage({.place = {.layout = layout, .block = held.block}, .slot = held.slot});
     return true;
   });
-  return ready;
 }
 
 // How many blocks of the layout must be folded before all checksums that stand in this one are known.
@@ -295,12 +336,8 @@ void FileWriter::written(const Ready& ready, const Result<std::uint64_t>& result
   } else {
     fail(result.error());
   }
-  if (ready.slot) {
-    ring_->give_back(*ready.slot);
-  } else {
-    --direct_writing_;
-  }
-  --writing_;
+  if (ready.slot) ring_->give_back(*ready.slot);
+  move_to(BlockState::done, ready.place);
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 

@@ -1,6 +1,7 @@
 // Writes layouts through a bounded ring of staging blocks, with their checksums computed as the bytes pass.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -28,11 +29,20 @@ struct WriteOptions {
   unsigned copiers = 1;                       // threads that copy and checksum
 };
 
-// The path of one block: a copier claims it -> what it has in the memory of devices is fetched into a staging
-// block, while the copier goes on -> a copier copies the rest, summing all -> when all blocks before it are
-// summed whose checksums stand in it, it is filled -> it is written -> its staging block is free again.
-// Blocks are claimed in order and only by a copier that has a staging block, so the first one that others
-// wait for is always under way.
+// The path of one block, through its BlockStates:
+// 1. waiting: blocks are claimed in order, and only by a copier that has a staging block for it, so the first
+//    one that others wait for is always under way. A direct block needs none, but few are under way at once.
+// 2. filling: a copier has it. What it has in the memory of devices is fetched first, if there is any:
+//    2a. fetching: into its staging block, by the device, while the copier goes on with other blocks;
+//    2b. fetched: any copier claims it again, before it claims one that is waiting; then it is filling.
+//    Then the copier copies the rest, and computes the checksums of all.
+// 3. held: until all blocks are folded whose checksums stand in it, which are then filled in. Most blocks
+//    have none to wait for.
+// 4. staged: complete. It is written at once; or once all are staged, where there is room for that, since who
+//    waits for the staging comes first (WriteWhen).
+// 5. writing: the engine has it.
+// 6. done: its staging block is free again. After an error blocks end in the state they are in, except that
+//    one which the device was fetching is done.
 //
 // stage(), then finish(), from one thread; the rest from any.
 class FileWriter {
@@ -74,10 +84,14 @@ class FileWriter {
     StagingRing::Index slot;
     std::size_t after;  // until so many blocks are folded
   };
+  enum class BlockState { waiting, filling, fetching, fetched, held, staged, writing, done };
+  static constexpr std::size_t kBlockStates = 8;
   struct Progress {
     ChecksumCombiner checksums;
+    std::vector<BlockState> states;  // of each block; changed by move_to() alone
     std::vector<Held> held;
   };
+  enum class WriteWhen { staged, all_staged };
   struct Ready {
     BlockPlace place;
     std::optional<StagingRing::Index> slot;  // none: direct
@@ -88,14 +102,23 @@ class FileWriter {
     bool fetched = false;  // nothing of it is in the memory of devices any more
   };
 
+  static bool may_follow(BlockState from, BlockState to);
+  void move_to(BlockState to, const BlockPlace& place);
+  std::size_t count(BlockState state) const { return counts_[static_cast<std::size_t>(state)]; }
+  bool is_direct(const BlockPlace& place) const {
+    return blocks_[place.layout][place.block].direct != nullptr;
+  }
+  // Whether blocks that were claimed are to be claimed again.
+  bool is_fetching() const { return count(BlockState::fetching) + count(BlockState::fetched) > 0; }
   void copy_blocks();
-  void write_deferred(std::unique_lock<std::mutex>& lock);
+  void write_staged(std::unique_lock<std::mutex>& lock);
   bool claim(std::unique_lock<std::mutex>& lock, Claimed& claimed);
+  std::optional<Claimed> try_claim_next();
   void grow_ring(std::unique_lock<std::mutex>& lock);
   bool fetch(const Ready& claimed);
   void fetched(const Ready& claimed, const Status& status);
   std::vector<PartialChecksum> fill(const FileLayout& layout, const Block& block, std::byte* slot) const;
-  std::vector<Ready> staged(const Ready& filled, std::vector<PartialChecksum> checksums);
+  void filled(const Ready& filled, std::vector<PartialChecksum> checksums);
   std::size_t release_point(std::size_t layout, const Block& block) const;
   void fill_checksum_fields(std::size_t layout, const Block& block, std::byte* slot) const;
   void write(const Ready& ready);
@@ -116,14 +139,13 @@ class FileWriter {
   std::unique_ptr<StagingRing> ring_;  // as large as the blocks ask for
   std::size_t least_slots_ = 0;        // fewer would wait for each other
   std::vector<Progress> progress_;
-  std::size_t fetching_ = 0;     // claimed, and to be claimed again
-  std::deque<Ready> fetched_;    // of these
-  std::vector<Ready> deferred_;  // staged, to be written
-  bool defer_ = false;           // until all is staged: there is room, and who waits for that comes first
-  std::size_t next_ = 0;         // in order_
-  std::size_t filling_ = 0;      // claimed, and not handed over to be written
-  std::size_t writing_ = 0;
-  std::size_t direct_writing_ = 0;
+  std::array<std::size_t, kBlockStates> counts_{};  // of blocks, by their states
+  std::deque<Ready> fetched_;                       // in that state
+  std::vector<Ready> staged_;                       // in that state
+  std::size_t direct_ = 0;                          // direct blocks that are filling to writing
+  std::size_t growing_ = 0;                         // copiers that make ring_ larger
+  WriteWhen write_when_ = WriteWhen::staged;
+  std::size_t next_ = 0;  // in order_: the first that is waiting
   std::optional<Error> error_;
   std::unique_ptr<DeviceCopies> devices_ = std::make_unique<DeviceCopies>();
 };
