@@ -2,86 +2,70 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
 namespace trunkline {
 namespace {
 
-// The likely cause of an errno in an I/O library and what to try next; empty where the errno's own text says
+struct Hint {
+  int code;
+  std::string_view text;
+};
+
+// The likely cause of an errno in an I/O library and what to try next; none where the errno's own text says
 // it all.
+constexpr std::array kHints{
+    Hint{ENOSPC,
+         "the filesystem is full (of bytes or of inodes), see df and df -i; free some or write elsewhere"},
+    Hint{EDQUOT,
+         "the quota of this user, group or project is used up, see quota; free some or write elsewhere"},
+    Hint{EIO, "the device or the network storage reported it, see dmesg and the device's health (smartctl)"},
+    Hint{EBADF,
+         "the file was not opened for this, or was closed while in use; check the mode it was opened with"},
+    Hint{EINVAL,
+         "the kernel rejected an argument; with direct I/O it is usually the alignment: try without direct "
+         "I/O"},
+    Hint{EACCES, "check the permissions of the file and of every directory above it, for this user"},
+    Hint{EPERM,
+         "the kernel does not allow it for this process: an immutable file, a security policy (seccomp, LSM) "
+         "or a "
+         "missing capability; check lsattr and the container's profile"},
+    Hint{EROFS, "the filesystem is mounted read-only; remount it writable or use another path"},
+    Hint{ENOENT, "the file or a directory of its path is missing; check the path"},
+    Hint{EEXIST, "remove it first, or open it in a mode that may overwrite"},
+    Hint{EMFILE, "this process is at its limit of open files; raise it (ulimit -n) or close some"},
+    Hint{ENFILE, "the machine is at its limit of open files; raise fs.file-max or close some"},
+    Hint{ENOMEM,
+         "memory or a limit on it (memlock, cgroup) is used up; see ulimit -l and the container's limits, or "
+         "use smaller buffers"},
+    Hint{EFBIG, "the file would exceed the largest size that the filesystem or ulimit -f allows"},
+    Hint{EISDIR, "the path is a directory; name a file in it"},
+    Hint{ENOTDIR, "a part of the path is not a directory; check the path"},
+    Hint{ENAMETOOLONG, "the path or a name in it is too long; shorten it"},
+    Hint{ELOOP, "the path leads through too many symbolic links; check for a loop"},
+    Hint{ENOTEMPTY, "the directory is not empty"},
+    Hint{EXDEV, "the two paths are on different filesystems"},
+    Hint{EBUSY, "something else is using it; see lsof and mount"},
+    Hint{ETXTBSY, "the file is a program that is running"},
+    Hint{ENODEV, "the device is gone or does not support this; see lsblk and dmesg"},
+    Hint{ENXIO, "the device is gone or does not support this; see lsblk and dmesg"},
+    Hint{ENOTCONN, "the network filesystem lost it; remount and open again"},
+    Hint{ESTALE, "the network filesystem lost it; remount and open again"},
+    Hint{ETIMEDOUT, "the storage did not answer in time; see dmesg and the network"},
+    Hint{ENOSYS, "this kernel lacks the system call, or a sandbox hides it; see trunkline doctor"},
+    Hint{EOPNOTSUPP, "the filesystem or device does not support this; see trunkline doctor"},
+    Hint{EAGAIN, "a resource is temporarily unavailable; try again, or with fewer concurrent operations"},
+    Hint{ESPIPE, "it is a pipe or socket, which has no offsets; use a regular file or a block device"},
+    Hint{EFAULT,
+         "the memory handed in is not mapped (or not writable) in this process; was it freed too early?"},
+};
+
 std::string_view hint(int code) {
-  switch (code) {
-    case ENOSPC:
-      return "the filesystem is full (of bytes or of inodes), see df and df -i; free some or write elsewhere";
-    case EDQUOT:
-      return "the quota of this user, group or project is used up, see quota; free some or write elsewhere";
-    case EIO:
-      return "the device or the network storage reported it, see dmesg and the device's health (smartctl)";
-    case EBADF:
-      return "the file was not opened for this, or was closed while in use; check the mode it was opened "
-             "with";
-    case EINVAL:
-      return "the kernel rejected an argument; with direct I/O it is usually the alignment: try without "
-             "direct I/O";
-    case EACCES:
-      return "check the permissions of the file and of every directory above it, for this user";
-    case EPERM:
-      return "the kernel does not allow it for this process: an immutable file, a security policy (seccomp, "
-             "LSM) or a missing capability; check lsattr and the container's profile";
-    case EROFS:
-      return "the filesystem is mounted read-only; remount it writable or use another path";
-    case ENOENT:
-      return "the file or a directory of its path is missing; check the path";
-    case EEXIST:
-      return "remove it first, or open it in a mode that may overwrite";
-    case EMFILE:
-      return "this process is at its limit of open files; raise it (ulimit -n) or close some";
-    case ENFILE:
-      return "the machine is at its limit of open files; raise fs.file-max or close some";
-    case ENOMEM:
-      return "memory or a limit on it (memlock, cgroup) is used up; see ulimit -l and the container's "
-             "limits, or use "
-             "smaller buffers";
-    case EFBIG:
-      return "the file would exceed the largest size that the filesystem or ulimit -f allows";
-    case EISDIR:
-      return "the path is a directory; name a file in it";
-    case ENOTDIR:
-      return "a part of the path is not a directory; check the path";
-    case ENAMETOOLONG:
-      return "the path or a name in it is too long; shorten it";
-    case ELOOP:
-      return "the path leads through too many symbolic links; check for a loop";
-    case ENOTEMPTY:
-      return "the directory is not empty";
-    case EXDEV:
-      return "the two paths are on different filesystems";
-    case EBUSY:
-      return "something else is using it; see lsof and mount";
-    case ETXTBSY:
-      return "the file is a program that is running";
-    case ENODEV:
-    case ENXIO:
-      return "the device is gone or does not support this; see lsblk and dmesg";
-    case ENOTCONN:
-    case ESTALE:
-      return "the network filesystem lost it; remount and open again";
-    case ETIMEDOUT:
-      return "the storage did not answer in time; see dmesg and the network";
-    case ENOSYS:
-      return "this kernel lacks the system call, or a sandbox hides it; see trunkline doctor";
-    case EOPNOTSUPP:
-      return "the filesystem or device does not support this; see trunkline doctor";
-    case EAGAIN:
-      return "a resource is temporarily unavailable; try again, or with fewer concurrent operations";
-    case ESPIPE:
-      return "it is a pipe or socket, which has no offsets; use a regular file or a block device";
-    case EFAULT:
-      return "the memory handed in is not mapped (or not writable) in this process; was it freed too early?";
-    default:
-      return {};
-  }
+  const auto* const found = std::ranges::find(kHints, code, &Hint::code);
+  return found == kHints.end() ? std::string_view() : found->text;
 }
 
 }  // namespace
