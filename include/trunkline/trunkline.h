@@ -12,5 +12,6 @@
 #include "trunkline/memory.h"
 #include "trunkline/stats.h"
 #include "trunkline/stream.h"
+#include "trunkline/trace.h"
 #include "trunkline/units.h"
 #include "trunkline/volume.h"
