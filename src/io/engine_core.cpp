@@ -10,12 +10,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/file/file_core.h"
 #include "io/gpu/gds_policy.h"
 #include "io/submission.h"
 #include "os/fork_generation.h"
+#include "os/trace_file.h"
+#include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
@@ -62,6 +65,7 @@ EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
                      counters_) {}
 
 Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options) {
+  os::start_trace_from_environment();
   auto config = io::resolve(options);
   if (!config) return std::unexpected(config.error());
   std::shared_ptr<EngineCore> core(new EngineCore(options, *config), destroy);
@@ -72,11 +76,16 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
           fmt::format("backend: {} was refused here: {}; use backend=\"auto\" for the best one that works",
                       to_string(options.backend), started.error().message)));
     }
+    core->log_choice("as named");
     return core;
   }
   for (const BackendKind kind : kFallbackOrder) {
     auto started = core->start_lanes(kind);
-    if (started) return core;
+    if (started) {
+      core->log_choice("the first that works");
+      return core;
+    }
+    log::info(log::Component::engine, "backend {} refused: {}", to_string(kind), started.error().message);
     core->refused_backends_.push_back({std::string(to_string(kind)), started.error().message});
   }
   return std::unexpected(
@@ -105,6 +114,16 @@ Status EngineCore::start_lanes(BackendKind kind) {
   config_.backend = kind;
   config_.features = lanes_.front()->features();
   return {};
+}
+
+void EngineCore::log_choice(std::string_view why) const {
+  log::info(log::Component::engine,
+            "backend {} ({}; {}): {} lanes of depth {}, blocks of {}, at most {} of pinned memory",
+            to_string(config_.backend), why,
+            config_.features.empty() ? std::string("no features")
+                                     : fmt::format("{}", fmt::join(config_.features, ", ")),
+            config_.lanes, config_.queue_depth, format_bytes(config_.block_bytes),
+            format_bytes(config_.pinned_budget_bytes));
 }
 
 // Slots of one pool. Half of the budget at most is for bouncing, shared by the lanes and inline work; the

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/file/memory_files.h"
@@ -85,6 +86,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
 
  private:
   Status start_lanes(BackendKind kind);
+  void log_choice(std::string_view why) const;
   unsigned bounce_slots(unsigned most) const;
   Result<std::uint64_t> run_inline(FileCore& file, Op op, const MemoryView& memory, std::uint64_t offset);
   std::uint64_t completed_transfers() const;

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <utility>
 
+#include "base/trace.h"
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
+#include "io/lane/transfer_trace.h"
 #include "os/fork_generation.h"
 
 namespace trunkline {
@@ -14,6 +17,8 @@ Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<
                      MemoryView memory, std::uint64_t offset, Keepalive keepalive, Fence fence)
     : cursor{.op = op, .file = file.get(), .memory = memory, .offset = offset},
       generation_(os::fork_generation()),
+      trace_start_ns_(trace::start()),
+      trace_caller_(trace_start_ns_ == 0 ? trace::kNoThread : trace::this_thread()),
       engine_(std::move(engine)),
       file_(std::move(file)),
       keepalive_(std::move(keepalive)),
@@ -43,6 +48,8 @@ bool Operation::wait(Future::Timeout timeout) const {
   if (belongs_to_parent()) return true;
   std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done_; };
+  if (is_done()) return true;
+  const trace::Span span(io::kOperationWait);
   if (!timeout) {
     changed_.wait(lock, is_done);
     return true;
@@ -118,6 +125,16 @@ void Operation::release_ref() {
   if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) complete();
 }
 
+void Operation::trace_end(FileCore& file, const std::optional<Error>& error) const {
+  trace::Event event = io::operation_event(op(), trace_start_ns_, trace_caller_);
+  event.text = file.trace_text.of(file.name);
+  event.offset = cursor.offset;
+  event.bytes = cursor.memory.bytes;
+  event.result = static_cast<std::int64_t>(bytes_done());
+  if (error) event.result = error->code != 0 ? -error->code : -EIO;
+  trace::record(event);
+}
+
 void Operation::complete() {
   // 1. Nothing touches the memory any more: release it and the file before anybody can learn that the
   // operation is done.
@@ -131,6 +148,7 @@ void Operation::complete() {
     file = std::move(file_);
     engine = std::move(engine_);
     failed = error_.has_value();
+    if (trace_start_ns_ != 0) trace_end(*file, error_);
   }
   engine->count_operation(failed);
   // 2. Wake waiting threads. 3. Run callbacks.

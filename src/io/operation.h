@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "device/device.h"
 #include "io/lane/cursor.h"
 #include "trunkline/error.h"
@@ -70,10 +71,14 @@ class Operation {
 
  private:
   void complete();
+  void trace_end(FileCore& file, const std::optional<Error>& error) const;
   bool belongs_to_parent() const;
 
   // Of forks: in a child nothing moves any more, and the lock may never be released.
   const unsigned generation_;
+
+  const std::uint64_t trace_start_ns_;  // 0 while no trace is recorded
+  const trace::ThreadNumber trace_caller_;
 
   std::shared_ptr<EngineCore> engine_;  // these two and the memory are released at completion
   std::shared_ptr<FileCore> file_;

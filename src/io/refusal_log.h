@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::io {
@@ -22,7 +23,10 @@ class RefusalLog {
   void note(Refused kind, const Error& why) {
     const std::scoped_lock lock(mutex_);
     std::optional<std::string>& known = first_.at(static_cast<std::size_t>(kind));
-    if (!known) known = why.message;
+    if (known) return;
+    known = why.message;
+    log::info(log::Component::engine, "{} refused: {}", kNames.at(static_cast<std::size_t>(kind)),
+              why.message);
   }
 
   std::vector<Refusal> all() const {

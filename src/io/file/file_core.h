@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/trace.h"
 #include "device/device.h"
 #include "io/file/layout.h"
 #include "os/file_pair.h"
@@ -30,6 +31,7 @@ struct Member {
   std::shared_ptr<const GdsFile> gds;
   // Set when a GPUDirect Storage transfer that should have worked fails: from then on bytes are copied.
   std::atomic<bool> gds_refused{false};
+  trace::Text trace_text;  // the path
 };
 
 }  // namespace io
@@ -49,6 +51,7 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   const OpenOptions options;
   const io::Layout layout;
   std::deque<io::Member> members;
+  trace::Text trace_text;  // the name
 
   // The engine given at opening, else the process's default engine.
   Result<Engine> engine() const;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
 #include "io/gpu/gds_policy.h"
@@ -66,6 +67,8 @@ Result<File> open_members(const std::optional<Engine>& engine, const std::vector
     Member& member = core->members.emplace_back();
     member.path = path;
     member.pair = std::move(*pair);
+    log::debug(log::Component::engine, "opened {}: {} I/O: {}", path,
+               member.pair.limits.usable ? "direct" : "buffered", member.pair.limits.why);
   }
   if (auto adopted = core->adopt_sizes(); !adopted) return std::unexpected(adopted.error());
   return File(std::move(core));

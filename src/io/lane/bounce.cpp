@@ -1,5 +1,6 @@
 #include "io/lane/bounce.h"
 
+#include "io/lane/transfer_trace.h"
 #include "mem/streaming_copy.h"
 
 namespace trunkline::io {
@@ -9,13 +10,15 @@ std::byte* payload(const Transfer& transfer) {
 }
 
 void copy_out(const Transfer& transfer) {
-  if (transfer.piece.through_slot && transfer.op == Op::read)
-    streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
+  if (!transfer.piece.through_slot || transfer.op != Op::read) return;
+  const trace::Span span(kCopyOut, {}, transfer.piece.length);
+  streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
 }
 
 void copy_in(const Transfer& transfer) {
-  if (transfer.piece.through_slot && transfer.op == Op::write)
-    streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
+  if (!transfer.piece.through_slot || transfer.op != Op::write) return;
+  const trace::Span span(kCopyIn, {}, transfer.piece.length);
+  streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
 }
 
 void avoid_slot(Transfer& transfer) {

@@ -7,12 +7,15 @@
 #include <chrono>
 #include <utility>
 
+#include "base/log.h"
+#include "base/trace.h"
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/file/file_core.h"
 #include "io/gpu/gds_policy.h"
 #include "io/lane/bounce.h"
 #include "io/lane/judge.h"
+#include "io/lane/transfer_trace.h"
 #include "os/signals_blocked.h"
 
 namespace trunkline::io {
@@ -20,6 +23,10 @@ namespace {
 
 // Of the transfers in flight: enough remain for the device to stay busy.
 constexpr unsigned kSharePerReap = 8;
+
+std::uint64_t whole_gds_blocks(std::uint64_t bytes) { return bytes / kGdsAlignment * kGdsAlignment; }
+
+constexpr std::uint64_t kLongNs = 1'000'000'000;
 
 }  // namespace
 
@@ -65,6 +72,8 @@ bool Lane::join_until(std::chrono::steady_clock::time_point deadline) {
 
 void Lane::run(std::promise<Status>& started) {
   pthread_setname_np(pthread_self(), fmt::format("trunkline-{}", options_.index).c_str());
+  trace::name_this_thread(fmt::format("lane {} ({})", options_.index, to_string(options_.backend)),
+                          trace::Role::lane);
   auto backend = make_backend(options_.backend, options_.depth);
   if (!backend) {
     started.set_value(std::unexpected(backend.error()));
@@ -124,16 +133,27 @@ void Lane::submit_ready() {
     Transfer transfer = next_transfer();
     if (transfer.operation == nullptr) return;
     auto ready = prepare(transfer);
+    if (waits_since_ns_ != 0 && (!ready || *ready)) end_slot_wait(transfer);
     if (!ready) {
       transfer.operation->fail(std::move(ready.error()));
       transfer.operation->release_ref();
     } else if (!*ready) {
+      if (waits_since_ns_ == 0) waits_since_ns_ = trace::now();
       waiting_for_slot_ = std::move(transfer);
       return;
     } else {
       send(std::move(transfer));
     }
   }
+}
+
+void Lane::end_slot_wait(const Transfer& transfer) {
+  const std::uint64_t now = trace::now();
+  const std::uint64_t began = std::exchange(waits_since_ns_, 0);
+  trace::record({.kind = &kSlotWait, .start_ns = began, .end_ns = now, .bytes = transfer.piece.length});
+  if (now - began < kLongNs) return;
+  log::info(log::Component::engine, "lane {}: waited {:.1f} s for one of {} bounce slots", options_.index,
+            static_cast<double>(now - began) / 1e9, slots().slots());
 }
 
 // Gives a transfer its slot, and one that writes from the host its bytes. False: no slot is free now.
@@ -179,6 +199,7 @@ void Lane::finish_device_transfers() {
 
 void Lane::finish_copy(CopyQueue::Ended& ended) {
   Transfer& transfer = transfers_[ended.tag];
+  if (trace::is_on()) trace_copy(transfer, transfer.copy_start_ns);
   if (ended.error) {
     transfer.operation->fail(std::move(*ended.error));
     release(ended.tag);
@@ -195,12 +216,17 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
   const std::uint64_t length = transfer.piece.length;
   const bool complete = ended.bytes && *ended.bytes == length;
   counters_.count_completion(transfer, {.error = {}, .resumed = !complete}, now_ns() - transfer.sent_ns);
+  if (trace::is_on()) {
+    const std::uint64_t moved = complete ? length : ended.bytes ? whole_gds_blocks(*ended.bytes) : 0;
+    trace_gds(transfer, moved,
+              ended.bytes ? static_cast<std::int64_t>(*ended.bytes) : -std::max(ended.bytes.error().code, 1));
+  }
   if (complete) {
     count_moved(transfer);
     release(ended.tag);
   } else if (ended.bytes && *ended.bytes < length) {
     // The file may end there, or the rest not be contiguous: the kernel says which.
-    copy_rest(ended.tag, *ended.bytes / kGdsAlignment * kGdsAlignment);
+    copy_rest(ended.tag, whole_gds_blocks(*ended.bytes));
   } else {
     Error error =
         ended.bytes ? make_error(ErrorKind::device,
@@ -256,6 +282,7 @@ void Lane::send(Transfer&& transfer) {
     sent.sent_ns = now_ns();
     devices_.start_gds(sent, tag);
   } else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory())) {
+    sent.copy_start_ns = trace::start();
     devices_.start_copy(sent, tag);
   } else {
     push(sent, tag);
@@ -287,6 +314,7 @@ void Lane::finish(const Completion& completion) {
     case Verdict::Step::finished:
       if (transfer.op == Op::sync) break;
       if (transfer.op == Op::read && transfer.piece.through_slot && !is_host(transfer.operation->memory())) {
+        transfer.copy_start_ns = trace::start();
         devices_.start_copy(transfer, completion.tag);
         return;
       }

@@ -69,6 +69,7 @@ class Lane {
   void run(std::promise<Status>& started);
   Transfer next_transfer();
   void submit_ready();
+  void end_slot_wait(const Transfer& transfer);
   unsigned wanted() const;
   Result<bool> prepare(Transfer& transfer);
   void send(Transfer&& transfer);
@@ -97,7 +98,8 @@ class Lane {
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
   std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a free slot
-  std::deque<Transfer> retry_queue_;          // the rest of what devices did not move directly
+  std::uint64_t waits_since_ns_ = 0;
+  std::deque<Transfer> retry_queue_;  // the rest of what devices did not move directly
   std::promise<void> ended_;
   // Obtained once: a promise provides only one future, and join_until() may be called again.
   const std::future<void> has_ended_ = ended_.get_future();

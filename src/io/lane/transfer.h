@@ -30,6 +30,7 @@ struct Transfer {
   bool through_cache = false;  // the rest of the span goes through the page cache
   unsigned attempts = 0;       // without progress
   std::uint64_t sent_ns = 0;
+  std::uint64_t copy_start_ns = 0;  // of a copy to or from a device, for traces
 
   // The command that moves the rest of the span.
   Command next_command() const;
