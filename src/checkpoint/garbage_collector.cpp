@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/log.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
 #include "checkpoint/volume_owner.h"
@@ -93,7 +94,7 @@ std::vector<GarbageCollector::StepDirectory> GarbageCollector::directories_of(
   return directories;
 }
 
-Status GarbageCollector::remove_file(const std::string& path) {
+Status GarbageCollector::remove_file(const std::string& path, std::string_view why) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0) {
     // Only a file that is known to be gone counts as removed: a manifest that stays must not lose its shards.
@@ -102,6 +103,7 @@ Status GarbageCollector::remove_file(const std::string& path) {
   }
   if (dry_run_ == DryRun::no) {
     if (auto removed = ops_.remove_file(path); !removed) return removed;
+    log::info(log::Component::checkpoint, "removed {} ({} bytes): {}", path, status.st_size, why);
   }
   result_.removed.push_back({.path = path, .bytes = static_cast<std::uint64_t>(status.st_size)});
   return {};
@@ -116,7 +118,8 @@ Result<bool> GarbageCollector::remove_debris(const std::string& directory, const
     dead = os::DeadWriter::find(path);
     if (!dead) return false;
   }
-  if (auto removed = remove_file(path); !removed) return std::unexpected(removed.error());
+  const char* why = dead ? "its writer died" : "no checkpoint refers to it";
+  if (auto removed = remove_file(path, why); !removed) return std::unexpected(removed.error());
   return true;
 }
 
@@ -170,13 +173,16 @@ Status GarbageCollector::clean_directory(const StepDirectory& directory, bool st
     if (*removed) --left;
   }
   if (lists_moved && left == 1) {  // and none of them is left
-    if (auto removed = remove_file(fmt::format("{}/{}", directory.path, kMovedShardsFile)); !removed)
+    if (auto removed = remove_file(fmt::format("{}/{}", directory.path, kMovedShardsFile),
+                                   "no shard that it names is left");
+        !removed)
       return removed;
     --left;
   }
   struct stat status{};
   if (left > 0 || keep_directory || ::lstat(directory.path.c_str(), &status) != 0) return {};
-  if (is_symlink(directory.path)) return remove_file(directory.path);
+  if (is_symlink(directory.path))
+    return remove_file(directory.path, "the directory behind the link is empty");
   if (dry_run_ == DryRun::no) {
     if (auto removed = ops_.remove_directory(directory.path); !removed) return removed;
   }
@@ -215,7 +221,9 @@ Status GarbageCollector::collect(const StepEntry& entry, const Manifest* kept, c
   }
   for (const std::uint64_t commit : entry.commits) {
     if (kept != nullptr && commit == kept->commit) continue;
-    if (auto removed = remove_file(manifest_path(directory_, entry.step, commit)); !removed) return removed;
+    const char* why = kept != nullptr ? "a later save of the step replaces it" : "the checkpoint is removed";
+    if (auto removed = remove_file(manifest_path(directory_, entry.step, commit), why); !removed)
+      return removed;
     if (dry_run_ == DryRun::yes) continue;
     if (auto synced = ops_.sync_directory(directories.front().path); !synced) return synced;
   }
@@ -266,7 +274,8 @@ bool GarbageCollector::is_link(const StepEntry& entry) const {
 }
 
 Status GarbageCollector::remove_link(const StepEntry& entry) {
-  auto removed = remove_file(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
+  auto removed = remove_file(volume_step_directory(directory_, std::string(kOwnVolume), entry.step),
+                             "the checkpoint is removed, which is a link to a directory elsewhere");
   if (!removed || dry_run_ == DryRun::yes) return removed;
   return ops_.sync_directory(directory_);
 }

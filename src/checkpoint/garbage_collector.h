@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/directory_ops.h"
@@ -109,7 +110,7 @@ class GarbageCollector {
   Status clean_directory(const StepDirectory& directory, bool step_stays, bool keep_directory = false);
   Status check_orphans(std::uint64_t step);
   bool clean_volume(const std::string& volume, CollectionProgress& progress);
-  Status remove_file(const std::string& path);
+  Status remove_file(const std::string& path, std::string_view why);
   Result<bool> remove_debris(const std::string& directory, const std::string& name);
   Status remove_temporary_files(const std::string& directory);
   void note(Status status);

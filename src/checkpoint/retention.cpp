@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "checkpoint/listing.h"
 
 namespace trunkline::checkpoint {
@@ -88,7 +89,11 @@ Result<CollectionResult> remove_superseded(const Retention& retention, const Con
     reported.insert(strangers.begin(), strangers.end());
   }
   // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
-  for (const StepEntry* entry : std::views::reverse(doomed)) collector.remove(*entry);
+  for (const StepEntry* entry : std::views::reverse(doomed)) {
+    log::info(log::Component::checkpoint, "{}: removing step {}: keep={}, and {} others stay",
+              retention.directory, entry->step, most, kept);
+    collector.remove(*entry);
+  }
   CollectionResult result = collector.take_result();
   result.problems.insert(result.problems.end(), problems.begin(), problems.end());
   return result;

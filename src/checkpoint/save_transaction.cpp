@@ -11,12 +11,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
+#include "base/trace.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/retention.h"
 
 namespace trunkline::checkpoint {
 namespace {
+
+constexpr trace::Kind kCommit{"commit", trace::Category::checkpoint};
+constexpr trace::Kind kRetain{"retain", trace::Category::checkpoint};
 
 std::unexpected<Error> invalid(std::string message) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
@@ -158,6 +163,7 @@ Status SaveTransaction::confirm(const Commit& commit, bool replaces) {
 // 8. Only now may older ones go: retain(), in the order of GarbageCollector::collect().
 Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   const auto guard = enter();
+  const trace::Span span(kCommit, state_->directory);
   if (phase_ == Phase::ended) return has_ended("commit", step_);
   if (phase_ == Phase::committed) return invalid(fmt::format("commit: step {} was committed before", step_));
   if (manifest.step != step_)
@@ -181,12 +187,15 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
       *entries, [&](const StepEntry& entry) { return entry.step == step_ && !entry.commits.empty(); });
   if (auto confirmed = confirm(commit, replaces); !confirmed) return std::unexpected(confirmed.error());
   state_->aside.reset();
+  log::info(log::Component::checkpoint, "{}: step {} is saved (commit {}, {} tensors in {} shards)",
+            state_->directory, step_, commit.number, manifest.tensors.size(), manifest.shards.size());
   return commit.number;
 }
 
 Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep) {
   if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
   const auto guard = enter();
+  const trace::Span span(kRetain, state_->directory);
   if (phase_ == Phase::ended) return has_ended("retain", step_);
   if (phase_ != Phase::committed) return invalid("retain: nothing was committed; commit the save first");
   if (auto same = check_places(); !same) return std::unexpected(same.error());

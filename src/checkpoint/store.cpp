@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/trace.h"
 #include "checkpoint/descriptor_io.h"
 #include "checkpoint/directory_lock.h"
 #include "checkpoint/names.h"
@@ -18,6 +19,8 @@
 
 namespace trunkline::checkpoint {
 namespace {
+
+constexpr trace::Kind kBegin{"begin the save", trace::Category::checkpoint};
 
 std::unexpected<Error> other_volumes(const std::string& directory) {
   return std::unexpected(
@@ -62,6 +65,7 @@ Result<Manifest> Store::read_manifest(std::uint64_t step) const {
 Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
                                                       std::span<const std::uint64_t> shards) {
   const auto guard = state_->enter();
+  const trace::Span span(kBegin, directory_);
   if (auto can = check_can_place(state_->descriptor, step, shards); !can) return std::unexpected(can.error());
   if (state_->save != nullptr) return busy(directory_);  // also where the filesystem has no locks
   if (auto made = make_directory(); !made) return std::unexpected(made.error());

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/trace.h"
 #include "os/replaced_file.h"
 #include "os/same_file.h"
 #include "os/temporary_file.h"
@@ -19,6 +20,8 @@
 
 namespace trunkline::os {
 namespace {
+
+constexpr trace::Kind kSync{"fsync", trace::Category::checkpoint};
 
 // A file under a unique name; removed at destruction unless it was renamed to its final name.
 class TemporaryFile {
@@ -57,6 +60,7 @@ class TemporaryFile {
   }
 
   Status sync() const {
+    const trace::Span span(kSync, path_);
     if (::fsync(fd_.get()) == 0) return {};
     return std::unexpected(system_error(errno, "fsync of " + path_, path_));
   }
@@ -146,6 +150,7 @@ Status write_file_durably(const std::string& path, std::string_view contents, If
 Status fsync_directory(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
+  const trace::Span span(kSync, path);
   if (::fsync(fd.get()) != 0)
     return std::unexpected(system_error(errno, "fsync of the directory " + path, path));
   // After an I/O error, XFS shuts itself down and drops what it had not written; with nothing left to write,

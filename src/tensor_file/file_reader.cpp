@@ -8,11 +8,18 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "base/trace.h"
 #include "io/engine_core.h"
 #include "mem/fresh_pages.h"
 #include "tensor_file/file_rules.h"
 
 namespace trunkline::tensor_file {
+namespace {
+
+constexpr trace::Kind kCopy{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
+constexpr trace::Kind kBlockWait{"wait for a block", trace::Category::wait};
+
+}  // namespace
 
 FileReader::FileReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options)
     : engine_(engine), options_(options), targets_(std::move(targets)) {
@@ -107,6 +114,7 @@ void FileReader::work() {
     } else if (taken_ == order_.size()) {
       return;
     } else {
+      const trace::Span span(kBlockWait);
       changed_.wait(lock);
     }
   }
@@ -167,6 +175,7 @@ void FileReader::arrived(const Arrived& block, const Result<std::uint64_t>& resu
 std::vector<PartialChecksum> FileReader::unpack(const Arrived& arrived) const {
   const FileLayout& layout = targets_[arrived.place.layout].layout;
   const Block& block = blocks_[arrived.place.layout][arrived.place.block];
+  const trace::Span span(kCopy, layout.path, block.bytes);
   BlockChecksums checksums(layout);
   for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     std::byte* memory = nullptr;

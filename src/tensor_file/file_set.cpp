@@ -12,6 +12,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/log.h"
+#include "base/trace.h"
 #include "io/file/file_core.h"
 #include "io/file/open_members.h"
 #include "os/durable.h"
@@ -19,6 +21,13 @@
 #include "os/same_file.h"
 
 namespace trunkline::tensor_file {
+namespace {
+
+constexpr trace::Kind kStage{"stage", trace::Category::checkpoint};
+constexpr trace::Kind kFinish{"write, sync and name the files", trace::Category::checkpoint};
+
+}  // namespace
+
 FileSet::FileSet(const Engine& engine, const FileSetOptions& options)
     : engine_(engine), options_(options), generation_(os::fork_generation()) {}
 
@@ -107,9 +116,23 @@ void FileSet::OutputFile::release() {
   replaced.reset();
 }
 
-Status FileSet::stage() { return ended(writer_->stage()); }
+Status FileSet::stage() {
+  const trace::Span span(kStage);
+  return ended(writer_->stage());
+}
 
-Status FileSet::finish() { return ended(write_files()); }
+Status FileSet::finish() {
+  const trace::Span span(kFinish);
+  Status status = ended(write_files());
+  if (!status) {
+    log::info(log::Component::tensor_file, "saving failed: {}", status.error().message);
+  } else if (!places_.empty()) {
+    log::debug(log::Component::tensor_file, "saved {}{} ({} bytes)", places_.front().path,
+               places_.size() > 1 ? fmt::format(" and {} more files", places_.size() - 1) : std::string(),
+               writer_->bytes_total());
+  }
+  return status;
+}
 
 // The error names the final file, not the temporary one, which is removed.
 Status FileSet::ended(Status status) {

@@ -9,12 +9,16 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "base/trace.h"
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
 #include "tensor_file/file_rules.h"
 
 namespace trunkline::tensor_file {
 namespace {
+
+constexpr trace::Kind kCopy{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
+constexpr trace::Kind kBlockWait{"wait for a staging block", trace::Category::wait};
 
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
 
@@ -195,6 +199,7 @@ bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
       write_when_ = WriteWhen::staged;  // there is less room than there seemed to be
       write_staged(lock);
     } else {
+      const trace::Span span(kBlockWait);
       changed_.wait(lock);
     }
   }
@@ -254,6 +259,7 @@ void FileWriter::fetched(const Ready& claimed, const Status& status) {
 
 std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Block& block,
                                               std::byte* slot) const {
+  const trace::Span span(kCopy, layout.path, block.bytes);
   BlockChecksums checksums(layout);
   for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     const std::byte* source = nullptr;
