@@ -6,8 +6,11 @@
 #include <numeric>
 #include <utility>
 
+#include "base/log.h"
+#include "base/trace.h"
 #include "io/engine_core.h"
 #include "stream/pages.h"
+#include "stream/stream_trace.h"
 #include "trunkline/checksum.h"
 #include "trunkline/units.h"
 
@@ -15,6 +18,8 @@ namespace trunkline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kLongNs = 1'000'000'000;
 
 std::uint64_t since(Clock::time_point start) {
   return static_cast<std::uint64_t>(
@@ -159,6 +164,8 @@ void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
   frame.reading = reading;
   frame.error.reset();
   frame.futures.clear();
+  frame.trace_start_ns = trace::start();
+  frame.trace_caller = trace::this_thread();
   schedule_.set_location(unit, frame_index(frame));
   ++under_way_;
   if (reading_++ == 0) reading_since_ = Clock::now();
@@ -199,6 +206,14 @@ void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
   if (!result && !frame.error) frame.error = result.error();
   if (--frame.pending > 0) return;
   frame.futures.clear();
+  if (frame.trace_start_ns != 0) {
+    trace::record({.kind = &kReadUnit,
+                   .start_ns = frame.trace_start_ns,
+                   .end_ns = trace::now(),
+                   .caller = frame.trace_caller,
+                   .text = trace::intern(units_[frame.unit].name),
+                   .bytes = units_[frame.unit].bytes});
+  }
   if (frame.error && !frame.evicting) ++stats_.failed;
   if (frame.evicting) {
     empty(frame);
@@ -237,8 +252,15 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
   if (timeout) deadline = Clock::now() + *timeout;
   Lock lock(mutex_);
   std::optional<Clock::time_point> waiting;
+  std::optional<trace::Span> span;
   const auto stop_waiting = [&] {
-    if (waiting) stats_.wait_ns += since(*std::exchange(waiting, std::nullopt));
+    span.reset();
+    if (!waiting) return;
+    const std::uint64_t waited_ns = since(*std::exchange(waiting, std::nullopt));
+    stats_.wait_ns += waited_ns;
+    if (waited_ns < kLongNs) return;
+    log::info(log::Component::stream, "waited {:.1f} s for {} to be read",
+              static_cast<double>(waited_ns) / 1e9, units_[unit].name);
   };
   while (true) {
     Frame* frame = frame_of(unit);
@@ -253,6 +275,7 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
     }
     if (!waiting) {
       waiting = Clock::now();
+      span.emplace(kUnitWait, units_[unit].name);
       ++stats_.waited;
     }
     if (frame != nullptr) ++frame->waiters;
@@ -409,6 +432,7 @@ Status StreamCore::check(const Frame& frame) {
   const auto file_version = version_of(unit);
   if (!file_version) return std::unexpected(file_version.error());
   if (verify_ == StreamVerify::once && checked_[frame.unit] == *file_version) return {};
+  const trace::Span span(kCheckUnit, unit.name, unit.bytes);
   return check_sums(unit, frame.data, *file_version);
 }
 

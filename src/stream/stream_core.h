@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/trace.h"
 #include "stream/file_versions.h"
 #include "stream/ring_schedule.h"
 #include "trunkline/stream.h"
@@ -64,6 +65,8 @@ class StreamCore {
     std::uint64_t file_version = 0;  // of the files, before they were read: FileVersions
     std::vector<Future> futures;     // of the read
     std::optional<Error> error;
+    std::uint64_t trace_start_ns = 0;  // of the reading; 0 while no trace is recorded
+    trace::ThreadNumber trace_caller = 0;
   };
 
   Status check_unit(std::size_t unit) const;

@@ -8,8 +8,10 @@
 #include <tuple>
 #include <utility>
 
+#include "base/trace.h"
 #include "os/signals_blocked.h"
 #include "stream/pages.h"
+#include "stream/stream_trace.h"
 
 namespace trunkline {
 namespace {
@@ -150,6 +152,7 @@ void UploadRing::upload(Lock& lock, Slot& slot) {
   const std::vector<std::uint64_t> layout = device_layout(units_[unit]);
   lock.lock();
   if (stopping_) slot.evicting = true;
+  slot.trace_start_ns = trace::start();
   const bool wanted = !slot.evicting;
   for (std::size_t part = 0; wanted && part < parts.size(); ++part) {
     if (parts[part].bytes > 0) ++slot.copies;
@@ -203,6 +206,14 @@ void UploadRing::copies_ended() {
 
 // Called when nothing uses the slot any more.
 void UploadRing::settle(Slot& slot) {
+  if (const std::uint64_t began = std::exchange(slot.trace_start_ns, 0); began != 0) {
+    trace::record({.kind = &kUploadUnit,
+                   .start_ns = began,
+                   .end_ns = trace::now(),
+                   .text = trace::intern(units_[slot.unit].name),
+                   .device = trace::intern(memory_.device->name()),
+                   .bytes = units_[slot.unit].bytes});
+  }
   if (slot.evicting) {
     empty(slot);
   } else if (slot.error) {
@@ -230,6 +241,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
         make_error(ErrorKind::invalid_argument, fmt::format("unit: {} of {}", unit, units_.size())));
   }
   bool waited = false;
+  std::optional<trace::Span> span;
   Lock lock(mutex_);
   while (true) {
     if (schedule_.location(unit) == kNone) {
@@ -257,7 +269,10 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
         return MemoryView{slot.data, device_bytes(units_[unit]), memory_.device};
       }
     }
-    if (!std::exchange(waited, true)) ++stats_.waited;
+    if (!std::exchange(waited, true)) {
+      span.emplace(kUnitWait, units_[unit].name);
+      ++stats_.waited;
+    }
     if (!timeout) {
       changed_.wait(lock);
     } else if (changed_.wait_until(lock, began + *timeout) == std::cv_status::timeout) {

@@ -56,6 +56,7 @@ class UploadRing {
     std::size_t copies = 0;  // in flight
     Fence after;             // earlier work on the slot
     std::optional<Error> error;
+    std::uint64_t trace_start_ns = 0;  // of the copying; 0 while no trace is recorded
   };
 
   void work();

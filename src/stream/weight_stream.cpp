@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "device/device.h"
 #include "stream/stream_core.h"
 #include "stream/upload_ring.h"
 #include "trunkline/stream.h"
+#include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
@@ -69,6 +72,11 @@ Result<WeightStream> WeightStream::open(const Engine& engine, std::vector<File> 
   if (ring != nullptr) {
     if (auto started = ring->start(); !started) return std::unexpected(started.error());
   }
+  log::info(log::Component::stream,
+            "streaming {} units: {} stay in memory, the others through {} slots of {}{}",
+            core->units().size(), std::ranges::count(core->placement().resident, true),
+            core->placement().slots, format_bytes(core->placement().slot_bytes),
+            ring ? fmt::format(", uploaded to {}", ring->memory().device->name()) : std::string());
   return WeightStream(std::move(core), std::move(ring));
 }
 
