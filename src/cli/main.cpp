@@ -16,6 +16,7 @@
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "os/trace_file.h"
 
 namespace {
 
@@ -70,6 +71,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     std::cerr << "trunkline: " << error.what() << '\n';
   }
+  trunkline::os::finish_trace_from_environment();  // no exit handler runs when a signal ends the process
   end_by_caught_signal();
   return status;
 }

@@ -15,6 +15,7 @@
 #include "cli/environment_json.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "trunkline/trace.h"
 
 namespace trunkline::cli {
 namespace {
@@ -130,9 +131,16 @@ int run(const Arguments& arguments) {
                                 .pinned_budget_bytes = {},
                                 .faults = {}});
   if (!engine) return report_failure(engine.error(), options, is_usage(engine.error()));
+  if (!options.trace.empty()) {
+    if (auto started = start_trace(options.trace); !started)
+      return report_failure(started.error(), options, true);
+  }
   Progress progress(std::cerr, ::isatty(STDERR_FILENO) == 1);
   auto results = BenchRun(options, *engine, *files, progress, fio ? &*fio : nullptr).run();
+  // Also of what failed or was interrupted: it may show why.
+  const Result<TraceSummary> traced = options.trace.empty() ? TraceSummary{} : stop_trace();
   if (!results) return report_failure(results.error(), options, false);
+  if (!traced) return report_failure(traced.error(), options, false);
   if (options.keep) {
     files->keep();
     for (const BenchFile& file : files->all()) progress.note("kept " + file.path);
@@ -186,6 +194,9 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command.add_option("--compare", arguments.compare,
                      "fio: run it on the same files with the same parameters");
+  command.add_option(
+      "--trace", options.trace,
+      "Record what happens as a file for ui.perfetto.dev; of each thread, the last 65536 events");
   command.add_option("--output", options.output, "Write the JSON document to this file too");
   command.add_option("--report", arguments.report,
                      "Draw the results as a page of HTML (needs trunkline[report] for Python)");

@@ -53,6 +53,7 @@ struct BenchOptions {
   Direct direct = Direct::automatic;
   std::vector<WriteMode> write_modes{WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
   bool compare_fio = false;
+  std::string trace;   // a file for a trace of the measurements; empty: none
   std::string output;  // a file that the JSON is also written to; empty: none
   bool json = false;
   bool keep = false;
