@@ -9,6 +9,8 @@ namespace nb = nanobind;
 
 void register_faults(nb::module_& module);
 void register_buffer(nb::module_& module);
+void register_log(nb::module_& module);
+void register_trace(nb::module_& module);
 void register_gc_pause(nb::module_& module);
 void register_future(nb::module_& module);
 void register_engine(nb::module_& module);

@@ -11,6 +11,8 @@ NB_MODULE(_core_anywhere, module) {
   nb::set_leak_warnings(false);
   module.doc() = "The engine of Trunkline; use it through the package trunkline.";
   module.attr("version") = TRUNKLINE_VERSION;
+  tlp::register_log(module);
+  tlp::register_trace(module);
   tlp::register_faults(module);
   tlp::register_future(module);
   tlp::register_engine(module);

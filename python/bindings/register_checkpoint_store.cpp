@@ -20,6 +20,7 @@
 #include "gil.h"
 #include "interruptible.h"
 #include "manifest_object.h"
+#include "python_log.h"
 
 namespace trunkline::python {
 
@@ -112,6 +113,7 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   options.if_missing = create_missing ? checkpoint::IfMissing::create : checkpoint::IfMissing::fail;
   options.fresh = fresh;
   auto store = call_interruptibly([directory, options] { return Store::open(directory, options); });
+  const LogDelivery log;
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
@@ -223,6 +225,7 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
   if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
   if (tensors) manifest.tensors = tensors_argument(*tensors);
+  const LogDelivery log;
   auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
 }
@@ -230,17 +233,20 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
 nb::dict retain(const SaveObject& self, nb::handle keep_value) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
+  const LogDelivery log;
   auto result = call_unlocked([&] { return self.save->retain(keep); });
   return dict_of(unwrap(std::move(result)));
 }
 
 nb::dict abandon(const SaveObject& self) {
+  const LogDelivery log;
   auto result = call_unlocked([&] { return self.save->abandon(); });
   return dict_of(unwrap(std::move(result)));
 }
 
 nb::dict collect(const StoreObject& self, bool dry_run) {
   using checkpoint::GarbageCollector;
+  const LogDelivery log;
   auto result = call_interruptibly([store = self.store, dry_run] {
     return store->collect(dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no);
   });
@@ -258,10 +264,12 @@ nb::object why_gone(const StoreObject& self, nb::handle path_value, nb::handle s
 
 void remove(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
+  const LogDelivery log;
   unwrap(call_interruptibly([store = self.store, step] { return store->remove(step); }));
 }
 
 nb::dict collect_if_used(const StoreObject& self) {
+  const LogDelivery log;
   return dict_of(unwrap(call_interruptibly([store = self.store] { return store->collect_if_used(); })));
 }
 

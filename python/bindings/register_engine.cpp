@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "faults_object.h"
 #include "interruptible.h"
+#include "python_log.h"
 
 namespace trunkline::python {
 
@@ -29,6 +30,7 @@ void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle
     }
     options.faults = nb::cast<FaultsObject&>(faults).faults;
   }
+  const LogDelivery log;
   new (self) EngineObject(unwrap(call_interruptibly([options] { return Engine::create(options); })));
 }
 
@@ -112,6 +114,7 @@ std::string repr(const EngineObject& self) {
 }
 
 EngineObject* default_engine() {
+  const LogDelivery log;
   Result<Engine> engine = [] {
     const GilReleased unlocked;
     return Engine::default_engine();

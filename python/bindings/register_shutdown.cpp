@@ -18,6 +18,8 @@
 #include "interruptible.h"
 #include "notifier.h"
 #include "os/exit_timeout.h"
+#include "os/trace_file.h"
+#include "python_log.h"
 
 namespace trunkline::python {
 
@@ -26,6 +28,7 @@ namespace {
 // As the interpreter does after a KeyboardInterrupt that nobody caught: who started the process sees a
 // signal.
 void die_of_interrupt() {
+  os::finish_trace_from_environment();
   std::fflush(nullptr);
   struct sigaction action{};
   action.sa_handler = SIG_DFL;
@@ -49,6 +52,7 @@ void end_by_interrupt() {
 
 // The same for operations that were given up: what they write may be incomplete, so the process has failed.
 void fail() {
+  os::finish_trace_from_environment();
   std::fflush(nullptr);
   ::_exit(EXIT_FAILURE);
 }
@@ -123,12 +127,14 @@ bool await_operations(Notifier& notifier) {
 // 2. All operations end, and callbacks have run; unless a device hangs, or Ctrl-C ends the wait. Then the
 //    process ends without what would wait for them, and with an exit code that says so. Memory of what is
 //    under way is never freed: the kernel may write to it.
-// 3. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
+// 3. Log records are delivered; later ones go to stderr, if anywhere.
+// 4. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
 //    the GIL once the interpreter is finalizing.
 // Files and engines stay usable for exit handlers that come later, but for callbacks.
 void shut_down() {
   Notifier& notifier = Notifier::instance();
   const auto end = [&] {
+    stop_log_delivery();
     notifier.stop();
     GilReleased::hold_back_other_threads();
   };

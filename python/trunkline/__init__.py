@@ -10,6 +10,7 @@ DLPack:
         future = file.async_pread(other, 0)        # or not: future.result(), await future
 """
 
+import logging as _logging_first  # noqa: F401 - so that its exit handler runs after ours
 from typing import TYPE_CHECKING, Any
 
 from trunkline._core import (
@@ -50,6 +51,8 @@ from trunkline._errors import IsADirectoryError as IsADirectoryError  # noqa: A0
 from trunkline._errors import NotADirectoryError as NotADirectoryError  # noqa: A004
 from trunkline._errors import PermissionError as PermissionError  # noqa: A004
 from trunkline._exit_hook import check_not_finalizing as _check_not_finalizing  # and registers the hook
+from trunkline._logging import configure as _configure_logging
+from trunkline._trace import trace
 
 if TYPE_CHECKING:
     from trunkline import dcp as dcp
@@ -92,9 +95,12 @@ __all__ = [
     "pinned_empty",
     "save",
     "save_async",
+    "trace",
     "wait_all",
 ]
 
+
+_configure_logging()
 
 # Modules that need torch, or a library on top of it, are imported at first use: the rest works without them.
 _LAZY_MODULES = ("dcp", "lightning", "stream", "torch", "transformers")

@@ -1,0 +1,215 @@
+// Records wait in a queue until a thread delivers them that has the GIL: one of this file's own, or one that
+// comes by (LogDelivery). Who logs never waits for the GIL, nor for a handler.
+#include "python_log.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "bindings.h"
+#include "gil.h"
+#include "os/signals_blocked.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+// Records beyond these are dropped while nobody can deliver: a program may keep the GIL for long.
+constexpr std::size_t kMostPending = 10'000;
+// How long the exit waits for a handler that does not return.
+constexpr std::chrono::seconds kExitPatience{10};
+
+struct Delivery {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<log::Record> pending;
+  std::uint64_t dropped = 0;
+  bool has_thread = false;
+  bool stopping = false;
+};
+
+// Never destroyed, as lanes may log until the process ends. A forked child begins with an empty one: the lock
+// of its parent's may be held, and its records are the parent's to deliver.
+std::atomic<Delivery*> current{nullptr};
+
+// Set once, and never released: Python functions of trunkline._logging.
+PyObject* handle_record = nullptr;
+PyObject* current_levels = nullptr;
+
+thread_local bool is_delivering = false;
+
+// Hands out the records that are pending now. What a handler raises is reported as Python reports errors of
+// callbacks, and ends nothing. Needs the GIL.
+void deliver(Delivery& delivery) {
+  if (is_delivering) return;
+  std::deque<log::Record> records;
+  std::uint64_t dropped = 0;
+  {
+    const std::scoped_lock lock(delivery.mutex);
+    records.swap(delivery.pending);
+    dropped = std::exchange(delivery.dropped, 0);
+  }
+  if (records.empty()) return;
+  is_delivering = true;
+  const nb::handle handle(handle_record);
+  if (dropped > 0) {
+    records.back().message += " (" + std::to_string(dropped) + " records after it were dropped)";
+  }
+  for (const log::Record& record : records) {
+    try {
+      handle(static_cast<int>(record.level), to_string(record.component).data(),
+             std::chrono::duration<double>(record.time.time_since_epoch()).count(),
+             nb::bytes(record.thread.data(), record.thread.size()),
+             nb::bytes(record.message.data(), record.message.size()));
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("delivering a log record of trunkline");
+    }
+  }
+  is_delivering = false;
+}
+
+void run(Delivery& delivery) {
+  pthread_setname_np(pthread_self(), "trunkline-log");
+  std::unique_lock lock(delivery.mutex);
+  while (true) {
+    delivery.changed.wait(lock, [&] { return delivery.stopping || !delivery.pending.empty(); });
+    if (delivery.stopping) break;
+    lock.unlock();
+    {
+      const nb::gil_scoped_acquire locked;
+      deliver(delivery);
+    }
+    lock.lock();
+  }
+  delivery.has_thread = false;
+  delivery.changed.notify_all();  // under the lock: nothing of this is touched after it
+}
+
+// The sink. Any thread, with or without the GIL.
+void enqueue(log::Record record) {
+  if (is_delivering) return;  // a handler's own calls would log without end
+  Delivery& delivery = *current.load();
+  const std::scoped_lock lock(delivery.mutex);
+  if (delivery.stopping) return;
+  if (delivery.pending.size() >= kMostPending) {
+    ++delivery.dropped;
+    return;
+  }
+  delivery.pending.push_back(std::move(record));
+  if (!delivery.has_thread) {
+    try {
+      const os::SignalsBlocked blocked;
+      std::thread([&delivery] { run(delivery); }).detach();
+      delivery.has_thread = true;
+    } catch (const std::system_error&) {
+      return;  // LogDelivery delivers it, or the exit
+    }
+  }
+  delivery.changed.notify_all();
+}
+
+void adopt_levels() {
+  const auto levels = nb::cast<std::vector<int>>(nb::handle{current_levels}());
+  log::Levels adopted{};
+  for (std::size_t i = 0; i < log::kComponents; ++i) adopted[i] = static_cast<log::Level>(levels.at(i));
+  log::set_levels(adopted);
+}
+
+// From now on records go to `handle`, and levels come from `levels`.
+void install(nb::object handle, nb::object levels) {
+  handle_record = handle.release().ptr();
+  current_levels = levels.release().ptr();
+  current.store(new Delivery);
+  pthread_atfork(nullptr, nullptr, [] {
+    is_delivering = false;
+    current.store(new Delivery);
+  });
+  log::set_sink(&enqueue);
+  adopt_levels();
+}
+
+std::vector<std::string> components() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < log::kComponents; ++i)
+    names.emplace_back(to_string(static_cast<log::Component>(i)));
+  return names;
+}
+
+// Of the components, in their order; None where TRUNKLINE_LOG is unset.
+std::optional<std::vector<int>> levels_from_environment() {
+  const auto& levels = log::levels_from_environment();
+  if (!levels) return std::nullopt;
+  std::vector<int> numbers;
+  for (const log::Level level : *levels) numbers.push_back(static_cast<int>(level));
+  return numbers;
+}
+
+}  // namespace
+
+LogDelivery::LogDelivery() {
+  if (current_levels == nullptr) return;
+  try {
+    adopt_levels();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the levels of trunkline's loggers");
+  }
+}
+
+LogDelivery::~LogDelivery() {
+  if (handle_record == nullptr) return;
+  const nb::error_scope pending;  // of a call that fails
+  deliver(*current.load());
+}
+
+void stop_log_delivery() {
+  if (handle_record == nullptr) return;
+  Delivery& delivery = *current.load();
+  deliver(delivery);
+  {
+    const GilReleased unlocked;
+    std::unique_lock lock(delivery.mutex);
+    delivery.stopping = true;
+    delivery.changed.notify_all();
+    delivery.changed.wait_for(lock, kExitPatience, [&] { return !delivery.has_thread; });
+  }
+  deliver(delivery);
+  log::Levels off;
+  off.fill(log::Level::off);
+  log::set_levels(log::levels_from_environment().value_or(off));
+  log::set_sink(&log::write_to_stderr);
+}
+
+void register_log(nb::module_& module) {
+  module.def(
+      "install_log", &install, "handle"_a, "levels"_a,
+      nb::sig("def install_log(handle: collections.abc.Callable[[int, str, float, bytes, bytes], object], "
+              "levels: collections.abc.Callable[[], list[int]]) -> None"),
+      "Hands log records to `handle` (level, component, time, thread, message), on a thread of its own or "
+      "when calls return. `levels` returns the level of each component. Levels: -1 off, 0 error, 1 warn, "
+      "2 info, 3 debug.");
+  module.def("log_components", &components, "The components of TRUNKLINE_LOG, in the order of their levels.");
+  module.def("log_levels_from_environment", &levels_from_environment,
+             "What TRUNKLINE_LOG says, a level for each component; None where it is unset or wrong, which is "
+             "reported on stderr.");
+  module.def(
+      "deliver_log", [] { const LogDelivery delivery; },
+      "Adopts the levels that loggers have now, and delivers the records that are pending.");
+}
+
+}  // namespace trunkline::python
