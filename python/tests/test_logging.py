@@ -1,0 +1,168 @@
+"""The logger "trunkline" and TRUNKLINE_LOG."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trunkline as tl
+from trunkline import _core
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_the_choice_of_a_backend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trunkline.engine"):
+        tl.Engine(backend="memory")
+    records = [record for record in caplog.records if record.name == "trunkline.engine"]
+    assert any("backend memory" in record.getMessage() for record in records)
+    assert all(record.levelno == logging.INFO for record in records)
+
+
+def test_levels_are_of_components(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.DEBUG, logger="trunkline.checkpoint"):
+        tl.Engine(backend="memory")
+        assert not [record for record in caplog.records if record.name == "trunkline.engine"]
+
+
+def test_records_of_lanes_arrive_without_a_call(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(1 << 16))
+    code = f"""
+import logging, threading
+arrived = threading.Event()
+class Handler(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage())
+        if "repeated" in record.getMessage(): arrived.set()
+logging.getLogger("trunkline").addHandler(Handler())
+logging.getLogger("trunkline").setLevel(logging.INFO)
+import trunkline as tl
+import errno
+faults = tl.Faults()
+engine = tl.Engine(backend="threads", faults=faults)
+with tl.open({str(tmp_path / "data")!r}, engine=engine) as file:
+    faults.fail("read", 0, errno.EAGAIN)
+    file.async_pread(bytearray(1 << 16), 0).result()
+    assert arrived.wait(30)
+"""
+    _run(code)
+
+
+def test_nothing_is_printed_without_the_variable() -> None:
+    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="")
+    assert result.stdout == result.stderr == ""
+
+
+def test_the_variable_prints_to_stderr() -> None:
+    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="info")
+    assert "info  engine [" in result.stderr
+    assert "backend memory" in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_variable_names_components() -> None:
+    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="debug,checkpoint")
+    assert result.stderr == ""
+
+
+def test_an_application_that_configured_logging_prints_it_once() -> None:
+    code = """
+import trunkline as tl, logging
+logging.basicConfig(format="APP %(name)s")
+tl.Engine(backend="memory")
+"""
+    lines = _run(code, TRUNKLINE_LOG="info").stderr.splitlines()
+    assert lines
+    assert set(lines) == {"APP trunkline.engine"}
+
+
+@pytest.mark.parametrize("value", ["loud", "info,motor"])
+def test_a_wrong_value_is_one_line_on_stderr(value: str) -> None:
+    result = _run("import trunkline", TRUNKLINE_LOG=value)
+    assert len(result.stderr.splitlines()) == 1
+    assert f"TRUNKLINE_LOG={value} is ignored" in result.stderr
+
+
+def test_importing_starts_no_thread() -> None:
+    code = "import trunkline, os; print(len(os.listdir('/proc/self/task')))"
+    bare = "import numpy, logging, os; print(len(os.listdir('/proc/self/task')))"
+    assert int(_run(code, TRUNKLINE_LOG="debug").stdout) <= int(_run(bare).stdout)
+
+
+def test_a_handler_that_raises_stops_nothing() -> None:
+    code = """
+import logging
+class Bad(logging.Filter):
+    def filter(self, record): raise RuntimeError("no")
+logging.getLogger("trunkline.engine").addFilter(Bad())
+logging.getLogger("trunkline").setLevel(logging.INFO)
+import trunkline as tl
+tl.Engine(backend="memory"); tl.Engine(backend="memory")
+print("done")
+"""
+    result = _run(code)
+    assert result.stdout == "done\n"
+    assert "RuntimeError: no" in result.stderr
+
+
+def test_a_handler_may_use_the_package() -> None:
+    code = """
+import logging, trunkline as tl
+class Handler(logging.Handler):
+    def emit(self, record):
+        print("record")
+        tl.open(__import__("sys").executable).pread(bytearray(10))
+logging.getLogger("trunkline").addHandler(Handler())
+logging.getLogger("trunkline").setLevel(logging.INFO)
+tl.Engine(backend="memory")
+"""
+    assert "record" in _run(code).stdout.splitlines()
+
+
+def test_a_forked_child_logs_its_own() -> None:
+    code = """
+import os, sys, trunkline as tl
+tl.Engine(backend="memory")
+child = os.fork()
+if child == 0:
+    tl.Engine(backend="memory")
+    sys.stderr.flush()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert _run(code, TRUNKLINE_LOG="info").stderr.count("backend memory") == 2
+
+
+def test_records_are_delivered_at_the_exit() -> None:
+    code = """
+import threading, trunkline as tl, atexit
+from trunkline import _core
+def late():
+    tl.Engine(backend="memory")
+atexit.register(late)
+"""
+    assert "backend memory" in _run(code, TRUNKLINE_LOG="info").stderr
+
+
+def test_removals_of_checkpoints_say_why(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run", keep=1)
+    with caplog.at_level(logging.INFO, logger="trunkline.checkpoint"):
+        for step in (1, 2):
+            checkpoints.save(step, {"a": step}, block=True)
+        _core.deliver_log()
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert "step 2 is saved" in text
+    assert "step 1 goes: keep=1" in text
+    assert "the checkpoint is removed" in text
