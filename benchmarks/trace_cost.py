@@ -4,9 +4,9 @@
     python benchmarks/trace_cost.py [--rounds 40] [--json]
 
 Times are CPU times of the reading thread, which moves all of the bytes itself: they hardly change with what
-else the machine does. Rounds with and without a trace alternate, in changing order, and each pair is compared: the median of the
-ratios is what is reported, beside its quartiles. Two rounds without a trace are compared in the same way
-("noise"): what the machine itself does to such a ratio.
+else the machine does. Rounds with and without a trace alternate, in changing order, and each pair is
+compared: the median of the ratios is what is reported, beside its quartiles. Two rounds without a trace are
+compared in the same way ("noise"): what the machine itself does to such a ratio.
 """
 
 from __future__ import annotations
