@@ -126,9 +126,9 @@ Status FileSet::finish() {
   Status status = ended(write_files());
   if (!status) {
     log::info(log::Component::tensor_file, "saving failed: {}", status.error().message);
-  } else if (!places_.empty()) {
-    log::debug(log::Component::tensor_file, "saved {}{} ({} bytes)", places_.front().path,
-               places_.size() > 1 ? fmt::format(" and {} more files", places_.size() - 1) : std::string(),
+  } else if (!outputs_.empty()) {
+    log::debug(log::Component::tensor_file, "saved {}{} ({} bytes)", outputs_.front().path,
+               outputs_.size() > 1 ? fmt::format(" and {} more files", outputs_.size() - 1) : std::string(),
                writer_->bytes_total());
   }
   return status;
