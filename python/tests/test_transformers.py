@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -478,8 +479,23 @@ def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours:
     assert ("contains only checkpoints of a stock Trainer" in str(caught.value)) != ours
     for number in (9, 10):
         (output / f"checkpoint-{number}").rename(output / f"checkpoint-{number - 6}")
+    for number in (3, 4):  # from before
+        os.utime(output / f"checkpoint-{number}" / "trainer_state.json", (0, 0))
     if ours:
         trainer.train(resume_from_checkpoint=True)
+
+
+def test_the_newest_is_ambiguous_beside_a_stock_folder_that_was_saved_later(output: Path) -> None:
+    stock_folder(output, 3)
+    os.utime(output / "checkpoint-3" / "trainer_state.json", (0, 0))
+    stock = stock_folder(output, 2)  # of a stock Trainer that started over
+    in_an_hour = time.time() + 3600
+    os.utime(stock / "trainer_state.json", (in_an_hour, in_an_hour))
+    trainer = new_trainer(tl.transformers.Trainer, output)
+    with pytest.raises(FileExistsError, match=r"checkpoint-2 of a stock Trainer was saved after step 8"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.checkpointer.latest() == 8
+    trainer.train(resume_from_checkpoint=8)
 
 
 def incomplete_folder(output: Path, step: int) -> Path:

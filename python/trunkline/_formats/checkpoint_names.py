@@ -21,6 +21,11 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found and int(found[1]) <= _MAX_NUMBER else None
 
 
+def step_name(step: int) -> str:
+    """Return the name of the directory of a step."""
+    return f"step-{step:08}"
+
+
 def is_manifest(name: str) -> bool:
     """Whether the manifest of a step may have this name."""
     found = _MANIFEST.fullmatch(name)
@@ -59,7 +64,7 @@ def misnamed_steps(directory: str) -> dict[str, str]:
             like = _LIKE_STEP.fullmatch(name)
             if like is None or _STEP.fullmatch(name) or int(like[1]) > _MAX_NUMBER:
                 continue
-            right = f"step-{int(like[1]):08d}"
+            right = step_name(int(like[1]))
             folder = os.path.join(directory, name)  # noqa: PTH118
             with suppress(OSError):
                 holds_step = any(is_manifest(each) for each in os.listdir(folder))  # noqa: PTH208

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import exception_of
-from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
+from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_name, step_of
 
 if TYPE_CHECKING:
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
@@ -111,22 +111,42 @@ def _shown(steps: list[int]) -> str:
 
 def _check_stock_is_not_newer(checkpointer: "Checkpointer", output_dir: str) -> None:
     latest = checkpointer.latest()
-    stock = max(_stock_folders(output_dir), default=None)
-    if stock is None:
+    stock = _stock_folders(output_dir)
+    if not stock:
         return
+    highest, folder = max(stock)
     if latest is None:
         raise _exists(
             f"resume_from_checkpoint=True: {output_dir} contains only checkpoints of a stock Trainer; to "
-            f"continue from one, pass its path: resume_from_checkpoint={str(stock[1])!r}",
-            str(stock[1]),
+            f"continue from one, pass its path: resume_from_checkpoint={str(folder)!r}",
+            str(folder),
         )
-    if stock[0] > latest:
+    # Also where its steps are lower: a stock Trainer may have started over.
+    _, last = max(stock, key=lambda each: _saved_at(each[1] / _STOCK_STATE))
+    saved_later = _saved_at(last / _STOCK_STATE) > _saved_at_step(checkpointer, latest)
+    if highest <= latest and saved_later:
+        folder = last
+    if highest > latest or saved_later:
+        how = "has a later step than" if highest > latest else "was saved after"
         raise _exists(
-            f"resume_from_checkpoint=True is ambiguous: {stock[1]} of a stock Trainer is newer than step "
+            f"resume_from_checkpoint=True is ambiguous: {folder} of a stock Trainer {how} step "
             f"{latest} in {checkpointer._absolute}; pass resume_from_checkpoint={latest} for the latter, or "
-            f"resume_from_checkpoint={str(stock[1])!r} for the former",
-            str(stock[1]),
+            f"resume_from_checkpoint={str(folder)!r} for the former",
+            str(folder),
         )
+
+
+def _saved_at(path: "str | Path") -> float:
+    """Return when a file was written; 0 if it is gone."""
+    try:
+        return Path(path).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _saved_at_step(checkpointer: "Checkpointer", step: int) -> float:
+    folder = Path(checkpointer._absolute) / step_name(step)
+    return max((_saved_at(entry) for entry in folder.iterdir() if is_manifest(entry.name)), default=0.0)
 
 
 def _check_no_later_steps(checkpointer: "Checkpointer", how: str, start: int) -> None:
