@@ -526,7 +526,7 @@ def test_ranks_that_differ(crew: RankProcesses, directory: Path, difference: str
     ours = {rank: error for rank, error in failed.items() if error.kind != "ValueError"}
     for error in ours.values():
         if difference == "another value":
-            assert "names, dtypes, shapes, or values that are not tensors" in error.message
+            assert "strides, which tensors share memory, types, or values" in error.message
             assert "first at state['seed']" in error.message
         # With an odd rank 0 it is one of the others that differs from it.
         assert f"rank {odd}" in error.message, error

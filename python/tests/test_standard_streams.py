@@ -20,7 +20,8 @@ with tl.Engine("threads", faults=faults) as engine:
     tensors = {"a": torch.arange(100_000)}
     faults.hold("write", 0, 2**62)
     checkpoints = tl.Checkpointer(folder + "/run", engine=engine, process_group=False)
-    handles = [tl.save_async(tensors, f"{folder}/file.{kind}", engine=engine) for kind in ("pt", "safetensors")]
+    paths = [f"{folder}/file.{kind}" for kind in ("pt", "safetensors")]
+    handles = [tl.save_async(tensors, path, engine=engine) for path in paths]
     handles.append(checkpoints.save(1, tensors))
     for handle in handles:
         handle.wait_staged()
@@ -34,7 +35,7 @@ with tl.Engine("threads", faults=faults) as engine:
     for handle in handles:
         handle.wait()
     checkpoints.wait()
-    whole = [tl.load(f"{folder}/file.{kind}")["a"].equal(tensors["a"]) for kind in ("pt", "safetensors")]
+    whole = [tl.load(path)["a"].equal(tensors["a"]) for path in paths]
     whole.append(checkpoints.load(1)["a"].equal(tensors["a"]))
 os.write(report, json.dumps([opened, whole]).encode())
 """

@@ -150,7 +150,11 @@ def retry_while_locked(change: Callable[[], T]) -> T:
         time.sleep(_POLL_SECONDS)
 
 
-_STATE = "state (names, dtypes, shapes, or values that are not tensors)"
+# Which of them differs is not known: the rest of the tree has to be equal as well.
+_STATE = (
+    "state (names and their order, dtypes, shapes, strides, which tensors share memory, types, or values "
+    "that are not tensors)"
+)
 
 
 class StepSave:

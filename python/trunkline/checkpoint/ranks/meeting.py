@@ -23,7 +23,10 @@ _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy 
 _KEPT = 16  # failures, of each rank
 # How long a failure may be one of an earlier call: the rank may be about to go on, or to try again.
 _GRACE_SECONDS = 1.0
-_ALIKE = "all ranks must make the same calls in the same order (is one inside `if rank == 0:`?)"
+_ALIKE = (
+    "all ranks must make the same calls in the same order (is one inside `if rank == 0:`, or in a call of "
+    "another Checkpointer?)"
+)
 _INTACT = "The checkpoints that were there before are intact"
 
 
