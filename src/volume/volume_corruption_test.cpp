@@ -110,9 +110,9 @@ TEST_F(CorruptVolumeTest, DirectoriesInAnotherOrder) {
 }
 
 TEST_F(CorruptVolumeTest, AnotherNumberOfDirectories) {
-  expect_refused(make({paths_[0], paths_[1]}), ErrorKind::corrupt, in(0, "f.stripe"), "in 3 directories");
+  expect_refused(make({paths_[0], paths_[1]}), ErrorKind::corrupt, in(0, "f.stripe"), "over 3 directories");
   const auto four = directories(4);
-  expect_refused(make(four), ErrorKind::corrupt, in(0, "f.stripe"), "in 3 directories");
+  expect_refused(make(four), ErrorKind::corrupt, in(0, "f.stripe"), "over 3 directories");
 }
 
 TEST_F(CorruptVolumeTest, DescriptorsWithDifferentStripeUnits) {

@@ -117,7 +117,7 @@ TEST(Advice, Memory) {
 TEST(Advice, Paths) {
   Findings findings = healthy();
   findings.paths[0].explanation->memory_alignment = 512;
-  EXPECT_TRUE(says(findings, "multiples of 512"));
+  EXPECT_TRUE(says(findings, "aligned to 512 bytes"));
   findings.paths[0].explanation->direct = false;
   findings.paths[0].explanation->why = "EINVAL";
   EXPECT_TRUE(says(findings, "through the page cache (EINVAL)"));
