@@ -397,7 +397,7 @@ def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
 
 def test_a_subcommand_that_there_is_not_is_named(tmp_path: Path) -> None:
     done = run("delete", str(tmp_path), expect=2)
-    assert "there is no subcommand 'delete'; there are ls, show, verify, gc, adopt" in done.stderr
+    assert "unknown subcommand 'delete'; there are ls, show, verify, gc, adopt" in done.stderr
 
 
 def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:

@@ -509,7 +509,7 @@ def test_an_item_that_is_not_stored_where_tensors_are_filled_in_groups(
     (index,) = (index for index in metadata.storage_data if index.fqn == unknown)
     del metadata.storage_data[index]
     reader.set_up_storage_reader(metadata, True)
-    with pytest.raises(tl.Corrupt, match=f"no file holds '{unknown}'") as caught:
+    with pytest.raises(tl.Corrupt, match=f"no file contains '{unknown}'") as caught:
         reader.read_data(plan, planner)
     assert torch.equal(into["a"], state["a"]) == changed
     assert ("may now hold a mixture" in str(caught.value)) == changed
@@ -580,7 +580,7 @@ def test_torchs_checkpoint_that_was_saved_over_ours(tmp_path: Path) -> None:
     dcp.save(torchs, storage_writer=dcp.FileSystemWriter(tmp_path))
     with pytest.raises(CheckpointException, match="two checkpoints"):
         load(blank(ours), tmp_path)
-    with pytest.raises(tl.Format, match="load that of torch with FileSystemReader"):
+    with pytest.raises(tl.Format, match="load torch's with FileSystemReader"):
         tl.dcp.StorageReader(tmp_path).read_metadata()
     with pytest.raises(CheckpointException, match="torch's FileSystemWriter"):
         save(last, tmp_path)

@@ -417,7 +417,7 @@ def test_what_cannot_be_removed_later_is_warned_of(
         with pytest.raises(PermissionError):  # nothing to wait for: as stock Lightning does
             plugin.remove_checkpoint(older)
     said = (
-        f"RuntimeWarning: {older}: could not remove this old checkpoint: Permission denied; remove it by hand"
+        f"RuntimeWarning: could not remove the old checkpoint {older}: Permission denied; remove it by hand"
     )
     assert capfd.readouterr().err.count(said) == 1
     assert (tmp_path / "newer.ckpt").exists()

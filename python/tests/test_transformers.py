@@ -412,7 +412,7 @@ def test_a_relative_output_dir_means_what_it_meant_when_the_trainer_was_made(
 def test_a_step_that_is_not_there_is_said_to_be_missing(output: Path) -> None:
     for name, why in (
         ("step-00000007", "no checkpoint of step 7; it has steps 6, 8"),
-        ("step-7", "steps: 6, 8. Pass"),
+        ("step-7", "checkpoints: 6, 8. Pass"),
     ):
         with pytest.raises(FileNotFoundError, match=why):
             new_trainer(tl.transformers.Trainer, output).train(
@@ -697,7 +697,7 @@ def best_at_first(trainer: Any) -> Any:
 
 
 def test_a_limit_does_not_remove_the_best_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(tl.Unsupported, match=r"save_total_limit=2: .*save_total_limit=None.*keep=2"):
+    with pytest.raises(tl.Unsupported, match=r"save_total_limit=2 .*save_total_limit=None.*keep=2"):
         new_trainer(tl.transformers.Trainer, tmp_path, save_steps=1, save_total_limit=2, **BEST)
     new_trainer(
         tl.transformers.Trainer, tmp_path, save_strategy="best", save_total_limit=2, **BEST

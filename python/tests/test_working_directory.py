@@ -200,7 +200,7 @@ for argument, use in {
         use("a.pt")
     except tl.Error as error:
         assert isinstance(error, FileNotFoundError), type(error)
-        expected = f"{argument.strip()}: a.pt is relative, and the working directory"
+        expected = f"{argument.strip()}: a.pt is relative, but the working directory"
         assert str(error).startswith(expected), error
     else:
         raise AssertionError(argument)
@@ -213,11 +213,11 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, run_script: Callab
 
 
 def test_an_empty_path() -> None:
-    with pytest.raises(FileNotFoundError, match="path: is an empty path"):
+    with pytest.raises(FileNotFoundError, match="path: must not be empty"):
         tl.save(STATE, "")
-    with pytest.raises(FileNotFoundError, match="directory: is an empty path"):
+    with pytest.raises(FileNotFoundError, match="directory: must not be empty"):
         tl.Checkpointer("", process_group=False)
-    with pytest.raises(FileNotFoundError, match="volumes: is an empty path"):
+    with pytest.raises(FileNotFoundError, match="volumes: must not be empty"):
         tl.Checkpointer("run", volumes=[""], process_group=False)
 
 
