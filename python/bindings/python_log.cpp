@@ -1,5 +1,7 @@
-// Records wait in a queue until a thread delivers them that has the GIL: one of this file's own, or one that
-// comes by (LogDelivery). Who logs never waits for the GIL, nor for a handler.
+// Records wait in a queue until a thread of this file delivers them, which alone runs handlers before the
+// exit. A thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging: a
+// signal handler may have interrupted the owner of that lock, and wait for the save that the thread carries
+// out.
 #include "python_log.h"
 
 #include <nanobind/stl/optional.h>
@@ -40,6 +42,7 @@ struct Delivery {
   std::condition_variable changed;
   std::deque<log::Record> pending;
   std::uint64_t dropped = 0;
+  unsigned deliveries = 0;  // under way
   bool has_thread = false;
   bool stopping = false;
 };
@@ -62,10 +65,11 @@ void deliver(Delivery& delivery) {
   std::uint64_t dropped = 0;
   {
     const std::scoped_lock lock(delivery.mutex);
+    if (delivery.pending.empty()) return;
     records.swap(delivery.pending);
     dropped = std::exchange(delivery.dropped, 0);
+    ++delivery.deliveries;
   }
-  if (records.empty()) return;
   is_delivering = true;
   const nb::handle handle(handle_record);
   if (dropped > 0) {
@@ -82,6 +86,19 @@ void deliver(Delivery& delivery) {
     }
   }
   is_delivering = false;
+  const std::scoped_lock lock(delivery.mutex);
+  --delivery.deliveries;
+  delivery.changed.notify_all();
+}
+
+// Returns once what was logged before has been delivered, also by the other thread. Needs the GIL.
+void deliver_all() {
+  if (handle_record == nullptr || is_delivering) return;
+  Delivery& delivery = *current.load();
+  deliver(delivery);
+  const GilReleased unlocked;
+  std::unique_lock lock(delivery.mutex);
+  delivery.changed.wait_for(lock, kExitPatience, [&] { return delivery.deliveries == 0; });
 }
 
 void run(Delivery& delivery) {
@@ -118,7 +135,7 @@ void enqueue(log::Record record) {
       std::thread([&delivery] { run(delivery); }).detach();
       delivery.has_thread = true;
     } catch (const std::system_error&) {
-      return;  // LogDelivery delivers it, or the exit
+      return;  // the exit delivers it
     }
   }
   delivery.changed.notify_all();
@@ -162,19 +179,14 @@ std::optional<std::vector<int>> levels_from_environment() {
 
 }  // namespace
 
-LogDelivery::LogDelivery() {
+void adopt_log_levels() {
   if (current_levels == nullptr) return;
   try {
     adopt_levels();
   } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // an interrupt
     error.discard_as_unraisable("the levels of trunkline's loggers");
   }
-}
-
-LogDelivery::~LogDelivery() {
-  if (handle_record == nullptr) return;
-  const nb::error_scope pending;  // of a call that fails
-  deliver(*current.load());
 }
 
 void stop_log_delivery() {
@@ -200,16 +212,20 @@ void register_log(nb::module_& module) {
       "install_log", &install, "handle"_a, "levels"_a,
       nb::sig("def install_log(handle: collections.abc.Callable[[int, str, float, bytes, bytes], object], "
               "levels: collections.abc.Callable[[], list[int]]) -> None"),
-      "Hands log records to `handle` (level, component, time, thread, message), on a thread of its own or "
-      "when calls return. `levels` returns the level of each component. Levels: -1 off, 0 error, 1 warn, "
+      "Hands log records to `handle` (level, component, time, thread, message), on a thread of its own. "
+      "`levels` returns the level of each component. Levels: -1 off, 0 error, 1 warn, "
       "2 info, 3 debug.");
   module.def("log_components", &components, "The components of TRUNKLINE_LOG, in the order of their levels.");
   module.def("log_levels_from_environment", &levels_from_environment,
              "What TRUNKLINE_LOG says, a level for each component; None where it is unset or wrong, which is "
              "reported on stderr.");
   module.def(
-      "deliver_log", [] { const LogDelivery delivery; },
-      "Adopts the levels that loggers have now, and delivers the records that are pending.");
+      "deliver_log",
+      [] {
+        adopt_log_levels();
+        deliver_all();
+      },
+      "Adopts the levels that loggers have now, and returns once all records logged before are delivered.");
 }
 
 }  // namespace trunkline::python

@@ -5,16 +5,10 @@
 
 namespace trunkline::python {
 
-// Around calls that are few and may log much: the levels that Python's loggers have now are those of the
-// library from here on, and what was logged meanwhile is delivered before the call returns. Needs the GIL, at
-// both ends.
-class LogDelivery {
- public:
-  LogDelivery();
-  LogDelivery(const LogDelivery&) = delete;
-  LogDelivery& operator=(const LogDelivery&) = delete;
-  ~LogDelivery();
-};
+// Makes the levels that Python's loggers have now those of the library: at the beginning of calls that are
+// few and may log much. Acquires no lock of Python's logging. Raises interrupts of signal handlers. Needs the
+// GIL.
+void adopt_log_levels();
 
 // For the exit of the interpreter: delivers what is left, and ends the thread. Later records go to stderr, if
 // TRUNKLINE_LOG asks for any. Needs the GIL.

@@ -113,7 +113,7 @@ void create(StoreObject* self, nb::handle directory_value, nb::handle volumes, b
   options.if_missing = create_missing ? checkpoint::IfMissing::create : checkpoint::IfMissing::fail;
   options.fresh = fresh;
   auto store = call_interruptibly([directory, options] { return Store::open(directory, options); });
-  const LogDelivery log;
+  adopt_log_levels();
   new (self) StoreObject(unwrap(std::move(store)));
 }
 
@@ -152,6 +152,7 @@ void check_continues(const StoreObject& self, nb::handle step_value) {
 // thread saves itself: Ctrl-C ends the process there (at_exit.py, interrupts_kill). abandon() is also called
 // by save(), when its thread cannot start.
 SaveObject begin(const StoreObject& self, nb::handle step_value, nb::handle shards_value) {
+  adopt_log_levels();
   const std::uint64_t step = count_argument(step_value, "step");
   if (!PySequence_Check(shards_value.ptr()))
     raise_type_error("shards: must be a list of int, not " + shown_type(shards_value));
@@ -225,7 +226,6 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
   if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
   if (tensors) manifest.tensors = tensors_argument(*tensors);
-  const LogDelivery log;
   auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
 }
@@ -233,20 +233,18 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
 nb::dict retain(const SaveObject& self, nb::handle keep_value) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
-  const LogDelivery log;
   auto result = call_unlocked([&] { return self.save->retain(keep); });
   return dict_of(unwrap(std::move(result)));
 }
 
 nb::dict abandon(const SaveObject& self) {
-  const LogDelivery log;
   auto result = call_unlocked([&] { return self.save->abandon(); });
   return dict_of(unwrap(std::move(result)));
 }
 
 nb::dict collect(const StoreObject& self, bool dry_run) {
   using checkpoint::GarbageCollector;
-  const LogDelivery log;
+  adopt_log_levels();
   auto result = call_interruptibly([store = self.store, dry_run] {
     return store->collect(dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no);
   });
@@ -264,12 +262,12 @@ nb::object why_gone(const StoreObject& self, nb::handle path_value, nb::handle s
 
 void remove(const StoreObject& self, nb::handle step_value) {
   const std::uint64_t step = count_argument(step_value, "step");
-  const LogDelivery log;
+  adopt_log_levels();
   unwrap(call_interruptibly([store = self.store, step] { return store->remove(step); }));
 }
 
 nb::dict collect_if_used(const StoreObject& self) {
-  const LogDelivery log;
+  adopt_log_levels();
   return dict_of(unwrap(call_interruptibly([store = self.store] { return store->collect_if_used(); })));
 }
 
@@ -452,7 +450,8 @@ void register_checkpoint_store(nb::module_& module) {
           "volumes has changed: call it again; FileExistsError as check_continues().")
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
-           "Removes leftovers of interrupted saves. \"busy\": another process saves, and nothing was done.")
+           "Removes leftovers of interrupted saves. \"busy\": another process saves, and the rest was not "
+           "done.")
       .def(
           "remove", &remove, "step"_a.none(), nb::sig("def remove(self, step: int) -> None"),
           "Removes the checkpoint of a step. Raises FileNotFoundError; Error with EBUSY while another saves.")

@@ -30,7 +30,7 @@ void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle
     }
     options.faults = nb::cast<FaultsObject&>(faults).faults;
   }
-  const LogDelivery log;
+  adopt_log_levels();
   new (self) EngineObject(unwrap(call_interruptibly([options] { return Engine::create(options); })));
 }
 
@@ -114,7 +114,7 @@ std::string repr(const EngineObject& self) {
 }
 
 EngineObject* default_engine() {
-  const LogDelivery log;
+  adopt_log_levels();
   Result<Engine> engine = [] {
     const GilReleased unlocked;
     return Engine::default_engine();

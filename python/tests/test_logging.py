@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -164,5 +165,41 @@ def test_removals_of_checkpoints_say_why(caplog: pytest.LogCaptureFixture, tmp_p
         _core.deliver_log()
     text = "\n".join(record.getMessage() for record in caplog.records)
     assert "step 2 is saved" in text
-    assert "step 1 goes: keep=1" in text
+    assert "removing step 1: keep=1" in text
     assert "the checkpoint is removed" in text
+
+
+def test_opening_a_striped_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with caplog.at_level(logging.DEBUG, logger="trunkline.volume"), tl.Engine() as engine:
+        volume = tl.Volume([tmp_path / "a", tmp_path / "b"])
+        volume.open("file", "w", engine=engine).close()
+        _core.deliver_log()
+    messages = [record.getMessage() for record in caplog.records if record.name == "trunkline.volume"]
+    assert [message for message in messages if "file" in message and "in 2 directories" in message]
+
+
+def test_a_save_waits_for_no_lock_of_logging(tmp_path: Path) -> None:
+    """A signal handler that saves may have interrupted the owner of any of them."""
+    release = threading.Event()
+
+    class Stuck(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            release.wait(60)
+
+    handler = Stuck(logging.INFO)
+    logger = logging.getLogger("trunkline")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with handler.lock, logging._lock:  # type: ignore[attr-defined, union-attr]
+            checkpoints = tl.Checkpointer(tmp_path / "run", keep=1, process_group=False)
+            for step in (1, 2):
+                checkpoints.save(step, {"a": step}).wait(60)
+        assert checkpoints.steps() == [2]
+    finally:
+        release.set()
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        _core.deliver_log()

@@ -85,10 +85,14 @@ def _levels() -> list[int]:
 
 
 def _level_of(target: logging.Logger) -> int:
-    for number in range(len(_LEVELS) - 1, -1, -1):
-        if target.isEnabledFor(_LEVELS[number]):
-            return number
-    return -1
+    """As isEnabledFor() decides, without the lock of logging.
+
+    That may be held by a thread which a signal handler interrupted, and which waits for this one.
+    """
+    if target.disabled:
+        return -1
+    least = max(target.getEffectiveLevel(), target.manager.disable + 1)
+    return max((number for number, level in enumerate(_LEVELS) if level >= least), default=-1)
 
 
 def configure() -> None:
