@@ -74,6 +74,7 @@ Status write_trace(const trace::Recording& recording, const std::string& path) {
   const std::string temporary = os::temporary_name(directory_of(path));
   const auto fd = create(temporary, path);
   if (!fd) return std::unexpected(fd.error());
+  const os::WriterClaim claim(fd->get());  // a save into the directory removes files of dead writers
   Status status;
   trace::write_json(recording, {.device_of = device_of}, [&](std::string_view text) {
     if (status) status = write_all(fd->get(), text, path);
