@@ -79,8 +79,15 @@ void register_trace(nb::module_& module) {
       .def("__enter__", &TraceSpan::enter)
       .def("__exit__", &TraceSpan::exit, nb::sig("def __exit__(self, *error: object) -> None"));
   module.def(
-      "start_trace", [](nb::handle path) { unwrap(start_trace(path_argument(path, "path"))); }, "path"_a,
-      nb::sig("def start_trace(path: trunkline._types.Path) -> None"), "Begins to record a trace.");
+      "start_trace",
+      [](nb::handle path) {
+        const std::string name = path_argument(path, "path");
+        unwrap([&name] {
+          const GilReleased unlocked;
+          return start_trace(name);
+        }());
+      },
+      "path"_a, nb::sig("def start_trace(path: trunkline._types.Path) -> None"), "Begins to record a trace.");
   module.def("stop_trace", &stop, nb::sig("def stop_trace() -> dict[str, typing.Any]"),
              "Writes the trace; returns \"path\", \"events\" and \"dropped_events\".");
   // The interpreter may end the process by a signal (an interrupt that nobody caught), without exit handlers

@@ -211,3 +211,23 @@ def test_bench_writes_a_trace(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trunkline", "bench", str(data), "--read", "--size", "8MB"]
     subprocess.run([*command, "--trace", str(trace)], check=True, capture_output=True, timeout=120)
     assert _of(_events(trace), "transfer", "read")
+
+
+def test_a_forked_child_leaves_the_block_in_peace(tmp_path: Path) -> None:
+    """Whether it comes to its end or raises."""
+    path = tmp_path / "trace.json"
+    script = """
+import os, sys
+import trunkline as tl
+with tl.trace(sys.argv[1]):
+    for end in ("end", "raise"):
+        child = os.fork()
+        if child == 0 and end == "raise":
+            sys.exit(7)
+        if child == 0:
+            break
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=100)
+    assert (done.stdout.split(), done.returncode) == (["0", "7"], 0), done.stderr
+    assert json.loads(path.read_text())["traceEvents"]

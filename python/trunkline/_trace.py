@@ -1,5 +1,6 @@
 """Recording what the library does, as a file that ui.perfetto.dev opens (docs/tracing.md)."""
 
+import os
 from types import TracebackType
 
 from trunkline import _core
@@ -16,9 +17,11 @@ class Trace:
         """How many events the file has; once the block has ended."""
         self.dropped_events = 0
         """How many are missing: the oldest of threads with more than 65536."""
+        self._process = 0
 
     def __enter__(self) -> "Trace":
         _core.start_trace(self._path)
+        self._process = os.getpid()
         return self
 
     def __exit__(
@@ -27,6 +30,8 @@ class Trace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._process:  # a forked child, which is not recorded
+            return
         try:
             summary = _core.stop_trace()
         except OSError as failure:
