@@ -19,6 +19,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info", "debug"};
 constexpr std::array<std::string_view, kComponents> kComponentNames = {
     "engine", "device", "volume", "tensor_file", "checkpoint", "stream", "transformers"};
+static_assert(!kComponentNames.back().empty(), "a component has no name");
 constexpr std::string_view kVariable = "TRUNKLINE_LOG";
 
 std::atomic<Sink> current_sink{&write_to_stderr};
@@ -64,7 +65,7 @@ std::string thread_name() {
 
 void apply(const Levels& levels) {
   for (std::size_t index = 0; index < kComponents; ++index)
-    detail::thresholds[index].store(static_cast<std::int8_t>(levels[index]), std::memory_order_relaxed);
+    detail::thresholds[index].level.store(static_cast<std::int8_t>(levels[index]), std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -87,8 +88,10 @@ ParsedLevels parse(std::string_view text) {
   ParsedLevels parsed{.levels = all_at(Level::off), .error = {}};
   const std::size_t level = index_of(kLevelNames, words.front());
   if (level == kLevelNames.size()) {
-    parsed.error =
-        fmt::format("unknown level \"{}\"; use one of {}, or none", words.front(), joined(kLevelNames));
+    parsed.error = fmt::format(
+        "\"{}\" is not a level; begin with one of {}, as in {}=info,engine; unset the variable "
+        "to log nothing",
+        words.front(), joined(kLevelNames), kVariable);
     return parsed;
   }
   if (words.size() == 1) parsed.levels = all_at(static_cast<Level>(level));
@@ -139,8 +142,8 @@ bool is_wanted_by_environment(Component component, Level level) {
   const auto index = static_cast<std::size_t>(component);
   // Unless someone has set the levels meanwhile.
   std::int8_t unread = kUnread;
-  thresholds[index].compare_exchange_strong(unread, static_cast<std::int8_t>(levels[index]));
-  return static_cast<std::int8_t>(level) <= thresholds[index].load(std::memory_order_relaxed);
+  thresholds[index].level.compare_exchange_strong(unread, static_cast<std::int8_t>(levels[index]));
+  return static_cast<std::int8_t>(level) <= thresholds[index].level.load(std::memory_order_relaxed);
 }
 
 void write(Component component, Level level, fmt::string_view text, fmt::format_args arguments) noexcept {
@@ -157,13 +160,14 @@ void write(Component component, Level level, fmt::string_view text, fmt::format_
 }  // namespace detail
 
 std::optional<std::uint64_t> RateLimit::admit(std::chrono::steady_clock::time_point now) {
-  const std::scoped_lock lock(mutex_);
-  if (last_ && now - *last_ < interval_) {
-    ++held_back_;
+  const Ticks ticks = now.time_since_epoch().count();
+  Ticks last = last_.load(std::memory_order_relaxed);
+  const bool is_due = last == kNever || ticks - last >= interval_.count();
+  if (!is_due || !last_.compare_exchange_strong(last, ticks, std::memory_order_relaxed)) {
+    held_back_.fetch_add(1, std::memory_order_relaxed);
     return std::nullopt;
   }
-  last_ = now;
-  return std::exchange(held_back_, 0);
+  return held_back_.exchange(0, std::memory_order_relaxed);
 }
 
 }  // namespace trunkline::log

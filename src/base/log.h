@@ -14,7 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,7 +25,7 @@ namespace trunkline::log {
 enum class Level : std::int8_t { off = -1, error, warn, info, debug };
 
 enum class Component : std::uint8_t { engine, device, volume, tensor_file, checkpoint, stream, transformers };
-constexpr std::size_t kComponents = 7;
+constexpr std::size_t kComponents = static_cast<std::size_t>(Component::transformers) + 1;
 
 std::string_view to_string(Level level);
 std::string_view to_string(Component component);
@@ -69,8 +69,10 @@ std::string format_line(const Record& record);
 namespace detail {
 
 constexpr std::int8_t kUnread = 127;  // the environment was not looked at yet: everything passes
-inline std::array<std::atomic<std::int8_t>, kComponents> thresholds = {kUnread, kUnread, kUnread, kUnread,
-                                                                       kUnread, kUnread, kUnread};
+struct Threshold {
+  std::atomic<std::int8_t> level = kUnread;
+};
+inline std::array<Threshold, kComponents> thresholds;  // by component
 
 bool is_wanted_by_environment(Component component, Level level);
 void write(Component component, Level level, fmt::string_view text, fmt::format_args arguments) noexcept;
@@ -79,7 +81,7 @@ void write(Component component, Level level, fmt::string_view text, fmt::format_
 
 inline bool is_enabled(Component component, Level level) {
   const std::int8_t threshold =
-      detail::thresholds[static_cast<std::size_t>(component)].load(std::memory_order_relaxed);
+      detail::thresholds[static_cast<std::size_t>(component)].level.load(std::memory_order_relaxed);
   if (static_cast<std::int8_t>(level) > threshold) return false;
   return threshold != detail::kUnread || detail::is_wanted_by_environment(component, level);
 }
@@ -105,7 +107,8 @@ void debug(Component component, fmt::format_string<Args...> text, Args&&... args
   write(component, Level::debug, text, std::forward<Args>(args)...);
 }
 
-// Lets one event a second through, and counts the others: for what may happen a million times. Thread-safe.
+// Lets one event a second through, and counts the others: for what may happen a million times. Thread-safe,
+// and without a lock, which a fork could leave locked.
 class RateLimit {
  public:
   explicit RateLimit(std::chrono::nanoseconds interval = std::chrono::seconds(1)) : interval_(interval) {}
@@ -115,10 +118,12 @@ class RateLimit {
       std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now());
 
  private:
-  const std::chrono::nanoseconds interval_;
-  std::mutex mutex_;
-  std::optional<std::chrono::steady_clock::time_point> last_;
-  std::uint64_t held_back_ = 0;
+  using Ticks = std::chrono::steady_clock::rep;
+  static constexpr Ticks kNever = std::numeric_limits<Ticks>::min();
+
+  const std::chrono::steady_clock::duration interval_;
+  std::atomic<Ticks> last_ = kNever;
+  std::atomic<std::uint64_t> held_back_ = 0;
 };
 
 }  // namespace trunkline::log

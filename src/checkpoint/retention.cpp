@@ -90,7 +90,7 @@ Result<CollectionResult> remove_superseded(const Retention& retention, const Con
   }
   // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
   for (const StepEntry* entry : std::views::reverse(doomed)) {
-    log::info(log::Component::checkpoint, "{}: removing step {}: keep={}, and {} others stay",
+    log::info(log::Component::checkpoint, "{}: removing step {}: keep={} (others that stay: {})",
               retention.directory, entry->step, most, kept);
     collector.remove(*entry);
   }

@@ -187,7 +187,7 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
       *entries, [&](const StepEntry& entry) { return entry.step == step_ && !entry.commits.empty(); });
   if (auto confirmed = confirm(commit, replaces); !confirmed) return std::unexpected(confirmed.error());
   state_->aside.reset();
-  log::info(log::Component::checkpoint, "{}: step {} is saved (commit {}, {} tensors in {} shards)",
+  log::info(log::Component::checkpoint, "{}: step {} is saved (commit {}; tensors: {}, shards: {})",
             state_->directory, step_, commit.number, manifest.tensors.size(), manifest.shards.size());
   return commit.number;
 }

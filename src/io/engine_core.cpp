@@ -118,7 +118,7 @@ Status EngineCore::start_lanes(BackendKind kind) {
 
 void EngineCore::log_choice(std::string_view why) const {
   log::info(log::Component::engine,
-            "backend {} ({}; {}): {} lanes of depth {}, blocks of {}, at most {} of pinned memory",
+            "backend {} ({}; {}): lanes: {}, queue depth {}, blocks of {}, at most {} of pinned memory",
             to_string(config_.backend), why,
             config_.features.empty() ? std::string("no features")
                                      : fmt::format("{}", fmt::join(config_.features, ", ")),

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "io/file/open_members.h"
 #include "os/file_pair.h"
 #include "volume/descriptor.h"
@@ -143,6 +144,8 @@ Result<File> open_striped(const std::optional<Engine>& engine, const std::vector
   if (auto valid = StripeFiles::check_name(name); !valid) return std::unexpected(valid.error());
   if (auto usable = check_engine(engine); !usable) return std::unexpected(usable.error());
   const StripeFiles files(directories, name);
+  log::debug(log::Component::volume, "opening striped file {} in {} directories", files.name(),
+             directories.size());
   if (options.mode == Mode::read || options.mode == Mode::read_write)
     return open_existing(engine, files, options);
   return open_new(engine, files, stripe_bytes, options);

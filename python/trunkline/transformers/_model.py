@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
+from trunkline._logging import logger
 from trunkline._modes import independent_of_modes
 from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
@@ -98,6 +99,13 @@ def from_pretrained(
         remedy = f"remove {location.directories[0] / pack_manifest.NAME} to make the pack again"
 
     names = [*checkpoint.resident, *plan.resident]
+    logger("transformers").info(
+        "%s: %d weights stay in memory, %d units are streamed from %s",
+        folder,
+        len(names),
+        len(plan.streamed),
+        source,
+    )
     with advised(remedy):
         kept = stored_tensors.read([places[name] for name in names], reopened, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):

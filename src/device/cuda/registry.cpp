@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/log.h"
 #include "device/cuda/device.h"
 #include "os/fork_generation.h"
 #include "trunkline/device.h"
@@ -35,6 +36,7 @@ class Registry {
     if (!loaded) return std::unexpected(loaded.error());
     auto opened = cuda::CudaDevice::open(*loaded, ordinal);
     if (!opened) return std::unexpected(opened.error());
+    log::info(log::Component::device, "cuda:{} is used, by the driver {}", ordinal, driver_library());
     return devices_.emplace(ordinal, std::move(*opened)).first->second.get();
   }
 
