@@ -66,7 +66,7 @@ def draw(trace: Path, picture: Path) -> None:
             event["dur"] / 1000,
             left=event["ts"] / 1000,
             height=0.8,
-            color=COLOURS[category],
+            color=COLOURS.get(category, "#999999"),
             edgecolor="white",
             linewidth=0.3,
         )

@@ -105,7 +105,8 @@ struct Registry {
   std::chrono::system_clock::time_point started;
 };
 
-// Both never destroyed. A forked child begins with an empty registry: the lock of its parent's may be held.
+// Registries are never destroyed: threads may record until the end. A forked child begins with an empty
+// registry: the lock of its parent's may be held.
 std::atomic<Registry*> current{nullptr};
 std::uint32_t last_session = 0;  // guarded by the registry's lock
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,7 +16,9 @@
 
 namespace trunkline::trace {
 
+// Another one gets a name in trace_json.cpp, and a colour in scripts/draw_trace.py.
 enum class Category : std::uint8_t { operation, transfer, wait, copy, checksum, checkpoint, stream };
+constexpr std::size_t kCategories = static_cast<std::size_t>(Category::stream) + 1;
 
 // What an event is. Events refer to their kind, so kinds are constants that live as long as the process.
 struct Kind {
@@ -25,6 +28,7 @@ struct Kind {
 };
 
 enum class IoPath : std::uint32_t { none, direct, bounced, buffered, gds };
+constexpr std::size_t kIoPaths = static_cast<std::size_t>(IoPath::gds) + 1;
 
 constexpr std::uint32_t kNoText = 0;
 using ThreadNumber = std::uint16_t;

@@ -21,6 +21,7 @@ namespace {
 constexpr std::array kCategoryNames = {"operation", "transfer",   "wait",  "copy",
                                        "checksum",  "checkpoint", "stream"};
 constexpr std::array kPathNames = {"", "direct", "bounced", "buffered", "gds"};
+static_assert(kCategoryNames.size() == kCategories && kPathNames.size() == kIoPaths);
 
 constexpr std::size_t kFlushBytes = 1 << 20;
 
