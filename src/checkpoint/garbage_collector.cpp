@@ -380,7 +380,7 @@ bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgres
     note(std::move(owner));
     return true;
   }
-  note(remove_temporary_files(volume));
+  if (progress.searched.insert(volume).second) note(remove_temporary_files(volume));
   const auto steps = step_directories_in(volume);
   if (!steps) {
     note(std::unexpected(steps.error()));
@@ -417,7 +417,7 @@ bool GarbageCollector::clean_all(CollectionProgress& progress) {
     clean(entry);
     if (progress.should_pause()) return false;
   }
-  note(remove_temporary_files(directory_));
+  if (progress.searched.insert(directory_).second) note(remove_temporary_files(directory_));
   for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
     for (const std::string& volume : *volumes) {
       if (!clean_volume(volume, progress)) return false;

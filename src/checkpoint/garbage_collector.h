@@ -38,7 +38,8 @@ struct CollectionProgress {
   // Steps of the directory at the beginning: those saved during the pauses have no debris, and would keep the
   // collection from ending.
   std::optional<std::set<std::uint64_t>> listed = {};
-  std::set<std::uint64_t> done = {};  // steps that need not be examined again
+  std::set<std::string> searched = {};  // directories whose temporary files were removed
+  std::set<std::uint64_t> done = {};    // steps that need not be examined again
 };
 
 // A step that is a symbolic link is stored elsewhere, maybe in the directory of another run: removing it
