@@ -19,11 +19,15 @@ FOLDER = Path(__file__).resolve().parent / "results"
 
 
 def newest() -> Path:
-    """The results that the documents show: the last by date."""
-    files = sorted(FOLDER.glob("*.json"), key=lambda path: (load(path)["date"], path.name))
+    """The results that the documents show: the last by date, of one day the last by `time`."""
+    files = sorted(FOLDER.glob("*.json"), key=lambda path: _when(load(path)))
     if not files:
         raise FileNotFoundError(f"{FOLDER} holds no results")
     return files[-1]
+
+
+def _when(document: Document) -> tuple[str, str]:
+    return document["date"], document.get("time", "")
 
 
 def load(path: Path) -> Document:

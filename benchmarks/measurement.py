@@ -170,12 +170,14 @@ class Results:
     software: str = field(default_factory=software)
     commit: str = field(default_factory=commit)
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
+    time_of_day: str = field(default_factory=lambda: time.strftime("%H:%M:%S"))
     comparisons: list[Comparison] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
         return {
             "schema": 1,
             "date": self.date,
+            "time": self.time_of_day,
             "commit": self.commit,
             "machine": self.machine,
             "software": self.software,
