@@ -18,7 +18,7 @@
 
 namespace trunkline::python {
 
-// An FileLayout, and the Python memory that its extents are in.
+// A FileLayout, and the Python memory that its extents are in.
 class FileLayoutObject {
  public:
   FileLayoutObject(nanobind::handle path, nanobind::handle bytes);

@@ -275,5 +275,5 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 def test_an_item_twice() -> None:
     document = json.loads(format_manifest(example()).partition(b"\n")[2])
     document["items"].append(document["items"][0])
-    with pytest.raises(tl.Format, match="twice"):
+    with pytest.raises(tl.Format, match="is duplicated"):
         parse_manifest(framed(json.dumps(document).encode()), "the path")

@@ -116,7 +116,7 @@ def test_parts_that_are_not_stored_are_no_silent_gaps(tmp_path: Path) -> None:
     run_ranks(tmp_path, "save_parts/2/-", *loads)
     for rank in range(2):
         said = said_by(tmp_path, "save_parts/2/-", rank)
-        assert "holds 384 of the 768 elements of 't'" in said
+        assert "contains 384 of the 768 elements of 't'" in said
         assert "no_dist" in said
     for step, sizes in zip(loads, ("384 of the 768", "192 of the 384", "384 of the 768"), strict=True):
         for said in last_lines(tmp_path, step):

@@ -317,10 +317,10 @@ def test_what_reads_elements_is_not_deferred() -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "numel", "shape", "error"),
     [
-        (torch.FloatStorage, "0", 5, (5,), "holds 16 bytes"),
-        (torch.FloatStorage, "0", 3, (3,), "holds 16 bytes"),
-        (torch.FloatStorage, "0", 0, (0,), "holds 16 bytes"),
-        (torch.DoubleStorage, "0", 4, (4,), "holds 16 bytes"),
+        (torch.FloatStorage, "0", 5, (5,), "has 16 bytes"),
+        (torch.FloatStorage, "0", 3, (3,), "has 16 bytes"),
+        (torch.FloatStorage, "0", 0, (0,), "has 16 bytes"),
+        (torch.DoubleStorage, "0", 4, (4,), "has 16 bytes"),
         (torch.FloatStorage, "1", 4, (4,), "no record"),
         (torch.FloatStorage, "0", 4, (5,), "resiz"),
         (torch.FloatStorage, "0", 4, (1 << 62, 4), "."),

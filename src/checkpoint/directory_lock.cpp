@@ -24,14 +24,14 @@ std::unique_ptr<os::FileLock> try_lock(const os::ForkPrivateFd& fd) {
 }  // namespace
 
 std::unexpected<Error> busy(const std::string& directory) {
-  return std::unexpected(Error{
-      .kind = ErrorKind::system,
-      .code = EBUSY,
-      .message =
-          fmt::format("{}: another process, or another store of this one, is saving into the directory: "
-                      "EBUSY; wait for it, or see with lsof who holds its file {}, which must not be removed",
-                      directory, kLockFile),
-      .path = directory});
+  return std::unexpected(
+      Error{.kind = ErrorKind::system,
+            .code = EBUSY,
+            .message = fmt::format(
+                "{0}: another process, or another Checkpointer of this process, is saving here: EBUSY; wait "
+                "until it is done. `lsof {0}/{1}` shows which process; do not remove that file",
+                directory, kLockFile),
+            .path = directory});
 }
 
 DirectoryLock::DirectoryLock(const std::string& directory, int flags)

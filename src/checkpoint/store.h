@@ -48,6 +48,8 @@ struct StoreOptions {
   CollectionPace collection_pace = {};
 };
 
+// Defined in store.cpp, store_open.cpp (opening, the descriptor, continuing) and store_removal.cpp.
+//
 // Every member function is thread-safe. A save goes Store::begin(), SaveTransaction::commit(), retain(),
 // release(); from begin() on this process alone may change the directory. Reading needs no lock: it sees a
 // step as it was before a commit or as it is after it. Shards that a reader has open stay readable when they
@@ -81,7 +83,7 @@ class Store {
   void continue_from(Position position);
   // Forgets them, for a run that begins anew; `fresh` as in StoreOptions.
   void start_over(bool fresh);
-  // What begin() would say now; system (EEXIST) as there. DirectoryOps nothing.
+  // What begin() would say now; system (EEXIST) as there. Changes nothing.
   Status check_continues(std::uint64_t step);
 
   // Makes the directories of the step, durably, and before them what the directory itself lacks. `shards`:

@@ -18,7 +18,8 @@ namespace trunkline::checkpoint {
 class SaveTransaction;
 
 struct StoreState {
-  StoreState(std::string path, DirectoryOps changes) : directory(std::move(path)), ops(std::move(changes)) {}
+  StoreState(std::string path, DirectoryOps operations)
+      : directory(std::move(path)), ops(std::move(operations)) {}
 
   // Locks the mutex, as everybody does who uses what it guards. In a forked child it forgets the save of the
   // parent before.

@@ -25,7 +25,7 @@ struct WriteOptions {
   // All bytes pass through staging blocks, so that the tensors may change once everything is staged. Else
   // what is aligned is written from where it lies.
   bool stage_all = false;
-  std::uint64_t staging_bytes = 64ULL << 20;  // at most, rounded to blocks; at least three blocks
+  std::uint64_t staging_bytes = 64ULL << 20;  // at most, rounded to blocks; but at least two
   unsigned copiers = 1;                       // threads that copy and checksum
 };
 
@@ -85,7 +85,7 @@ class FileWriter {
     std::size_t after;  // until so many blocks are folded
   };
   enum class BlockState { waiting, filling, fetching, fetched, held, staged, writing, done };
-  static constexpr std::size_t kBlockStates = 8;
+  static constexpr std::size_t kBlockStates = static_cast<std::size_t>(BlockState::done) + 1;
   struct Progress {
     ChecksumCombiner checksums;
     std::vector<BlockState> states;  // of each block; changed by move_to() alone

@@ -146,7 +146,11 @@ def _saved_at(path: "str | Path") -> float:
 
 def _saved_at_step(checkpointer: "Checkpointer", step: int) -> float:
     folder = Path(checkpointer._absolute) / step_name(step)
-    return max((_saved_at(entry) for entry in folder.iterdir() if is_manifest(entry.name)), default=0.0)
+    try:
+        manifests = [entry for entry in folder.iterdir() if is_manifest(entry.name)]
+    except OSError:  # another process has removed the step
+        return 0.0
+    return max(map(_saved_at, manifests), default=0.0)
 
 
 def _check_no_later_steps(checkpointer: "Checkpointer", how: str, start: int) -> None:

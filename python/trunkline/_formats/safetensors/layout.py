@@ -24,7 +24,7 @@ from trunkline._types import Path
 ALIGNMENT = 4096
 _MAX_JSON_BYTES = 100_000_000  # kMaxHeaderBytes of src/format/safetensors.h
 _LENGTH_BYTES = 8
-_HINT = "; save it in a .pt file (trunkline.save) instead"
+_HINT = "; give the path the suffix .pt to save it with trunkline.save"
 
 
 def lay_out(
