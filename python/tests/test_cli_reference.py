@@ -70,4 +70,4 @@ def test_commands_of_the_package_are_read_from_their_parsers(script: ModuleType)
     commands = {each.name: each for each in script.parser_commands()}
     plan = commands["trunkline plan"]
     assert plan.usage == "trunkline plan [OPTIONS] MODEL_DIR"
-    assert ("--volumes DIR ...", "Directories on other disks to measure, all at once") in plan.options
+    assert ("--volumes DIR ...", "Directories on other disks, measured all at once") in plan.options

@@ -334,7 +334,7 @@ def handler(*_):
     try:
         dcp.save({"a": torch.ones(9)}, storage_writer=writer, checkpoint_id="inner", no_dist=True)
     except tl.Error as error:
-        print("in this thread" in str(error))
+        print("in the same thread" in str(error))
 
 signal.signal(signal.SIGUSR1, handler)
 lay_out = _writer._lay_out

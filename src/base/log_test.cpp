@@ -52,7 +52,8 @@ TEST(LogParse, ComponentsThatAreNotNamedAreOff) {
 }
 
 TEST(LogParse, WrongWordsAreNamedWithWhatThereIs) {
-  EXPECT_NE(parse("loud").error.find("\"loud\"; use one of error, warn, info, debug"), std::string::npos);
+  EXPECT_NE(parse("loud").error.find("\"loud\" is not a level; begin with one of error, warn, info, debug"),
+            std::string::npos);
   const std::string error = parse("info,motor").error;
   EXPECT_NE(error.find("\"motor\"; use some of engine, device"), std::string::npos) << error;
   EXPECT_NE(parse("info,").error, "");
