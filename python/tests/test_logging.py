@@ -27,6 +27,7 @@ def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_the_choice_of_a_backend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trunkline.engine"):
         tl.Engine(backend="memory")
+        _core.deliver_log()
     records = [record for record in caplog.records if record.name == "trunkline.engine"]
     assert any("backend memory" in record.getMessage() for record in records)
     assert all(record.levelno == logging.INFO for record in records)
@@ -35,6 +36,7 @@ def test_the_choice_of_a_backend_is_logged(caplog: pytest.LogCaptureFixture) -> 
 def test_levels_are_of_components(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with caplog.at_level(logging.DEBUG, logger="trunkline.checkpoint"):
         tl.Engine(backend="memory")
+        _core.deliver_log()
         assert not [record for record in caplog.records if record.name == "trunkline.engine"]
 
 
@@ -135,10 +137,13 @@ tl.Engine(backend="memory")
 def test_a_forked_child_logs_its_own() -> None:
     code = """
 import os, sys, trunkline as tl
+from trunkline import _core
 tl.Engine(backend="memory")
+_core.deliver_log()
 child = os.fork()
 if child == 0:
     tl.Engine(backend="memory")
+    _core.deliver_log()
     sys.stderr.flush()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
