@@ -147,12 +147,12 @@ def test_ctrl_c_that_a_worker_process_gets_during_its_exit(tmp_path: Path) -> No
 # joining_ended: set when the main thread waits for saves itself: a handler ended the joining of threads.
 JOINING_ENDED = """
 from trunkline._tensor_io import at_exit
-joining_ended, tell_later = Flag(), at_exit._tell_later
-def told(saves, can_abandon):
+joining_ended, report_later = Flag(), at_exit._report_later
+def report(saves, can_abandon):
     if threading.current_thread() is threading.main_thread():
         joining_ended.set()
-    tell_later(saves, can_abandon)
-at_exit._tell_later = told
+    report_later(saves, can_abandon)
+at_exit._report_later = report
 """
 
 
@@ -340,7 +340,7 @@ def test_an_exit_that_is_quick_says_nothing(tmp_path: Path) -> None:
         tmp_path,
         """
         from trunkline._tensor_io import at_exit
-        at_exit._PATIENCE_SECONDS = 60.0
+        at_exit._NOTICE_SECONDS = 60.0
         faults.hold("write", 0, 1 << 40)
         saving("pt")
         beside_the_exit(faults.release)

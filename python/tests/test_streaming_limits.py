@@ -122,7 +122,7 @@ def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
         on_cpu.cuda,
         lambda: on_cpu.to("meta"),
     ):
-        with pytest.raises(tl.Unsupported, match=r"a\.weight is streamed"):
+        with pytest.raises(tl.Unsupported, match=r"a\.weight: it is streamed"):
             move()
 
 
