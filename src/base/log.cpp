@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info"
 constexpr std::array<std::string_view, kComponents> kComponentNames = {
     "engine", "device", "volume", "tensor_file", "checkpoint", "stream", "transformers"};
 static_assert(!kComponentNames.back().empty(), "a component has no name");
-constexpr std::string_view kVariable = "TRUNKLINE_LOG";
+constexpr const char* kVariable = "TRUNKLINE_LOG";
 
 std::atomic<Sink> current_sink{&write_to_stderr};
 
@@ -109,7 +109,7 @@ ParsedLevels parse(std::string_view text) {
 
 const std::optional<Levels>& levels_from_environment() {
   static const std::optional<Levels> levels = []() -> std::optional<Levels> {
-    const char* text = std::getenv(kVariable.data());  // NOLINT(concurrency-mt-unsafe)
+    const char* text = std::getenv(kVariable);  // NOLINT(concurrency-mt-unsafe)
     if (text == nullptr || *text == '\0') return std::nullopt;
     const ParsedLevels parsed = parse(text);
     if (parsed.error.empty()) return parsed.levels;
@@ -133,6 +133,7 @@ std::string format_line(const Record& record) {
                      to_string(record.level), to_string(record.component), record.thread, record.message);
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a Sink
 void write_to_stderr(Record record) { write_all(format_line(record)); }
 
 namespace detail {
