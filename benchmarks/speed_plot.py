@@ -86,7 +86,7 @@ def bars(panel: Panel, rows: list[Row]) -> list[list[tuple[str, float, bool]]]:
 
 
 def digest(rows: list[Row]) -> str:
-    """What the picture is made from, in short; it stands in the file."""
+    """A short hash of the data behind the picture, which the file carries."""
     shown = [[*panel[:3], bars(panel, rows)] for panel in PANELS]
     return f"data {hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]}"
 
