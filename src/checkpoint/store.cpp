@@ -34,16 +34,14 @@ std::unexpected<Error> other_volumes(const std::string& directory) {
 }  // namespace
 
 Store::Store(std::string directory, Volumes volumes, DirectoryOps ops, CollectionPace collection_pace)
-    : directory_(std::move(directory)),
-      volumes_(std::move(volumes)),
-      ops_(std::move(ops)),
+    : volumes_(std::move(volumes)),
       collection_pace_(std::move(collection_pace)),
-      state_(std::make_shared<StoreState>(directory_, ops_)) {}
+      state_(std::make_shared<StoreState>(std::move(directory), std::move(ops))) {}
 
 Store::~Store() = default;
 
 Result<std::vector<std::uint64_t>> Store::steps() const {
-  const auto entries = list_steps(directory_);
+  const auto entries = list_steps(directory());
   if (!entries) return std::unexpected(entries.error());
   std::vector<std::uint64_t> steps;
   for (const StepEntry& entry : *entries) {
@@ -53,42 +51,42 @@ Result<std::vector<std::uint64_t>> Store::steps() const {
 }
 
 Result<std::optional<std::uint64_t>> Store::latest() const {
-  const auto entries = list_steps(directory_);
+  const auto entries = list_steps(directory());
   if (!entries) return std::unexpected(entries.error());
   return latest_of(*entries);
 }
 
 Result<Manifest> Store::read_manifest(std::uint64_t step) const {
-  return read_newest_manifest(directory_, step);
+  return read_newest_manifest(directory(), step);
 }
 
 Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
                                                       std::span<const std::uint64_t> shards) {
   const auto guard = state_->enter();
-  const trace::Span span(kBegin, directory_);
+  const trace::Span span(kBegin, directory());
   if (auto can = check_can_place(state_->descriptor, step, shards); !can) return std::unexpected(can.error());
-  if (state_->save != nullptr) return busy(directory_);  // also where the filesystem has no locks
+  if (state_->save != nullptr) return busy(directory());  // also where the filesystem has no locks
   if (auto made = make_directory(); !made) return std::unexpected(made.error());
-  auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
+  auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
   DirectoryLock& lock = **locked;
   lock.touch();
-  std::ignore = ::utimensat(AT_FDCWD, fmt::format("{}/{}", directory_, kDescriptorFile).c_str(), nullptr, 0);
-  const DirectoryOps ops = ops_.checked_by([&lock] { return lock.check_with_volumes(); });
+  std::ignore = ::utimensat(AT_FDCWD, fmt::format("{}/{}", directory(), kDescriptorFile).c_str(), nullptr, 0);
+  const DirectoryOps ops = state_->ops.checked_by([&lock] { return lock.check_with_volumes(); });
   const auto earlier = prepare_directory(step, shards, lock, ops);
   if (!earlier) return std::unexpected(earlier.error());
   const StoreDescriptor& descriptor = state_->descriptor;
-  if (auto made = make_step_directories(directory_, descriptor, step, shards, ops); !made)
+  if (auto made = make_step_directories(directory(), descriptor, step, shards, ops); !made)
     return std::unexpected(made.error());
-  auto held = hold_step_directories(directory_, descriptor, step, shards);
+  auto held = hold_step_directories(directory(), descriptor, step, shards);
   if (!held) return std::unexpected(held.error());
   // They are below the directory that is locked.
   if (auto same = lock.check_or_renew(); !same) return std::unexpected(same.error());
   if (earlier->of_another_run) state_->known = {};
   state_->known.loaded.id = descriptor.id;
-  state_->known.directory = directory_id_of(directory_);
+  state_->known.directory = directory_id_of(directory());
   fresh_ = false;
-  Placement placement = place_shards(directory_, descriptor, step, shards);
+  Placement placement = place_shards(directory(), descriptor, step, shards);
   placement.is_elsewhere = earlier->is_elsewhere;
   return std::unique_ptr<SaveTransaction>(
       new SaveTransaction(state_, *std::move(locked), *std::move(held), step, std::move(placement)));
@@ -101,30 +99,30 @@ Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
 Result<Store::EarlierSteps> Store::prepare_directory(std::uint64_t step,
                                                      std::span<const std::uint64_t> shards,
                                                      DirectoryLock& lock, const DirectoryOps& ops) {
-  if (auto ours = check_not_foreign(directory_); !ours) return std::unexpected(ours.error());
-  if (auto own = check_not_of_dcp(directory_, step); !own) return std::unexpected(own.error());
-  const auto before = read_store_descriptor(directory_);
+  if (auto ours = check_not_foreign(directory()); !ours) return std::unexpected(ours.error());
+  if (auto own = check_not_of_dcp(directory(), step); !own) return std::unexpected(own.error());
+  const auto before = read_store_descriptor(directory());
   if (!before) return std::unexpected(before.error());
   if (const std::optional<StoreDescriptor>& known = *before) lock.hold_volumes(*known);
   auto earlier = settle_earlier_steps(step, ops);
   if (!earlier) return earlier;
-  if (auto own = check_not_a_link(directory_, step); !own) return std::unexpected(own.error());
+  if (auto own = check_not_a_link(directory(), step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(*earlier, ops); !recorded) return std::unexpected(recorded.error());
   const StoreDescriptor& descriptor = state_->descriptor;
   lock.hold_volumes(descriptor);
-  if (const auto device = device_of_directory(directory_)) device_ = *device;
-  if (shards.size() != std::max<std::size_t>(1, descriptor.volumes.size())) return other_volumes(directory_);
-  if (auto claimed = claim_volumes(descriptor, directory_, shards, Unrecorded::claim, ops); !claimed)
+  if (const auto device = device_of_directory(directory())) device_ = *device;
+  if (shards.size() != std::max<std::size_t>(1, descriptor.volumes.size())) return other_volumes(directory());
+  if (auto claimed = claim_volumes(descriptor, directory(), shards, Unrecorded::claim, ops); !claimed)
     return std::unexpected(claimed.error());
   return earlier;
 }
 
 Result<Adopted> Store::adopt() {
   const auto guard = state_->enter();
-  if (state_->save != nullptr) return busy(directory_);
-  const auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
+  if (state_->save != nullptr) return busy(directory());
+  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
-  return adopt_volumes(directory_, ops_);
+  return adopt_volumes(directory(), state_->ops);
 }
 
 }  // namespace trunkline::checkpoint

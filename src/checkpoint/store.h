@@ -68,7 +68,7 @@ class Store {
   Store& operator=(const Store&) = delete;
   ~Store();
 
-  const std::string& directory() const { return directory_; }  // absolute
+  const std::string& directory() const { return state_->directory; }  // absolute
   // As the next save has it; another process may change it before.
   StoreDescriptor descriptor();
 
@@ -143,15 +143,13 @@ class Store {
     bool of_another_run = false;
     bool is_elsewhere = false;  // is_elsewhere()
   };
-  // `ops` of these: ops_, which fail once the lock is not what others meet.
+  // `ops` of these: the state's, which fail once the lock is not what others meet.
   Result<EarlierSteps> prepare_directory(std::uint64_t step, std::span<const std::uint64_t> shards,
                                          DirectoryLock& lock, const DirectoryOps& ops);
   Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops);
   Status record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops);
 
-  const std::string directory_;
   const Volumes volumes_;  // StoreOptions::volumes
-  const DirectoryOps ops_;
   const CollectionPace collection_pace_;
   const std::shared_ptr<StoreState> state_;  // its mutex guards what follows as well
   bool recorded_ = false;                    // the descriptor has been in the directory

@@ -156,8 +156,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
     if (options.if_missing == IfMissing::fail)
       return invalid(fmt::format(
           "volumes: they differ from those on which {} has its shards; leave volumes out to open it as it is",
-          store->directory_));
-    if (auto ours = check_owners(store->state_->descriptor, store->directory_); !ours)
+          store->directory()));
+    if (auto ours = check_owners(store->state_->descriptor, store->directory()); !ours)
       return std::unexpected(ours.error());
   }
   return store;
@@ -177,25 +177,25 @@ StoreDescriptor Store::descriptor() {
 // it may have been moved away, with the shards that its manifests name on the volumes, and those of the old
 // id must never count as debris here.
 StoreDescriptor Store::next_descriptor(const std::optional<StoreDescriptor>& recorded) const {
-  if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory_) : *recorded;
+  if (recorded) return volumes_ ? with_volumes(*recorded, *volumes_, directory()) : *recorded;
   if (!recorded_ && !state_->descriptor.id.empty()) return state_->descriptor;
   const StoreDescriptor none{.id = random_hex(kIdDigits),
                              .volumes = {},
-                             .first_commit = next_commit(directory_, {}, state_->descriptor.first_commit)};
-  return with_volumes(none, volumes_ ? *volumes_ : parents_of(state_->descriptor.volumes), directory_);
+                             .first_commit = next_commit(directory(), {}, state_->descriptor.first_commit)};
+  return with_volumes(none, volumes_ ? *volumes_ : parents_of(state_->descriptor.volumes), directory());
 }
 
 // A directory that was there before, and is not now that another filesystem lies under it, was unmounted.
 Status Store::check_device() const {
-  const auto now = device_of_directory(directory_);
+  const auto now = device_of_directory(directory());
   if (!now) return std::unexpected(now.error());
   if (!device_ || *now == device_) return {};
   if (*now) {  // a mount point stays when what was mounted there has gone
     if (!recorded_) return {};
-    const auto recorded = read_store_descriptor(directory_);
+    const auto recorded = read_store_descriptor(directory());
     if (!recorded) return std::unexpected(recorded.error());
     if (*recorded) return {};
-  } else if (device_under(directory_) == device_) {
+  } else if (device_under(directory()) == device_) {
     return {};
   }
   return std::unexpected(
@@ -203,32 +203,32 @@ Status Store::check_device() const {
             .code = ENOENT,
             .message = fmt::format("cannot save into {}: its checkpoints are gone, as is the filesystem they "
                                    "were on; mount it again, then save",
-                                   directory_),
-            .path = directory_});
+                                   directory()),
+            .path = directory()});
 }
 
 // What everything else lies in. One that a user removed is made anew.
 Status Store::make_directory() {
   if (auto mounted = check_device(); !mounted) return mounted;
-  if (auto ours = check_not_foreign(directory_); !ours) return ours;
-  return ops_.make_directories_durably(directory_);
+  if (auto ours = check_not_foreign(directory()); !ours) return ours;
+  return state_->ops.make_directories_durably(directory());
 }
 
 // Makes the descriptor in the directory what it is to be; `state_->descriptor` is that. The lock is held.
 Status Store::record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops) {
   for (bool again = true;; again = false) {
-    const auto recorded = read_store_descriptor(directory_);
+    const auto recorded = read_store_descriptor(directory());
     if (!recorded) return std::unexpected(recorded.error());
     state_->descriptor = next_descriptor(*recorded);
     // Where a run begins, not where one is set aside: if that stops midway, what is left belongs to this one.
     if (earlier.none)
-      state_->descriptor.first_commit = next_commit(directory_, {}, state_->descriptor.first_commit);
+      state_->descriptor.first_commit = next_commit(directory(), {}, state_->descriptor.first_commit);
     recorded_ = recorded->has_value();
     if (*recorded == state_->descriptor) return {};
     if (recorded_) {
-      if (auto ours = check_owners(state_->descriptor, directory_); !ours) return ours;
+      if (auto ours = check_owners(state_->descriptor, directory()); !ours) return ours;
     }
-    const auto written = write_store_descriptor(directory_, state_->descriptor, *recorded, ops);
+    const auto written = write_store_descriptor(directory(), state_->descriptor, *recorded, ops);
     if (written) {
       recorded_ = true;
       return {};
@@ -244,36 +244,36 @@ Status Store::record_descriptor(const EarlierSteps& earlier, const DirectoryOps&
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
 // in it goes aside. The lock is held.
 Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops) {
-  const auto recorded = read_store_descriptor(directory_);
+  const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
   const std::string id = id_of(*recorded);
-  const auto entries = list_steps(directory_);
+  const auto entries = list_steps(directory());
   if (!entries) return std::unexpected(entries.error());
   const bool none_there =
       std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
   if (!fresh_) {
     const std::uint64_t first = first_commit_of(*recorded);
-    if (auto goes_on = checkpoint::check_continues(directory_, id, step, *entries, state_->known, first);
+    if (auto goes_on = checkpoint::check_continues(directory(), id, step, *entries, state_->known, first);
         !goes_on)
       return std::unexpected(goes_on.error());
     return EarlierSteps{.none = none_there,
                         .of_another_run = !id.empty() && state_->known.loaded.id != id,
-                        .is_elsewhere = checkpoint::is_elsewhere(directory_, *entries, state_->known)};
+                        .is_elsewhere = checkpoint::is_elsewhere(directory(), *entries, state_->known)};
   }
   if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {
-    if (auto ours = check_owners(*known, directory_); !ours) return std::unexpected(ours.error());
+    if (auto ours = check_owners(*known, directory()); !ours) return std::unexpected(ours.error());
   }
-  if (auto can_be = check_can_be_set_aside(directory_, *recorded); !can_be)
+  if (auto can_be = check_can_be_set_aside(directory(), *recorded); !can_be)
     return std::unexpected(can_be.error());
   // Which steps were moved back stays on record, also if this stops midway.
   const StoreDescriptor none{
       .id = random_hex(kIdDigits), .volumes = {}, .first_commit = first_commit_of(*recorded)};
   const auto volumes = volumes_ ? *volumes_ : parents_of(recorded->value_or(none).volumes);
-  const StoreDescriptor after = with_volumes(none, volumes, directory_);
-  auto moved = set_aside(directory_, *recorded, after, ops);
-  if (!moved) return stopped_midway(directory_, after, std::move(moved.error()));
+  const StoreDescriptor after = with_volumes(none, volumes, directory());
+  auto moved = set_aside(directory(), *recorded, after, ops);
+  if (!moved) return stopped_midway(directory(), after, std::move(moved.error()));
   state_->aside = *std::move(moved);
   fresh_ = false;  // also if this save fails: what is there at the next one may be another job's
   state_->known = {};
@@ -289,14 +289,14 @@ void Store::follow_own_descriptor(const std::optional<StoreDescriptor>& recorded
     state_->known.loaded.id = recorded->id;
 }
 
-Result<Position> Store::position() const { return position_of(directory_); }
+Result<Position> Store::position() const { return position_of(directory()); }
 
 void Store::continue_from(Position position) {
   const auto guard = state_->enter();
   // What was saved while it was loaded stays known.
   if (state_->known.loaded.id != position.id) state_->known.saved = {};
   state_->known.loaded = std::move(position);
-  state_->known.directory = directory_id_of(directory_);
+  state_->known.directory = directory_id_of(directory());
   fresh_ = false;
 }
 
@@ -308,17 +308,17 @@ void Store::start_over(bool fresh) {
 
 Status Store::check_continues(std::uint64_t step) {
   const auto guard = state_->enter();
-  if (auto ours = check_not_foreign(directory_); !ours) return ours;
-  if (auto own = check_not_of_dcp(directory_, step); !own) return own;
+  if (auto ours = check_not_foreign(directory()); !ours) return ours;
+  if (auto own = check_not_of_dcp(directory(), step); !own) return own;
   if (fresh_) return {};
-  if (auto own = check_not_a_link(directory_, step); !own) return own;
-  const auto recorded = read_store_descriptor(directory_);
+  if (auto own = check_not_a_link(directory(), step); !own) return own;
+  const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
-  const auto entries = list_steps(directory_);
+  const auto entries = list_steps(directory());
   if (!entries) return std::unexpected(entries.error());
   const std::string id = id_of(*recorded);
-  return checkpoint::check_continues(directory_, id, step, *entries, state_->known,
+  return checkpoint::check_continues(directory(), id, step, *entries, state_->known,
                                      first_commit_of(*recorded));
 }
 

@@ -36,27 +36,27 @@ Error volume_is_missing(const std::string& volume) {
 
 Status Store::remove(std::uint64_t step) {
   const auto guard = state_->enter();
-  if (state_->save != nullptr) return busy(directory_);
-  auto commits = commits_in(directory_, step);
+  if (state_->save != nullptr) return busy(directory());
+  auto commits = commits_in(directory(), step);
   if (!commits) return std::unexpected(commits.error());
-  if (commits->empty()) return no_checkpoint_of(directory_, step);
-  const auto locked = DirectoryLock::acquire(directory_, DirectoryLock::IfMissing::create);
+  if (commits->empty()) return no_checkpoint_of(directory(), step);
+  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
   if (!locked) return std::unexpected(locked.error());
-  const auto recorded = read_store_descriptor(directory_);
+  const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
   const StoreDescriptor descriptor =
       recorded->value_or(StoreDescriptor{.id = state_->descriptor.id, .volumes = {}});
   // Again, since it was not locked before.
-  commits = commits_in(directory_, step);
+  commits = commits_in(directory(), step);
   if (!commits) return std::unexpected(commits.error());
-  if (commits->empty()) return no_checkpoint_of(directory_, step);
+  if (commits->empty()) return no_checkpoint_of(directory(), step);
   (*locked)->hold_volumes(descriptor);
-  const DirectoryOps ops = ops_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
-  GarbageCollector collector(directory_, descriptor, ops, GarbageCollector::DryRun::no);
+  const DirectoryOps ops = state_->ops.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  GarbageCollector collector(directory(), descriptor, ops, GarbageCollector::DryRun::no);
   collector.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
   CollectionResult result = collector.take_result();
   if (!result.problems.empty()) return std::unexpected(std::move(result.problems.front()));
-  return ops_.sync_directory(directory_);
+  return state_->ops.sync_directory(directory());
 }
 
 Result<CollectionResult> Store::collect(GarbageCollector::DryRun dry_run, GarbageCollector::Orphans orphans) {
@@ -66,7 +66,7 @@ Result<CollectionResult> Store::collect(GarbageCollector::DryRun dry_run, Garbag
 
 Result<CollectionResult> Store::collect_if_used() {
   struct stat status{};
-  if (::stat(fmt::format("{}/{}", directory_, kLockFile).c_str(), &status) != 0) return CollectionResult{};
+  if (::stat(fmt::format("{}/{}", directory(), kLockFile).c_str(), &status) != 0) return CollectionResult{};
   return collect_garbage(Occasion::opening, GarbageCollector::Orphans::leave);
 }
 
@@ -107,31 +107,31 @@ Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector
   CollectionResult busy;
   busy.busy = true;
   if (state_->save != nullptr) return busy;
-  if (!check_not_foreign(directory_)) return CollectionResult{};
-  auto is_begun = has_checkpoints(directory_);
+  if (!check_not_foreign(directory())) return CollectionResult{};
+  auto is_begun = has_checkpoints(directory());
   if (!is_begun) return std::unexpected(is_begun.error());
-  const auto locked = DirectoryLock::acquire(directory_, occasion == Occasion::asked && *is_begun
-                                                             ? DirectoryLock::IfMissing::create
-                                                             : DirectoryLock::IfMissing::go_without);
+  const auto locked = DirectoryLock::acquire(directory(), occasion == Occasion::asked && *is_begun
+                                                              ? DirectoryLock::IfMissing::create
+                                                              : DirectoryLock::IfMissing::go_without);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
   if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
   if (!*is_begun && !(*locked)->has_file()) return CollectionResult{};  // nobody has begun a save
-  is_begun = has_checkpoints(directory_);                               // also where that went meanwhile
+  is_begun = has_checkpoints(directory());                              // also where that went meanwhile
   if (!is_begun) return std::unexpected(is_begun.error());
   // As it is by now: the directories on volumes that another process has given up are not ours to search.
-  const auto recorded = read_store_descriptor(directory_);
+  const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
   const StoreDescriptor descriptor =
       recorded->value_or(StoreDescriptor{.id = state_->descriptor.id, .volumes = {}});
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
   (*locked)->hold_volumes(descriptor);
-  const DirectoryOps ops = ops_.checked_by([&locked] { return (*locked)->check_with_volumes(); });
-  auto ours = dry_run ? check_owners(descriptor, directory_)
-                      : claim_volumes(descriptor, directory_, no_shards, Unrecorded::leave, ops);
+  const DirectoryOps ops = state_->ops.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  auto ours = dry_run ? check_owners(descriptor, directory())
+                      : claim_volumes(descriptor, directory(), no_shards, Unrecorded::leave, ops);
   if (!ours) return std::unexpected(ours.error());
-  GarbageCollector collector(directory_, descriptor, ops,
+  GarbageCollector collector(directory(), descriptor, ops,
                              dry_run ? GarbageCollector::DryRun::yes : GarbageCollector::DryRun::no, orphans);
   if (*is_begun)
     is_paused = !collector.clean_all(progress);
