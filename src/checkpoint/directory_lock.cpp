@@ -93,6 +93,10 @@ Status DirectoryLock::check_with_volumes() {
   return volumes_.check();
 }
 
+DirectoryOps DirectoryLock::guarded(const DirectoryOps& ops) {
+  return ops.checked_by([this] { return check_with_volumes(); });
+}
+
 void DirectoryLock::touch() const { std::ignore = ::futimens(fd_->get(), nullptr); }
 
 }  // namespace trunkline::checkpoint

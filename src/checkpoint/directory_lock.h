@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/directory_ops.h"
 #include "checkpoint/held_directories.h"
 #include "checkpoint/store_descriptor.h"
 #include "os/file_lock.h"
@@ -43,6 +44,9 @@ class DirectoryLock {
 
   // Before anything is removed or moved: the lock, the directory and the volumes.
   Status check_with_volumes();
+
+  // `ops`, each of which fails once check_with_volumes() does. Not to be used after the lock.
+  DirectoryOps guarded(const DirectoryOps& ops);
 
   // So that a purge of old files does not take it from a run that goes on.
   void touch() const;

@@ -199,10 +199,7 @@ Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> ke
   if (phase_ == Phase::ended) return has_ended("retain", step_);
   if (phase_ != Phase::committed) return invalid("retain: nothing was committed; commit the save first");
   if (auto same = check_places(); !same) return std::unexpected(same.error());
-  const DirectoryOps ops = state_->ops.checked_by([this] {
-    if (auto same = check_places(); !same) return same;
-    return lock_->check_with_volumes();
-  });
+  const DirectoryOps ops = lock_->guarded(state_->ops).checked_by([this] { return check_places(); });
   const Retention retention{.directory = state_->directory,
                             .descriptor = state_->descriptor,
                             .step = step_,
@@ -232,7 +229,8 @@ Result<CollectionResult> SaveTransaction::remove_uncommitted() {
   // error is reported once: what it replaces may be all that a power failure leaves.
   if (phase_ == Phase::uncertain && std::ranges::find(*commits, number_) != commits->end())
     return CollectionResult{};
-  const DirectoryOps ops = state_->ops.checked_by([this] { return lock_->check_with_volumes(); });
+  // Without check_places(): the directories of the step, which that checks, may be removed here.
+  const DirectoryOps ops = lock_->guarded(state_->ops);
   GarbageCollector collector(state_->directory, state_->descriptor, ops, GarbageCollector::DryRun::no);
   collector.clean({.step = step_, .commits = std::move(*commits)});
   return collector.take_result();

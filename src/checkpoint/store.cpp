@@ -72,7 +72,7 @@ Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
   DirectoryLock& lock = **locked;
   lock.touch();
   std::ignore = ::utimensat(AT_FDCWD, fmt::format("{}/{}", directory(), kDescriptorFile).c_str(), nullptr, 0);
-  const DirectoryOps ops = state_->ops.checked_by([&lock] { return lock.check_with_volumes(); });
+  const DirectoryOps ops = lock.guarded(state_->ops);
   const auto earlier = prepare_directory(step, shards, lock, ops);
   if (!earlier) return std::unexpected(earlier.error());
   const StoreDescriptor& descriptor = state_->descriptor;

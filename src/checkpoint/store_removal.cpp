@@ -51,7 +51,7 @@ Status Store::remove(std::uint64_t step) {
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory(), step);
   (*locked)->hold_volumes(descriptor);
-  const DirectoryOps ops = state_->ops.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  const DirectoryOps ops = (*locked)->guarded(state_->ops);
   GarbageCollector collector(directory(), descriptor, ops, GarbageCollector::DryRun::no);
   collector.remove_whatever_it_is({.step = step, .commits = std::move(*commits)});
   CollectionResult result = collector.take_result();
@@ -127,7 +127,7 @@ Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector
   const std::vector<std::uint64_t> no_shards(descriptor.volumes.size());
   const bool dry_run = occasion == Occasion::dry_run;
   (*locked)->hold_volumes(descriptor);
-  const DirectoryOps ops = state_->ops.checked_by([&locked] { return (*locked)->check_with_volumes(); });
+  const DirectoryOps ops = (*locked)->guarded(state_->ops);
   auto ours = dry_run ? check_owners(descriptor, directory())
                       : claim_volumes(descriptor, directory(), no_shards, Unrecorded::leave, ops);
   if (!ours) return std::unexpected(ours.error());
