@@ -54,8 +54,7 @@ Result<std::optional<StoreDescriptor>> read_store_descriptor(const std::string& 
 
 StoreDescriptor with_volumes(const StoreDescriptor& before, const std::vector<std::string>& volumes,
                              const std::string& directory) {
-  std::vector<std::string> known = before.volumes;
-  known.insert(known.end(), before.former_volumes.begin(), before.former_volumes.end());
+  const std::vector<std::string> known = before.all_volumes();
   StoreDescriptor after{.id = before.id, .volumes = {}, .first_commit = before.first_commit};
   for (const std::string& volume : volumes) {
     const auto same = std::ranges::find(known, volume, parent_of);
@@ -81,11 +80,9 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
                               const std::optional<StoreDescriptor>& before, const DirectoryOps& ops) {
   const auto text = format_store_descriptor(descriptor);
   if (!text) return std::unexpected(text.error());
+  const std::vector<std::string> known = before ? before->all_volumes() : std::vector<std::string>{};
   for (const std::string& volume : descriptor.volumes) {
-    const auto is_known = [&](const std::vector<std::string>& known) {
-      return std::ranges::find(known, volume) != known.end();
-    };
-    if (before && (is_known(before->volumes) || is_known(before->former_volumes))) continue;
+    if (std::ranges::find(known, volume) != known.end()) continue;
     // When it replaces another one, those who could not read that one cannot read it either.
     const std::string like = before ? beside(volume, before->volumes) : std::string{};
     if (auto made = ops.make_directories_durably(volume, like); !made) return made;

@@ -83,9 +83,7 @@ Status DirectoryLock::check_or_renew() {
 }
 
 void DirectoryLock::hold_volumes(const StoreDescriptor& descriptor) {
-  for (const auto* paths : {&descriptor.volumes, &descriptor.former_volumes}) {
-    for (const std::string& volume : *paths) std::ignore = volumes_.hold(volume);
-  }
+  for (const std::string& volume : descriptor.all_volumes()) std::ignore = volumes_.hold(volume);
 }
 
 Status DirectoryLock::check_with_volumes() {

@@ -82,9 +82,7 @@ std::vector<GarbageCollector::StepDirectory> GarbageCollector::directories_of(
     if (found != directories.end()) return *found;
     return directories.emplace_back(StepDirectory{.path = path, .volume = volume, .own = own, .known = {}});
   };
-  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
-    for (const std::string& volume : *volumes) directory_on(volume, true);
-  }
+  for (const std::string& volume : descriptor_.all_volumes()) directory_on(volume, true);
   if (manifest == nullptr) return directories;
   for (const Shard& shard : manifest->shards) {
     const std::string& volume = manifest->volumes[shard.volume];
@@ -418,10 +416,8 @@ bool GarbageCollector::clean_all(CollectionProgress& progress) {
     if (progress.should_pause()) return false;
   }
   if (progress.searched.insert(directory_).second) note(remove_temporary_files(directory_));
-  for (const auto* volumes : {&descriptor_.volumes, &descriptor_.former_volumes}) {
-    for (const std::string& volume : *volumes) {
-      if (!clean_volume(volume, progress)) return false;
-    }
+  for (const std::string& volume : descriptor_.all_volumes()) {
+    if (!clean_volume(volume, progress)) return false;
   }
   return true;
 }

@@ -63,11 +63,9 @@ Status make_step_directories(const std::string& directory, const StoreDescriptor
   // Where the directory has no such step, shards of it on volumes belong to one that was moved out: they are
   // put on record before those of this save lie beside them. Former volumes have such shards, too.
   if (!is_directory(fmt::format("{}/{}", directory, step_directory(step)))) {
-    for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
-      for (const std::string& volume : *volumes) {
-        const std::string there = volume_step_directory(directory, volume, step);
-        if (auto kept = keep_moved_shards(there, ops); !kept) return kept;
-      }
+    for (const std::string& volume : descriptor.all_volumes()) {
+      const std::string there = volume_step_directory(directory, volume, step);
+      if (auto kept = keep_moved_shards(there, ops); !kept) return kept;
     }
   }
   if (auto made = make(directory); !made) return made;

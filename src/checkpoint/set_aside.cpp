@@ -43,8 +43,7 @@ bool exists(const std::string& path) {
 }
 
 std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
-  std::vector<std::string> volumes = descriptor.volumes;
-  volumes.insert(volumes.end(), descriptor.former_volumes.begin(), descriptor.former_volumes.end());
+  std::vector<std::string> volumes = descriptor.all_volumes();
   std::erase_if(volumes, [](const std::string& volume) { return !exists(volume); });
   return volumes;
 }

@@ -50,6 +50,12 @@ std::optional<std::vector<std::string>> paths_of(const Json& json, std::string_v
 
 }  // namespace
 
+std::vector<std::string> StoreDescriptor::all_volumes() const {
+  std::vector<std::string> all = volumes;
+  all.insert(all.end(), former_volumes.begin(), former_volumes.end());
+  return all;
+}
+
 bool StoreDescriptor::owns(std::string_view directory) const {
   return directory.starts_with('/') && directory.ends_with("-" + id);
 }

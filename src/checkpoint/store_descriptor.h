@@ -25,6 +25,9 @@ struct StoreDescriptor {
   std::uint64_t first_commit = 1;
   bool operator==(const StoreDescriptor&) const = default;
 
+  // `volumes`, then `former_volumes`: wherever shards of the store may lie besides with the manifests.
+  std::vector<std::string> all_volumes() const;
+
   // Whether the directory can be one of `volumes`, by its name.
   bool owns(std::string_view directory) const;
 };

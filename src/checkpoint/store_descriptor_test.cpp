@@ -27,6 +27,12 @@ TEST(StoreDescriptor, IsReadBackAsWritten) {
   }
 }
 
+TEST(StoreDescriptor, FormerVolumesFollowTheOthers) {
+  EXPECT_EQ(kSample.all_volumes(),
+            (std::vector<std::string>{"/nvme0/run-0011223344556677", "/nvme1/run-0011223344556677",
+                                      "/old/run-0011223344556677"}));
+}
+
 TEST(StoreDescriptor, AnyFlippedBitCutOrAdditionalByteIsFound) {
   const std::string text = *format_store_descriptor(kSample);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {

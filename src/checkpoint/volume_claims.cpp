@@ -18,15 +18,15 @@ bool is_directory(const std::string& path) {
   return std::filesystem::is_directory(path, ignored);
 }
 
-Result<std::set<std::string>> all_volumes(const std::string& directory) {
+// Those of the descriptor and of the manifests.
+Result<std::set<std::string>> named_volumes(const std::string& directory) {
   const auto recorded = read_store_descriptor(directory);
   if (!recorded) return std::unexpected(recorded.error());
   const auto entries = list_steps(directory);
   if (!entries) return std::unexpected(entries.error());
   std::set<std::string> volumes;
   if (const std::optional<StoreDescriptor>& known = *recorded) {
-    volumes.insert(known->volumes.begin(), known->volumes.end());
-    volumes.insert(known->former_volumes.begin(), known->former_volumes.end());
+    for (std::string& volume : known->all_volumes()) volumes.insert(std::move(volume));
   }
   for (const StepEntry& entry : *entries) {
     const auto manifest = read_newest_manifest(directory, entry.step);
@@ -41,20 +41,19 @@ Result<std::set<std::string>> all_volumes(const std::string& directory) {
 Status claim_volumes(const StoreDescriptor& descriptor, const std::string& directory,
                      std::span<const std::uint64_t> shards, Unrecorded unrecorded, const DirectoryOps& ops) {
   if (auto ours = check_owners(descriptor, directory); !ours) return ours;
-  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
-    for (std::size_t i = 0; i < volumes->size(); ++i) {
-      if (!is_directory((*volumes)[i])) continue;
-      if (unrecorded == Unrecorded::leave && !check_recorded_owner((*volumes)[i], directory)) continue;
-      auto taken = record_owner((*volumes)[i], directory, ops);
-      const bool written_to = volumes == &descriptor.volumes && shards[i] > 0;
-      if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
-    }
+  const std::vector<std::string> volumes = descriptor.all_volumes();
+  for (std::size_t i = 0; i < volumes.size(); ++i) {
+    if (!is_directory(volumes[i])) continue;
+    if (unrecorded == Unrecorded::leave && !check_recorded_owner(volumes[i], directory)) continue;
+    auto taken = record_owner(volumes[i], directory, ops);
+    const bool written_to = i < descriptor.volumes.size() && shards[i] > 0;
+    if (!taken && (written_to || taken.error().kind != ErrorKind::system)) return taken;
   }
   return {};
 }
 
 Result<Adopted> adopt_volumes(const std::string& directory, const DirectoryOps& ops) {
-  const auto volumes = all_volumes(directory);
+  const auto volumes = named_volumes(directory);
   if (!volumes) return std::unexpected(volumes.error());
   Adopted adopted;
   for (const std::string& volume : *volumes)

@@ -77,8 +77,7 @@ bool refers_to(const std::string& directory, const std::string& volume) {
     return std::ranges::find(volumes, volume) != volumes.end();
   };
   const auto& known = *descriptor;
-  if (known && (known->owns(volume) || is_volume(known->volumes) || is_volume(known->former_volumes)))
-    return true;
+  if (known && (known->owns(volume) || is_volume(known->all_volumes()))) return true;
   const auto entries = list_steps(directory);
   if (!entries) return true;
   return std::ranges::any_of(*entries, [&](const StepEntry& entry) {
@@ -211,10 +210,8 @@ Status check_recorded_owner(const std::string& volume, const std::string& direct
 }
 
 Status check_owners(const StoreDescriptor& descriptor, const std::string& directory) {
-  for (const auto* volumes : {&descriptor.volumes, &descriptor.former_volumes}) {
-    for (const std::string& volume : *volumes) {
-      if (auto ours = check_owner(volume, directory); !ours) return ours;
-    }
+  for (const std::string& volume : descriptor.all_volumes()) {
+    if (auto ours = check_owner(volume, directory); !ours) return ours;
   }
   return {};
 }
