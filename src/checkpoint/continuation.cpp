@@ -15,6 +15,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
+#include "os/file_type.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -88,8 +89,8 @@ Status check_not_of_dcp(const std::string& directory, std::uint64_t step) {
 
 Status check_not_a_link(const std::string& directory, std::uint64_t step) {
   const std::string path = fmt::format("{}/{}", directory, step_directory(step));
+  if (!os::is_symlink(path)) return {};
   std::error_code error;
-  if (!fs::is_symlink(path, error)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,
       .code = EEXIST,

@@ -11,18 +11,10 @@
 
 #include "os/access.h"
 #include "os/durable.h"
+#include "os/file_type.h"
 #include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
-namespace {
-
-bool is_directory(const std::string& path) {
-  struct stat status{};
-  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-}
-
-}  // namespace
-
 DirectoryOps DirectoryOps::checked_by(std::function<Status()> check) const {
   return DirectoryOps(
       [check = std::move(check), watch = watch_](Kind kind, const std::string& path) -> Status {
@@ -34,14 +26,14 @@ DirectoryOps DirectoryOps::checked_by(std::function<Status()> check) const {
 Status DirectoryOps::make_directory(const std::string& path) const { return make_directory(path, 0777); }
 
 Status DirectoryOps::make_directory(const std::string& path, mode_t mode) const {
-  if (is_directory(path)) return {};
+  if (os::is_directory(path)) return {};
   if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;
-  if (::mkdir(path.c_str(), mode) == 0 || (errno == EEXIST && is_directory(path))) return {};
+  if (::mkdir(path.c_str(), mode) == 0 || (errno == EEXIST && os::is_directory(path))) return {};
   return std::unexpected(system_error(errno, "making the directory " + path, path));
 }
 
 Status DirectoryOps::make_directories_durably(const std::string& path, const std::string& like) const {
-  if (is_directory(path)) return {};
+  if (os::is_directory(path)) return {};
   const std::string parent = std::filesystem::path(path).parent_path().string();
   if (!parent.empty() && parent != path) {
     if (auto made = make_directories_durably(parent); !made) return made;
@@ -71,8 +63,7 @@ Status DirectoryOps::create_file_durably(const std::string& path, std::string_vi
 
 Status DirectoryOps::replace_file_durably(const std::string& path, std::string_view contents) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
-  struct stat status{};
-  if (::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
+  if (os::is_symlink(path)) {
     return std::unexpected(
         make_error(ErrorKind::unsupported,
                    fmt::format("cannot change {}: it is a symbolic link, and its target may belong to "

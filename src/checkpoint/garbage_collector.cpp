@@ -16,6 +16,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
 #include "checkpoint/volume_owner.h"
+#include "os/file_type.h"
 #include "os/read_text.h"
 #include "os/temporary_file.h"
 
@@ -24,16 +25,6 @@ namespace {
 
 // Larger manifests are read only where there is something to remove.
 constexpr off_t kReadBytes = 64 << 10;
-
-bool exists(const std::string& path) {
-  struct stat status{};
-  return ::lstat(path.c_str(), &status) == 0;
-}
-
-bool is_symlink(const std::string& path) {
-  struct stat status{};
-  return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
-}
 
 bool is_debris(const std::string& name) { return is_shard_file(name) || os::is_temporary_name(name); }
 
@@ -177,9 +168,8 @@ Status GarbageCollector::clean_directory(const StepDirectory& directory, bool st
       return removed;
     --left;
   }
-  struct stat status{};
-  if (left > 0 || keep_directory || ::lstat(directory.path.c_str(), &status) != 0) return {};
-  if (is_symlink(directory.path))
+  if (left > 0 || keep_directory || !os::exists(directory.path)) return {};
+  if (os::is_symlink(directory.path))
     return remove_file(directory.path, "the directory behind the link is empty");
   if (dry_run_ == DryRun::no) {
     if (auto removed = ops_.remove_directory(directory.path); !removed) return removed;
@@ -237,7 +227,8 @@ Status GarbageCollector::clean_volumes(const std::vector<StepDirectory>& directo
     const std::size_t before = result_.removed.size();
     if (auto collected = clean_directory(directories[i], step_stays); !collected) return collected;
     if (step_stays || dry_run_ == DryRun::yes || result_.removed.size() == before) continue;
-    const std::string& changed = exists(directories[i].path) ? directories[i].path : directories[i].volume;
+    const std::string& changed =
+        os::exists(directories[i].path) ? directories[i].path : directories[i].volume;
     if (auto synced = ops_.sync_directory(changed); !synced) return synced;
   }
   return {};
@@ -252,7 +243,7 @@ std::vector<std::string> GarbageCollector::missing_volumes(const std::vector<Ste
     const bool may_be_used =
         !names_are_known || !directory.known.empty() ||
         std::ranges::find(descriptor_.volumes, directory.volume) != descriptor_.volumes.end();
-    if (!directory.volume.empty() && may_be_used && !exists(directory.volume))
+    if (!directory.volume.empty() && may_be_used && !os::exists(directory.volume))
       missing.push_back(directory.volume);
   }
   return missing;
@@ -268,7 +259,7 @@ Status GarbageCollector::remove_left_behind(std::uint64_t step) {
 }
 
 bool GarbageCollector::is_link(const StepEntry& entry) const {
-  return is_symlink(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
+  return os::is_symlink(volume_step_directory(directory_, std::string(kOwnVolume), entry.step));
 }
 
 Status GarbageCollector::remove_link(const StepEntry& entry) {
@@ -305,7 +296,8 @@ bool GarbageCollector::is_one_save(const StepEntry& entry) const {
   for (const StepDirectory& directory : directories_of(entry.step, nullptr)) {
     const auto names = names_in(directory.path);
     if (!names) return false;
-    if (!directory.volume.empty() && names->empty() && exists(directory.path)) return false;  // to be removed
+    if (!directory.volume.empty() && names->empty() && os::exists(directory.path))
+      return false;  // to be removed
     for (const std::string& name : *names) {
       if (os::is_temporary_name(name)) return false;
       const auto shard = shard_of(name);
@@ -387,7 +379,7 @@ bool GarbageCollector::clean_volume(const std::string& volume, CollectionProgres
   for (const std::uint64_t step : *steps) {
     if (!progress.done.insert(step).second) continue;
     // Moved or copied into the directory since its steps were listed: its manifests have not been examined.
-    if (exists(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
+    if (os::exists(volume_step_directory(directory_, std::string(kOwnVolume), step))) continue;
     auto none = orphans_ == Orphans::leave ? check_orphans(step) : Status{};
     note(none ? remove_left_behind(step) : std::move(none));
     if (progress.should_pause()) return false;

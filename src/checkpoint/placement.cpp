@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
+#include "os/file_type.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -20,11 +19,6 @@ constexpr std::uint64_t kMaxShards = 1 << 20;
 
 std::unexpected<Error> invalid(std::string message) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
-
-bool is_directory(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
 }
 
 std::unexpected<Error> volume_is_missing(const std::string& volume, const std::string& directory) {
@@ -62,7 +56,7 @@ Status make_step_directories(const std::string& directory, const StoreDescriptor
   };
   // Where the directory has no such step, shards of it on volumes belong to one that was moved out: they are
   // put on record before those of this save lie beside them. Former volumes have such shards, too.
-  if (!is_directory(fmt::format("{}/{}", directory, step_directory(step)))) {
+  if (!os::is_directory(fmt::format("{}/{}", directory, step_directory(step)))) {
     for (const std::string& volume : descriptor.all_volumes()) {
       const std::string there = volume_step_directory(directory, volume, step);
       if (auto kept = keep_moved_shards(there, ops); !kept) return kept;
@@ -72,7 +66,7 @@ Status make_step_directories(const std::string& directory, const StoreDescriptor
   for (std::size_t i = 0; i < descriptor.volumes.size(); ++i) {
     if (shards[i] == 0) continue;
     const std::string& volume = descriptor.volumes[i];
-    if (!is_directory(volume)) return volume_is_missing(volume, directory);
+    if (!os::is_directory(volume)) return volume_is_missing(volume, directory);
     if (auto made = make(volume); !made) return made;
   }
   return {};

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/volume_owner.h"
+#include "os/file_type.h"
 #include "os/replaceable.h"
 
 namespace trunkline::checkpoint {
@@ -37,14 +37,9 @@ std::string time_for_name() {
                      utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
-bool exists(const std::string& path) {
-  struct stat status{};
-  return ::lstat(path.c_str(), &status) == 0;
-}
-
 std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
   std::vector<std::string> volumes = descriptor.all_volumes();
-  std::erase_if(volumes, [](const std::string& volume) { return !exists(volume); });
+  std::erase_if(volumes, [](const std::string& volume) { return !os::exists(volume); });
   return volumes;
 }
 
@@ -54,7 +49,7 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
   const std::string time = time_for_name();
   for (unsigned number = 1; number <= kMaxFolders; ++number) {
     std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
-    if (exists(path)) continue;
+    if (os::exists(path)) continue;
     if (auto made = ops.make_directory(path); !made) return std::unexpected(made.error());
     // Its volumes exist: they are the directory's.
     const auto written = write_store_descriptor(path, descriptor, std::nullopt, ops);
@@ -85,8 +80,7 @@ Result<std::vector<StepEntry>> own_steps_in(const std::string& directory) {
 Status check_can_be_set_aside(const std::string& directory, const std::optional<StoreDescriptor>& before) {
   if (before) {
     for (const std::string& volume : before->volumes) {
-      struct stat status{};
-      if (::stat(volume.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) continue;
+      if (os::is_directory(volume)) continue;
       return std::unexpected(
           Error{.kind = ErrorKind::system,
                 .code = ENOENT,
@@ -103,13 +97,13 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
     const std::string action =
         fmt::format("cannot set the checkpoints in {} aside: moving {}", directory, path);
     if (auto movable = os::check_replaceable(path, action); !movable) return movable;
-    std::error_code error;
-    if (!fs::is_symlink(path, error)) {
+    if (!os::is_symlink(path)) {
       // Moving a directory changes its "..", so it must be writable.
       if (::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0 && errno == EACCES)
         return std::unexpected(system_error(EACCES, action, path));
       continue;
     }
+    std::error_code error;
     if (fs::read_symlink(path, error).is_absolute()) continue;
     return std::unexpected(make_error(
         ErrorKind::unsupported,

@@ -1,22 +1,16 @@
 #include "checkpoint/volume_claims.h"
 
-#include <filesystem>
 #include <optional>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/descriptor_io.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/volume_owner.h"
+#include "os/file_type.h"
 
 namespace trunkline::checkpoint {
 namespace {
-
-bool is_directory(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
 
 // Those of the descriptor and of the manifests.
 Result<std::set<std::string>> named_volumes(const std::string& directory) {
@@ -43,7 +37,7 @@ Status claim_volumes(const StoreDescriptor& descriptor, const std::string& direc
   if (auto ours = check_owners(descriptor, directory); !ours) return ours;
   const std::vector<std::string> volumes = descriptor.all_volumes();
   for (std::size_t i = 0; i < volumes.size(); ++i) {
-    if (!is_directory(volumes[i])) continue;
+    if (!os::is_directory(volumes[i])) continue;
     if (unrecorded == Unrecorded::leave && !check_recorded_owner(volumes[i], directory)) continue;
     auto taken = record_owner(volumes[i], directory, ops);
     const bool written_to = i < descriptor.volumes.size() && shards[i] > 0;
@@ -57,7 +51,7 @@ Result<Adopted> adopt_volumes(const std::string& directory, const DirectoryOps& 
   if (!volumes) return std::unexpected(volumes.error());
   Adopted adopted;
   for (const std::string& volume : *volumes)
-    (is_directory(volume) ? adopted.volumes : adopted.missing).push_back(volume);
+    (os::is_directory(volume) ? adopted.volumes : adopted.missing).push_back(volume);
   // All or none, as far as can be seen.
   for (const std::string& volume : adopted.volumes) {
     if (auto can = check_can_adopt(volume, directory); !can) return std::unexpected(can.error());

@@ -18,6 +18,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/volume_owner_record.h"
+#include "os/file_type.h"
 #include "os/read_text.h"
 #include "os/same_file.h"
 
@@ -199,8 +200,7 @@ Status check_recorded_owner(const std::string& volume, const std::string& direct
   const auto recorded = read_owner(volume);
   if (!recorded) return std::unexpected(recorded.error());
   if (*recorded) return check_owner(volume, directory);
-  std::error_code error;
-  if (!fs::is_directory(volume, error)) return {};
+  if (!os::is_directory(volume)) return {};
   return std::unexpected(make_error(
       ErrorKind::unsupported,
       fmt::format("{} has lost its file {}, which says which directory owns its shards; nothing in it is "

@@ -17,6 +17,7 @@
 #include "io/engine_core.h"
 #include "io/gpu/gds_policy.h"
 #include "os/file_pair.h"
+#include "os/file_type.h"
 #include "os/topology.h"
 #include "trunkline/device.h"
 
@@ -86,10 +87,8 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
   const auto device = cuda_device(ordinal);
   if (!device) return device.error().message;
   // For a directory, `pair` is a file in it.
-  std::error_code ignored;
-  const std::string directory = std::filesystem::is_directory(path, ignored)
-                                    ? path
-                                    : std::filesystem::path(path).parent_path().string();
+  const std::string directory =
+      os::is_directory(path) ? path : std::filesystem::path(path).parent_path().string();
   const auto opened =
       (*device)->open_gds({.fd = pair.direct.get(), .path = path, .directory = directory, .known = {}},
                           gds_probe_for(config.gpu));

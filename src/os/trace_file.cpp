@@ -17,6 +17,7 @@
 
 #include "base/trace.h"
 #include "base/trace_json.h"
+#include "os/file_type.h"
 #include "os/fork_generation.h"
 #include "os/temporary_file.h"
 #include "os/topology.h"
@@ -92,8 +93,7 @@ Status start(const std::string& given, bool is_from_environment) {
   std::error_code failed;
   const std::string path = std::filesystem::absolute(given, failed).string();
   if (failed) return std::unexpected(system_error(failed.value(), "tracing to " + given, given));
-  if (std::filesystem::is_directory(path, failed))
-    return std::unexpected(system_error(EISDIR, "tracing to " + path, path));
+  if (os::is_directory(path)) return std::unexpected(system_error(EISDIR, "tracing to " + path, path));
   TraceFile& file = trace_file();
   const std::scoped_lock lock(file.mutex);
   if (!file.path.empty()) {

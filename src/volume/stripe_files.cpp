@@ -20,6 +20,7 @@ std::unexpected<Error> corrupt(const StripeFiles& files, const std::string& path
       ErrorKind::corrupt, fmt::format("opening striped file {}: {} {}", files.name(), path, why), path));
 }
 
+// os::exists() would not do: a member that cannot be examined must not count as missing.
 Result<bool> exists(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) return true;
