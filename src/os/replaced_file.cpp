@@ -15,6 +15,7 @@
 
 #include "os/access.h"
 #include "os/replaceable.h"
+#include "os/same_file.h"
 
 namespace trunkline::os {
 namespace {
@@ -56,8 +57,8 @@ int open_existing(const std::string& path) {
 }
 
 bool have_same_attributes(const struct stat& one, const struct stat& other) {
-  return one.st_dev == other.st_dev && one.st_ino == other.st_ino &&
-         one.st_ctim.tv_sec == other.st_ctim.tv_sec && one.st_ctim.tv_nsec == other.st_ctim.tv_nsec;
+  return is_same_file(one, other) && one.st_ctim.tv_sec == other.st_ctim.tv_sec &&
+         one.st_ctim.tv_nsec == other.st_ctim.tv_nsec;
 }
 
 std::vector<std::string> attribute_names(int fd) {

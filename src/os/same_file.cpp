@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <linux/magic.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include <cerrno>
@@ -32,6 +31,10 @@ bool has_unstable_inodes(const std::string& path) {
   return ::statfs(path.c_str(), &filesystem) != 0 || has_unstable_inodes(filesystem);
 }
 
+bool is_same_file(const struct stat& one, const struct stat& other) {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
 Status check_leads_to(const std::string& path, int fd) {
   struct stat opened{};
   struct stat named{};
@@ -39,7 +42,7 @@ Status check_leads_to(const std::string& path, int fd) {
     return std::unexpected(system_error(errno, path + " was moved or removed meanwhile", path));
   if (::fstat(fd, &opened) != 0)
     return std::unexpected(system_error(errno, "checking what was opened as " + path, path));
-  if (named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) return {};
+  if (is_same_file(named, opened)) return {};
   if (named.st_dev == opened.st_dev && has_unstable_inodes(fd)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,

@@ -1,11 +1,17 @@
-// Whether a path still leads to the file that was opened under it.
+// Whether two files are the same, and whether a path still leads to the file that was opened under it.
 #pragma once
+
+#include <sys/stat.h>
 
 #include <string>
 
 #include "trunkline/error.h"
 
 namespace trunkline::os {
+
+// Whether both describe one file: exact, and so wrong where has_unstable_inodes(), which check_leads_to()
+// allows for.
+bool is_same_file(const struct stat& one, const struct stat& other);
 
 // Fails where `path` does not lead to the file or directory that is open as `fd` (O_PATH suffices): with
 // system and ESTALE where something else has replaced it (a copy, another filesystem), else with the error of

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "os/local_filesystem.h"
+#include "os/same_file.h"
 
 namespace trunkline::os {
 namespace {
@@ -17,10 +18,6 @@ namespace {
 constexpr std::string_view kPrefix = ".trunkline-";
 constexpr std::string_view kSuffix = ".tmp";
 constexpr std::size_t kDigits = 16;
-
-bool is_same_file(const struct stat& one, const struct stat& other) {
-  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
-}
 
 bool has_no_name(int fd) {
   struct stat status{};
