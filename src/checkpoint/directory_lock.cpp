@@ -42,9 +42,9 @@ DirectoryLock::DirectoryLock(const std::string& directory, int flags)
       lock_(try_lock(*fd_)) {}
 
 Result<std::unique_ptr<DirectoryLock>> DirectoryLock::acquire(const std::string& directory,
-                                                              IfMissing if_missing) {
+                                                              LockFile lock_file) {
   constexpr int kMostAttempts = 100;
-  const bool creates = if_missing == IfMissing::create;
+  const bool creates = lock_file == LockFile::create;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     std::unique_ptr<DirectoryLock> lock(new DirectoryLock(directory, O_RDWR | (creates ? O_CREAT : 0)));
     if (!lock->has_file() && creates) {

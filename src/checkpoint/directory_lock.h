@@ -21,10 +21,10 @@ std::unexpected<Error> busy(const std::string& directory);
 // advisory: where the filesystem has no locks, nobody is kept out. Not thread-safe.
 class DirectoryLock {
  public:
-  enum class IfMissing { create, go_without };
+  enum class LockFile { create, use_existing };
 
-  // busy() while another holds it. Without IfMissing::create the file of the lock may be missing: has_file().
-  static Result<std::unique_ptr<DirectoryLock>> acquire(const std::string& directory, IfMissing if_missing);
+  // busy() while another holds it. Without LockFile::create the file of the lock may be missing: has_file().
+  static Result<std::unique_ptr<DirectoryLock>> acquire(const std::string& directory, LockFile lock_file);
 
   bool has_file() const { return fd_->valid(); }
 

@@ -67,7 +67,7 @@ Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
   if (auto can = check_can_place(state_->descriptor, step, shards); !can) return std::unexpected(can.error());
   if (state_->save != nullptr) return busy(directory());  // also where the filesystem has no locks
   if (auto made = make_directory(); !made) return std::unexpected(made.error());
-  auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
+  auto locked = DirectoryLock::acquire(directory(), DirectoryLock::LockFile::create);
   if (!locked) return std::unexpected(locked.error());
   DirectoryLock& lock = **locked;
   lock.touch();
@@ -120,7 +120,7 @@ Result<Store::EarlierSteps> Store::prepare_directory(std::uint64_t step,
 Result<Adopted> Store::adopt() {
   const auto guard = state_->enter();
   if (state_->save != nullptr) return busy(directory());
-  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
+  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::LockFile::create);
   if (!locked) return std::unexpected(locked.error());
   return adopt_volumes(directory(), state_->ops);
 }

@@ -40,7 +40,7 @@ Status Store::remove(std::uint64_t step) {
   auto commits = commits_in(directory(), step);
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory(), step);
-  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::IfMissing::create);
+  const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::LockFile::create);
   if (!locked) return std::unexpected(locked.error());
   const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
@@ -111,8 +111,8 @@ Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector
   auto is_begun = has_checkpoints(directory());
   if (!is_begun) return std::unexpected(is_begun.error());
   const auto locked = DirectoryLock::acquire(directory(), occasion == Occasion::asked && *is_begun
-                                                              ? DirectoryLock::IfMissing::create
-                                                              : DirectoryLock::IfMissing::go_without);
+                                                              ? DirectoryLock::LockFile::create
+                                                              : DirectoryLock::LockFile::use_existing);
   if (!locked && locked.error().code == EBUSY) return busy;
   if (!locked) return std::unexpected(locked.error());
   if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
