@@ -176,7 +176,7 @@ nb::dict placement(const SaveObject& self) {
   nb::dict dict;
   dict["volumes"] = paths_of(placement.volumes);
   dict["shards"] = entries;
-  dict["is_elsewhere"] = placement.is_elsewhere;
+  dict["directory_was_replaced"] = placement.directory_was_replaced;
   return dict;
 }
 
@@ -357,13 +357,13 @@ void register_checkpoint_save(nb::module_& module) {
       .def_prop_ro(
           "step", [](const SaveObject& self) { return self.save->step(); },
           nb::for_getter(nb::sig("def step(self) -> int")), "The step that is saved (int).")
-      .def_prop_ro(
-          "placement", &placement, nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
-          "Where the shards go: \"volumes\" (as the manifest has them), \"shards\": dicts of "
-          "\"volume\", \"file\" and\n"
-          "\"path\", in the order of the volumes, and \"is_elsewhere\": the directory is another one "
-          "than was loaded\n"
-          "and saved before.")
+      .def_prop_ro("placement", &placement,
+                   nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
+                   "Where the shards go: \"volumes\" (as the manifest has them), \"shards\": dicts of "
+                   "\"volume\", \"file\" and\n"
+                   "\"path\", in the order of the volumes, and \"directory_was_replaced\": the directory is "
+                   "another one\n"
+                   "than was loaded and saved before.")
       .def(
           "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
           nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "

@@ -54,7 +54,7 @@ DirectoryId directory_id_of(const std::string& directory) {
   return {status.st_dev, status.st_ino};
 }
 
-bool is_elsewhere(const std::string& directory, std::span<const StepEntry> entries,
+bool was_replaced(const std::string& directory, std::span<const StepEntry> entries,
                   const Continuation& known) {
   return !known.is_empty() && directory_id_of(directory) != known.directory &&
          !knows_any(directory, entries, known);

@@ -52,9 +52,9 @@ struct Continuation {
 Result<Position> position_of(const std::string& directory);
 DirectoryId directory_id_of(const std::string& directory);
 
-// Whether the path now leads to another directory than at the last load or save, without any of the
-// checkpoints in `known`: it was redirected, or the directory was removed.
-bool is_elsewhere(const std::string& directory, std::span<const StepEntry> entries,
+// Whether the directory was replaced: the path now leads to another one than at the last load or save,
+// without any of the checkpoints in `known`: it was redirected, or the directory was removed.
+bool was_replaced(const std::string& directory, std::span<const StepEntry> entries,
                   const Continuation& known);
 
 // The newest commit of a step. Fails when its manifest cannot be read; with system (ENOENT) when it was

@@ -16,10 +16,10 @@ namespace trunkline::checkpoint {
 
 // What the manifest of the save says of them as well, once bytes and checksums are known.
 struct Placement {
-  std::vector<std::string> volumes;  // Manifest::volumes
-  std::vector<Shard> shards;         // volume and file
-  std::vector<std::string> paths;    // of each shard
-  bool is_elsewhere = false;         // than what was loaded and saved before: is_elsewhere()
+  std::vector<std::string> volumes;     // Manifest::volumes
+  std::vector<Shard> shards;            // volume and file
+  std::vector<std::string> paths;       // of each shard
+  bool directory_was_replaced = false;  // since what was loaded and saved before: was_replaced()
 };
 
 // `shards` of these: how many on each volume, one number without volumes.

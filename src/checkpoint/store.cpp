@@ -87,7 +87,7 @@ Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
   state_->known.directory = directory_id_of(directory());
   fresh_ = false;
   Placement placement = place_shards(directory(), descriptor, step, shards);
-  placement.is_elsewhere = earlier->is_elsewhere;
+  placement.directory_was_replaced = earlier->directory_was_replaced;
   return std::unique_ptr<SaveTransaction>(
       new SaveTransaction(state_, *std::move(locked), *std::move(held), step, std::move(placement)));
 }

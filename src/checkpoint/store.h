@@ -141,7 +141,7 @@ class Store {
     // save has begun: a begin() that fails before leaves a run whose directory another one has taken as it
     // was, to be refused again.
     bool of_another_run = false;
-    bool is_elsewhere = false;  // is_elsewhere()
+    bool directory_was_replaced = false;  // was_replaced()
   };
   // `ops` of these: the state's, which fail once the lock is not what others meet.
   Result<EarlierSteps> prepare_directory(std::uint64_t step, std::span<const std::uint64_t> shards,

@@ -259,7 +259,7 @@ Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, cons
       return std::unexpected(goes_on.error());
     return EarlierSteps{.none = none_there,
                         .of_another_run = !id.empty() && state_->known.loaded.id != id,
-                        .is_elsewhere = checkpoint::is_elsewhere(directory(), *entries, state_->known)};
+                        .directory_was_replaced = was_replaced(directory(), *entries, state_->known)};
   }
   if (none_there) return EarlierSteps{.none = true};
   if (const std::optional<StoreDescriptor>& known = *recorded) {

@@ -142,8 +142,8 @@ def await_saves_of(path: str) -> None:
         return
     file, folder = _identity(path), _directory_identity(os.path.realpath(path))
     for turn in list(_turns):
-        is_elsewhere = turn._in_background and turn.writer_thread != threading.get_ident()
-        if is_elsewhere and turn.writes(file, folder):
+        is_of_another_thread = turn._in_background and turn.writer_thread != threading.get_ident()
+        if is_of_another_thread and turn.writes(file, folder):
             turn.wait()
 
 

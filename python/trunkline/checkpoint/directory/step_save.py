@@ -377,7 +377,7 @@ class StepSave:
             self._exchange.meet()
         self._save = self._lock()
         placement = self._save.placement
-        if placement["is_elsewhere"]:
+        if placement["directory_was_replaced"]:
             warn_without_failing(
                 f"{self._context.store.directory} has none of the checkpoints that this Checkpointer loaded "
                 "or saved there: the directory was removed, or the path now leads to another one (a changed "
