@@ -77,7 +77,7 @@ nb::dict dict_of(const checkpoint::CollectionResult& result) {
   nb::list problems;
   for (const Error& problem : result.problems) problems.append(exception_of(problem));
   nb::dict dict;
-  dict["busy"] = result.busy;
+  dict["busy"] = result.is_busy;
   dict["removed"] = removed;
   dict["bytes"] = result.bytes();
   dict["problems"] = problems;

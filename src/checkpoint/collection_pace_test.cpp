@@ -55,7 +55,7 @@ TEST_F(CollectionPaceTest, AnotherStoreSavesInThePauses) {
     const auto store = open_paced([&] { save(*saving, ++saved); });
     const auto collected = store->collect_if_used();
     ASSERT_TRUE(collected) << collected.error().message;
-    EXPECT_FALSE(collected->busy);
+    EXPECT_FALSE(collected->is_busy);
     EXPECT_GT(saved, kSteps + 2) << "it should have paused";
     EXPECT_EQ(debris_left(), 0U) << "it should still remove all debris";
     EXPECT_TRUE(collected->problems.empty());
@@ -75,7 +75,7 @@ TEST_F(CollectionPaceTest, ASaveThatBeginsInAPauseEndsTheCollection) {
   const auto store = open_paced([&] { transaction = begin(*saving, kSteps + 1); });
   const auto collected = store->collect();
   ASSERT_TRUE(collected) << collected.error().message;
-  EXPECT_TRUE(collected->busy);
+  EXPECT_TRUE(collected->is_busy);
   EXPECT_EQ(collected->removed.size(), 1U);
   EXPECT_EQ(debris_left(), kSteps - 1);
   ASSERT_TRUE(transaction->commit(write_shards(*transaction)));

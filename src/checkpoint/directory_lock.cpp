@@ -23,7 +23,7 @@ std::unique_ptr<os::FileLock> try_lock(const os::ForkPrivateFd& fd) {
 
 }  // namespace
 
-std::unexpected<Error> busy(const std::string& directory) {
+std::unexpected<Error> busy_directory(const std::string& directory) {
   return std::unexpected(
       Error{.kind = ErrorKind::system,
             .code = EBUSY,
@@ -51,11 +51,11 @@ Result<std::unique_ptr<DirectoryLock>> DirectoryLock::acquire(const std::string&
       return std::unexpected(
           system_error(lock->fd_->open_error(), "opening the lock " + lock->path_, lock->path_));
     }
-    if (lock->lock_->busy()) return busy(directory);
+    if (lock->lock_->busy()) return busy_directory(directory);
     // A file that was removed meanwhile keeps nobody out.
     if (!lock->has_file() || lock->check()) return lock;
   }
-  return busy(directory);
+  return busy_directory(directory);
 }
 
 bool DirectoryLock::excludes_every_writer() const {

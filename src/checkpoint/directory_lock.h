@@ -15,7 +15,7 @@
 namespace trunkline::checkpoint {
 
 // system (EBUSY): somebody saves into the directory.
-std::unexpected<Error> busy(const std::string& directory);
+std::unexpected<Error> busy_directory(const std::string& directory);
 
 // Held for its lifetime, and by the process that acquired it alone: a forked child does not have it. It is
 // advisory: where the filesystem has no locks, nobody is kept out. Not thread-safe.
@@ -23,7 +23,8 @@ class DirectoryLock {
  public:
   enum class LockFile { create, use_existing };
 
-  // busy() while another holds it. Without LockFile::create the file of the lock may be missing: has_file().
+  // busy_directory() while another holds it. Without LockFile::create the file of the lock may be missing:
+  // has_file().
   static Result<std::unique_ptr<DirectoryLock>> acquire(const std::string& directory, LockFile lock_file);
 
   bool has_file() const { return fd_->valid(); }

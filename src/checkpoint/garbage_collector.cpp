@@ -37,7 +37,7 @@ std::uint64_t CollectionResult::bytes() const {
 }
 
 void CollectionResult::add(CollectionResult later) {
-  busy = later.busy;
+  is_busy = later.is_busy;
   removed.insert(removed.end(), later.removed.begin(), later.removed.end());
   for (Error& problem : later.problems) {  // several parts may examine the same volume
     if (std::ranges::find(problems, problem.message, &Error::message) == problems.end())

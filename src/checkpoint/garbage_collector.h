@@ -23,7 +23,7 @@ struct Removed {
 };
 
 struct CollectionResult {
-  bool busy = false;             // another process is saving into the directory: the rest was not done
+  bool is_busy = false;          // another process is saving into the directory: the rest was not done
   std::vector<Removed> removed;  // in order of removal; with dry_run, what would be removed
   std::vector<Error> problems;   // one for each step that was left alone, or where removing failed
   std::set<std::string> missing_volumes;  // which may still hold shards of steps that are removed

@@ -80,9 +80,9 @@ TEST_F(ReplacedDirectoryTest, AMissingLockIsCreatedAgain) {
   const Manifest manifest = write_shards(*transaction);
   fs::remove(lock_path());
   EXPECT_TRUE(transaction->commit(manifest));
-  EXPECT_TRUE(open()->collect()->busy) << "it should be locked again";
+  EXPECT_TRUE(open()->collect()->is_busy) << "it should be locked again";
   transaction->release();
-  EXPECT_FALSE(open()->collect()->busy);
+  EXPECT_FALSE(open()->collect()->is_busy);
 }
 
 TEST_F(ReplacedDirectoryTest, ALiveRunKeepsItsLockAndItsRecordsFresh) {

@@ -65,7 +65,7 @@ Result<std::unique_ptr<SaveTransaction>> Store::begin(std::uint64_t step,
   const auto guard = state_->enter();
   const trace::Span span(kBegin, directory());
   if (auto can = check_can_place(state_->descriptor, step, shards); !can) return std::unexpected(can.error());
-  if (state_->save != nullptr) return busy(directory());  // also where the filesystem has no locks
+  if (state_->save != nullptr) return busy_directory(directory());  // also where the filesystem has no locks
   if (auto made = make_directory(); !made) return std::unexpected(made.error());
   auto locked = DirectoryLock::acquire(directory(), DirectoryLock::LockFile::create);
   if (!locked) return std::unexpected(locked.error());
@@ -119,7 +119,7 @@ Result<Store::EarlierSteps> Store::prepare_directory(std::uint64_t step,
 
 Result<Adopted> Store::adopt() {
   const auto guard = state_->enter();
-  if (state_->save != nullptr) return busy(directory());
+  if (state_->save != nullptr) return busy_directory(directory());
   const auto locked = DirectoryLock::acquire(directory(), DirectoryLock::LockFile::create);
   if (!locked) return std::unexpected(locked.error());
   return adopt_volumes(directory(), state_->ops);

@@ -106,7 +106,7 @@ class Store {
 
   // Removes debris of saves that were cut off: shards that no manifest names, replaced manifests, temporary
   // files, empty directories of steps. Nothing while somebody saves, and nothing more once somebody begins
-  // a save in a pause (CollectionPace): `busy`; unsupported in a copy, as begin(). Nothing either in a
+  // a save in a pause (CollectionPace): `is_busy`; unsupported in a copy, as begin(). Nothing either in a
   // directory with neither a descriptor nor steps. `orphans`: shards on volumes whose step was moved or
   // removed by hand.
   Result<CollectionResult> collect(GarbageCollector::DryRun dry_run = GarbageCollector::DryRun::no,

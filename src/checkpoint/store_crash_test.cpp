@@ -68,7 +68,7 @@ class StoreCrashTest : public test::StoreTest {
   void expect_no_debris(Store& store) const {
     const auto collected = store.collect();
     ASSERT_TRUE(collected) << collected.error().message;
-    ASSERT_FALSE(collected->busy);
+    ASSERT_FALSE(collected->is_busy);
     EXPECT_TRUE(collected->problems.empty());
     std::set<std::string> named;
     for (const auto& [step, commit] : commits_that_are_there(store)) {

@@ -33,7 +33,7 @@ TEST_F(StoreOpeningTest, OpeningAndReadingCreateNothing) {
   for (const auto& collected :
        {(*store)->collect(), (*store)->collect(GarbageCollector::DryRun::yes), (*store)->collect_if_used()}) {
     ASSERT_TRUE(collected) << collected.error().message;
-    EXPECT_FALSE(collected->busy);
+    EXPECT_FALSE(collected->is_busy);
   }
   EXPECT_EQ(everything(), Paths{});
   fs::create_directory(directory());

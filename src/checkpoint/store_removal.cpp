@@ -36,7 +36,7 @@ Error volume_is_missing(const std::string& volume) {
 
 Status Store::remove(std::uint64_t step) {
   const auto guard = state_->enter();
-  if (state_->save != nullptr) return busy(directory());
+  if (state_->save != nullptr) return busy_directory(directory());
   auto commits = commits_in(directory(), step);
   if (!commits) return std::unexpected(commits.error());
   if (commits->empty()) return no_checkpoint_of(directory(), step);
@@ -104,16 +104,16 @@ Result<CollectionResult> Store::collect_garbage(Occasion occasion, GarbageCollec
 Result<CollectionResult> Store::collect_part(Occasion occasion, GarbageCollector::Orphans orphans,
                                              CollectionProgress& progress, bool& is_paused) {
   const auto guard = state_->enter();
-  CollectionResult busy;
-  busy.busy = true;
-  if (state_->save != nullptr) return busy;
+  CollectionResult skipped;
+  skipped.is_busy = true;
+  if (state_->save != nullptr) return skipped;
   if (!check_not_foreign(directory())) return CollectionResult{};
   auto is_begun = has_checkpoints(directory());
   if (!is_begun) return std::unexpected(is_begun.error());
   const auto locked = DirectoryLock::acquire(directory(), occasion == Occasion::asked && *is_begun
                                                               ? DirectoryLock::LockFile::create
                                                               : DirectoryLock::LockFile::use_existing);
-  if (!locked && locked.error().code == EBUSY) return busy;
+  if (!locked && locked.error().code == EBUSY) return skipped;
   if (!locked) return std::unexpected(locked.error());
   if (occasion == Occasion::opening && !(*locked)->excludes_every_writer()) return CollectionResult{};
   if (!*is_begun && !(*locked)->has_file()) return CollectionResult{};  // nobody has begun a save

@@ -394,12 +394,12 @@ TEST_F(StoreTest, OneSavesAtATimeAndCollectionWaitsForNobody) {
   const auto other = open();
   EXPECT_EQ(other->begin(2, Steps{1}).error().code, EBUSY);
   EXPECT_EQ(store->begin(2, Steps{1}).error().code, EBUSY);
-  EXPECT_TRUE(other->collect()->busy);
-  EXPECT_TRUE(other->collect(GarbageCollector::DryRun::yes)->busy);
-  EXPECT_TRUE(store->collect()->busy);
+  EXPECT_TRUE(other->collect()->is_busy);
+  EXPECT_TRUE(other->collect(GarbageCollector::DryRun::yes)->is_busy);
+  EXPECT_TRUE(store->collect()->is_busy);
   EXPECT_EQ(open({.volumes = volumes()})->begin(2, Steps{1, 1}).error().code, EBUSY);
   transaction->release();
-  EXPECT_FALSE(other->collect()->busy);
+  EXPECT_FALSE(other->collect()->is_busy);
   EXPECT_TRUE(other->begin(2, Steps{1}));
 }
 
@@ -409,23 +409,23 @@ TEST_F(StoreTest, AForkedChildHasNoPartInASave) {
   const pid_t child = ::fork();
   if (child == 0) {
     int failures = 0;
-    if (!open()->collect()->busy) failures |= 1;  // its parent saves
+    if (!open()->collect()->is_busy) failures |= 1;  // its parent saves
     if (store->begin(2, Steps{1}).error().code != EBUSY) failures |= 2;
     if (transaction->commit({.step = 1}).error().kind != ErrorKind::invalid_argument) failures |= 4;
     if (transaction->retain(1).error().kind != ErrorKind::invalid_argument) failures |= 8;
     if (!transaction->abandon()) failures |= 16;
     transaction.reset();
     store.reset();
-    if (!open()->collect()->busy) failures |= 32;
+    if (!open()->collect()->is_busy) failures |= 32;
     ::_exit(failures);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_TRUE(open()->collect()->busy);
+  EXPECT_TRUE(open()->collect()->is_busy);
   transaction->release();
-  EXPECT_FALSE(open()->collect()->busy);
+  EXPECT_FALSE(open()->collect()->is_busy);
 }
 
 TEST_F(StoreTest, AbandoningLeavesNothing) {
@@ -459,11 +459,11 @@ TEST_F(StoreTest, ASaveMayOutliveItsStore) {
   auto store = open();
   const auto transaction = begin(*store, 1);
   store.reset();
-  EXPECT_TRUE(open()->collect()->busy);
+  EXPECT_TRUE(open()->collect()->is_busy);
   EXPECT_EQ(transaction->commit(write_shards(*transaction)), 1U);
   EXPECT_TRUE(transaction->retain(1));
   transaction->release();
-  EXPECT_FALSE(open()->collect()->busy);
+  EXPECT_FALSE(open()->collect()->is_busy);
   EXPECT_EQ(open()->steps(), Steps{1});
 }
 
@@ -477,7 +477,7 @@ TEST_F(StoreTest, ASaveThatHasEndedLeavesTheNextOneAlone) {
   ended->release();
   EXPECT_TRUE(ended->abandon()->removed.empty());
   ended.reset();
-  EXPECT_TRUE(open()->collect()->busy);
+  EXPECT_TRUE(open()->collect()->is_busy);
   EXPECT_TRUE(transaction->commit(write_shards(*transaction)));
 }
 
@@ -493,7 +493,7 @@ TEST_F(StoreTest, AForkedChildSavesOnceItsParentHasReleased) {
     const auto own = store->begin(2, Steps{1});
     if (!own) ::_exit(2);
     parents.reset();
-    if (!open()->collect()->busy) ::_exit(3);
+    if (!open()->collect()->is_busy) ::_exit(3);
     ::_exit((*own)->commit(write_shards(**own)) ? 0 : 4);
   }
   parents->release();

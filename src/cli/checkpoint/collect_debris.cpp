@@ -20,7 +20,7 @@ int collect_debris(const CheckpointArguments& arguments) {
 
   Json document = document_of("gc", arguments);
   document["dry_run"] = arguments.dry_run;
-  document["busy"] = result->busy;
+  document["busy"] = result->is_busy;
   document["bytes"] = result->bytes();
   document["removed"] = Json::array();
   document["problems"] = Json::array();
@@ -33,7 +33,7 @@ int collect_debris(const CheckpointArguments& arguments) {
     document["problems"].push_back(error_json(problem));
     print_problem(fmt::format("left alone: {}", problem.message));
   }
-  if (result->busy) {
+  if (result->is_busy) {
     print_problem(fmt::format("{} is being saved into; {}, try again later", arguments.directory,
                               result->removed.empty() ? "nothing was removed" : "the rest was left"));
   } else if (result->removed.empty()) {
@@ -42,7 +42,7 @@ int collect_debris(const CheckpointArguments& arguments) {
     text +=
         fmt::format("{} {}\n", format_bytes(result->bytes()), arguments.dry_run ? "would be freed" : "freed");
   }
-  return print(arguments, document, text, !result->busy && result->problems.empty());
+  return print(arguments, document, text, !result->is_busy && result->problems.empty());
 }
 
 }  // namespace trunkline::cli
