@@ -12,16 +12,22 @@ void Counters::count_completion(const Transfer& transfer, const Verdict& verdict
   if (transfer.op == Op::write) stats_.write_latency.add(took_ns);
 }
 
-void Counters::count_payload(IoPath path, bool through_cache, std::uint64_t bytes) {
+void Counters::count_payload(IoPath path, std::uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
-  if (path == IoPath::buffered || through_cache)
-    stats_.bytes_buffered += bytes;
-  else if (path == IoPath::gds)
-    stats_.bytes_gds += bytes;
-  else if (path == IoPath::bounced)
-    stats_.bytes_bounced += bytes;
-  else
-    stats_.bytes_direct += bytes;
+  switch (path) {
+    case IoPath::direct:
+      stats_.bytes_direct += bytes;
+      return;
+    case IoPath::bounced:
+      stats_.bytes_bounced += bytes;
+      return;
+    case IoPath::buffered:
+      stats_.bytes_buffered += bytes;
+      return;
+    case IoPath::gds:
+      stats_.bytes_gds += bytes;
+      return;
+  }
 }
 
 void Counters::count_operation(bool failed, bool inlined) {

@@ -11,7 +11,8 @@ namespace trunkline::io {
 class Counters {
  public:
   void count_completion(const Transfer& transfer, const Verdict& verdict, std::uint64_t took_ns);
-  void count_payload(IoPath path, bool through_cache, std::uint64_t bytes);
+  // `path`: Transfer::effective_path().
+  void count_payload(IoPath path, std::uint64_t bytes);
   void count_operation(bool failed, bool inlined);
   void add_to(EngineStats& sum) const;
 

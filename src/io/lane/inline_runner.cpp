@@ -32,8 +32,7 @@ Status InlineRunner::move(Transfer& transfer) {
     if (verdict.step == Verdict::Step::finished) break;
   }
   copy_out(transfer);
-  if (transfer.op != Op::sync)
-    counters_.count_payload(transfer.piece.path, transfer.through_cache, transfer.piece.length);
+  if (transfer.op != Op::sync) counters_.count_payload(transfer.effective_path(), transfer.piece.length);
   return {};
 }
 

@@ -251,7 +251,7 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
 void Lane::copy_rest(std::uint32_t tag, std::uint64_t moved) {
   Transfer transfer = std::exchange(transfers_[tag], Transfer{});
   free_tags_.push_back(tag);
-  counters_.count_payload(IoPath::gds, false, moved);
+  counters_.count_payload(IoPath::gds, moved);
   transfer.operation->add_bytes(moved);
   if (transfer.operation->aborted()) {
     transfer.operation->release_ref();
@@ -297,7 +297,7 @@ void Lane::push(Transfer& transfer, std::uint32_t tag) {
 }
 
 void Lane::count_moved(const Transfer& transfer) {
-  counters_.count_payload(transfer.piece.path, transfer.through_cache, transfer.piece.length);
+  counters_.count_payload(transfer.effective_path(), transfer.piece.length);
   transfer.operation->add_bytes(transfer.piece.length);
 }
 

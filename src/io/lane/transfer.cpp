@@ -23,8 +23,7 @@ std::string describe(const Transfer& transfer) {
 Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = std::move(error)}; }
 
 Verdict after_error(Transfer& transfer, int code) {
-  const bool direct =
-      transfer.piece.path != IoPath::buffered && !transfer.through_cache && transfer.op != Op::sync;
+  const bool direct = transfer.effective_path() != IoPath::buffered && transfer.op != Op::sync;
   if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
     return {.step = Verdict::Step::again, .error = {}, .retried = true};
   if (code == EINVAL && direct) {
@@ -64,7 +63,7 @@ bool rest_is_aligned(const Transfer& transfer) {
 Command Transfer::next_command() const {
   Command command;
   command.op = op;
-  command.direct = piece.path != IoPath::buffered && !through_cache && op != Op::sync;
+  command.direct = effective_path() != IoPath::buffered && op != Op::sync;
   command.fd = command.direct ? member->pair.direct.get() : member->pair.buffered.get();
   if (op == Op::sync) return command;
   command.data = (piece.through_slot ? slot.data() : memory) + moved;
@@ -91,7 +90,7 @@ Verdict advance(Transfer& transfer, std::int64_t result) {
   transfer.moved += bytes;
   transfer.attempts = 0;
   if (transfer.moved >= transfer.needed()) return {};
-  if (!transfer.through_cache && transfer.piece.path != IoPath::buffered && !rest_is_aligned(transfer))
+  if (transfer.effective_path() != IoPath::buffered && !rest_is_aligned(transfer))
     transfer.through_cache = true;
   return {.step = Verdict::Step::again, .error = {}, .resumed = true};
 }

@@ -32,6 +32,10 @@ struct Transfer {
   std::uint64_t sent_ns = 0;
   std::uint64_t copy_start_ns = 0;  // of a copy to or from a device, for traces
 
+  // The I/O path that the payload takes in the end: the piece's, unless the page cache had to be used
+  // instead.
+  IoPath effective_path() const { return through_cache ? IoPath::buffered : piece.path; }
+
   // The command that moves the rest of the span.
   Command next_command() const;
 

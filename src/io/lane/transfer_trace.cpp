@@ -26,12 +26,19 @@ constexpr Kind kFromDevice{"copy from the GPU", Category::copy, Kind::Fields::by
 static_assert(static_cast<std::size_t>(Op::read) == 0 && static_cast<std::size_t>(Op::write) == 1 &&
               static_cast<std::size_t>(Op::sync) == 2);
 
-// As Counters::count_payload has it.
 trace::IoPath path_of(const Transfer& transfer) {
   if (transfer.op == Op::sync) return trace::IoPath::none;
-  if (transfer.piece.path == IoPath::buffered || transfer.through_cache) return trace::IoPath::buffered;
-  if (transfer.piece.path == IoPath::gds) return trace::IoPath::gds;
-  return transfer.piece.path == IoPath::bounced ? trace::IoPath::bounced : trace::IoPath::direct;
+  switch (transfer.effective_path()) {
+    case IoPath::direct:
+      return trace::IoPath::direct;
+    case IoPath::bounced:
+      return trace::IoPath::bounced;
+    case IoPath::buffered:
+      return trace::IoPath::buffered;
+    case IoPath::gds:
+      return trace::IoPath::gds;
+  }
+  return trace::IoPath::none;
 }
 
 Event event_of(const Transfer& transfer, std::uint64_t now) {
