@@ -55,7 +55,13 @@ struct Sample {
 
   std::uint32_t checksum_of(const Checksum& checksum) const {
     const auto bytes = std::span(file).subspan(checksum.begin, checksum.end - checksum.begin);
-    return checksum.kind == ChecksumKind::crc32 ? crc32(bytes) : crc32c(bytes);
+    switch (checksum.kind) {
+      case ChecksumKind::crc32:
+        return crc32(bytes);
+      case ChecksumKind::crc32c:
+        return crc32c(bytes);
+    }
+    return 0;
   }
 
   void field(const ChecksumField& field) {
