@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 namespace trunkline::tensor_file {
@@ -73,6 +74,16 @@ Status check_checksum_fields(const FileLayout& layout) {
 }
 
 }  // namespace
+
+std::uint64_t ChecksumField::bytes() const {
+  switch (encoding) {
+    case ChecksumEncoding::le32:
+      return 4;
+    case ChecksumEncoding::hex:
+      return 8;
+  }
+  std::abort();  // not an enumerator
+}
 
 Status FileLayout::arrange() {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {

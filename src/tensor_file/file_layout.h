@@ -47,7 +47,7 @@ struct ChecksumField {
   std::uint32_t checksum = 0;  // index in FileLayout::checksums
   ChecksumEncoding encoding = ChecksumEncoding::le32;
 
-  std::uint64_t bytes() const { return encoding == ChecksumEncoding::le32 ? 4 : 8; }
+  std::uint64_t bytes() const;
   std::uint64_t end() const { return offset + bytes(); }
 };
 

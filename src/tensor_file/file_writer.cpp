@@ -23,10 +23,16 @@ constexpr trace::Kind kBlockWait{"wait for a staging block", trace::Category::wa
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
 
 std::string encoded(const ChecksumField& field, std::uint32_t value) {
-  if (field.encoding == ChecksumEncoding::hex) return fmt::format("{:08x}", value);
-  std::string bytes;
-  for (unsigned shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(value >> shift));
-  return bytes;
+  std::string text;
+  switch (field.encoding) {
+    case ChecksumEncoding::le32:
+      for (unsigned shift = 0; shift < 32; shift += 8) text.push_back(static_cast<char>(value >> shift));
+      break;
+    case ChecksumEncoding::hex:
+      text = fmt::format("{:08x}", value);
+      break;
+  }
+  return text;
 }
 
 std::uint64_t total_of(const std::vector<FileWriter::Target>& targets) {

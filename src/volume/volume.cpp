@@ -146,9 +146,15 @@ Result<File> open_striped(const std::optional<Engine>& engine, const std::vector
   const StripeFiles files(directories, name);
   log::debug(log::Component::volume, "opening striped file {} in {} directories", files.name(),
              directories.size());
-  if (options.mode == Mode::read || options.mode == Mode::read_write)
-    return open_existing(engine, files, options);
-  return open_new(engine, files, stripe_bytes, options);
+  switch (options.mode) {
+    case Mode::read:
+    case Mode::read_write:
+      return open_existing(engine, files, options);
+    case Mode::write:
+    case Mode::create:
+      return open_new(engine, files, stripe_bytes, options);
+  }
+  return bad_argument("mode: is not a Mode");
 }
 
 }  // namespace

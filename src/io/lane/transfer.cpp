@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 
 #include "io/file/file_core.h"
 #include "os/file_pair.h"
@@ -15,9 +16,19 @@ namespace {
 constexpr unsigned kMaxAttempts = 1000;
 
 std::string describe(const Transfer& transfer) {
-  if (transfer.op == Op::sync) return fmt::format("fsync of {}", transfer.member->path);
-  return fmt::format("{} of {} bytes at {} of {}", transfer.op == Op::read ? "pread" : "pwrite",
-                     transfer.piece.length, transfer.piece.offset, transfer.member->path);
+  const auto with_range = [&](std::string_view call) {
+    return fmt::format("{} of {} bytes at {} of {}", call, transfer.piece.length, transfer.piece.offset,
+                       transfer.member->path);
+  };
+  switch (transfer.op) {
+    case Op::read:
+      return with_range("pread");
+    case Op::write:
+      return with_range("pwrite");
+    case Op::sync:
+      return fmt::format("fsync of {}", transfer.member->path);
+  }
+  return {};
 }
 
 Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = std::move(error)}; }
