@@ -73,7 +73,7 @@ void FileWriter::stop() {
   cancel();
   {
     std::unique_lock lock(mutex_);
-    for (const Ready& each : std::exchange(fetched_, {})) move_to(BlockState::done, each.place);
+    for (const ClaimedBlock& each : std::exchange(fetched_blocks_, {})) move_to(BlockState::done, each.place);
     changed_.wait(lock, [&] {
       return growing_ + count(BlockState::filling) + count(BlockState::fetching) +
                  count(BlockState::writing) ==
@@ -158,40 +158,39 @@ void FileWriter::move_to(BlockState to, const BlockPlace& place) {
 
 void FileWriter::copy_blocks() {
   std::unique_lock lock(mutex_);
-  Claimed claimed;
+  Claim claimed;
   while (claim(lock, claimed)) {
-    const Ready& ready = claimed.ready;
+    const auto& [place, slot] = claimed.block;
     lock.unlock();
-    if (!claimed.fetched && fetch(ready)) {
+    if (!claimed.is_fetched && start_fetch(claimed.block)) {
       lock.lock();
       continue;
     }
-    const FileLayout& layout = targets_[ready.place.layout].layout;
-    const Block& block = blocks_[ready.place.layout][ready.place.block];
-    std::vector<PartialChecksum> checksums =
-        fill(layout, block, ready.slot ? ring_->block(*ready.slot) : nullptr);
+    const FileLayout& layout = targets_[place.layout].layout;
+    const Block& block = blocks_[place.layout][place.block];
+    std::vector<PartialChecksum> checksums = fill(layout, block, slot ? ring_->block(*slot) : nullptr);
     lock.lock();
-    filled(ready, std::move(checksums));
+    finish_fill(claimed.block, std::move(checksums));
     if (write_when_ == WriteWhen::staged) write_staged(lock);
     changed_.notify_all();
   }
 }
 
 void FileWriter::write_staged(std::unique_lock<std::mutex>& lock) {
-  const std::vector<Ready> staged = std::exchange(staged_, {});
-  for (const Ready& each : staged) move_to(BlockState::writing, each.place);
+  const std::vector<ClaimedBlock> staged = std::exchange(staged_blocks_, {});
+  for (const ClaimedBlock& each : staged) move_to(BlockState::writing, each.place);
   lock.unlock();
-  for (const Ready& each : staged) write(each);
+  for (const ClaimedBlock& each : staged) start_write(each);
   lock.lock();
 }
 
 // The next block and what it needs, or false when there is none (any more).
-bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
+bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claim& claimed) {
   while (!error_ && (next_ < order_.size() || is_fetching())) {
-    if (!fetched_.empty()) {
-      claimed = {.ready = fetched_.front(), .fetched = true};
-      fetched_.pop_front();
-      move_to(BlockState::filling, claimed.ready.place);
+    if (!fetched_blocks_.empty()) {
+      claimed = {.block = fetched_blocks_.front(), .is_fetched = true};
+      fetched_blocks_.pop_front();
+      move_to(BlockState::filling, claimed.block.place);
       return true;
     }
     if (const auto next = try_claim_next()) {
@@ -201,7 +200,7 @@ bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
     const bool lacks_slot = next_ < order_.size() && !is_direct(order_[next_]);
     if (lacks_slot && ring_->may_grow()) {
       grow_ring(lock);
-    } else if (lacks_slot && !staged_.empty()) {
+    } else if (lacks_slot && !staged_blocks_.empty()) {
       write_when_ = WriteWhen::staged;  // there is less room than there seemed to be
       write_staged(lock);
     } else {
@@ -213,7 +212,7 @@ bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claimed& claimed) {
 }
 
 // The next one that is waiting, if what it needs is there.
-std::optional<FileWriter::Claimed> FileWriter::try_claim_next() {
+std::optional<FileWriter::Claim> FileWriter::try_claim_next() {
   if (next_ == order_.size()) return std::nullopt;
   const BlockPlace place = order_[next_];
   std::optional<StagingRing::Index> slot;
@@ -225,7 +224,7 @@ std::optional<FileWriter::Claimed> FileWriter::try_claim_next() {
   }
   ++next_;
   move_to(BlockState::filling, place);
-  return Claimed{.ready = {.place = place, .slot = slot}};
+  return Claim{.block = {.place = place, .slot = slot}};
 }
 
 void FileWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
@@ -238,7 +237,7 @@ void FileWriter::grow_ring(std::unique_lock<std::mutex>& lock) {
 
 // Begins to copy what the block has in the memory of devices, after which it can be claimed again; false
 // where there is nothing.
-bool FileWriter::fetch(const Ready& claimed) {
+bool FileWriter::start_fetch(const ClaimedBlock& claimed) {
   const FileLayout& layout = targets_[claimed.place.layout].layout;
   const Block& block = blocks_[claimed.place.layout][claimed.place.block];
   Device* const device = device_of(layout, block);
@@ -250,16 +249,16 @@ bool FileWriter::fetch(const Ready& claimed) {
     move_to(BlockState::fetching, claimed.place);
   }
   devices_->start(layout, block, ring_->block(slot), Direction::to_host,
-                  [this, claimed](const Status& status) { fetched(claimed, status); });
+                  [this, claimed](const Status& status) { finish_fetch(claimed, status); });
   return true;
 }
 
-void FileWriter::fetched(const Ready& claimed, const Status& status) {
+void FileWriter::finish_fetch(const ClaimedBlock& claimed, const Status& status) {
   const std::scoped_lock lock(mutex_);
   if (!status) fail(status.error());
   move_to(error_ ? BlockState::done : BlockState::fetched,
           claimed.place);  // after an error, nobody claims it
-  if (!error_) fetched_.push_back(claimed);
+  if (!error_) fetched_blocks_.push_back(claimed);
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 
@@ -284,13 +283,13 @@ std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Bl
 }
 
 // With it, others that waited for its checksums may be staged.
-void FileWriter::filled(const Ready& filled, std::vector<PartialChecksum> checksums) {
+void FileWriter::finish_fill(const ClaimedBlock& filled, std::vector<PartialChecksum> checksums) {
   const auto [layout, index] = filled.place;
   Progress& progress = progress_[layout];
   progress.checksums.add(index, std::move(checksums));
-  const auto stage = [this](const Ready& ready) {
-    move_to(BlockState::staged, ready.place);
-    staged_.push_back(ready);
+  const auto stage = [this](const ClaimedBlock& block) {
+    move_to(BlockState::staged, block.place);
+    staged_blocks_.push_back(block);
   };
   const std::size_t after = release_point(layout, blocks_[layout][index]);
   if (after == 0 || !filled.slot) {  // filled blocks are never direct
@@ -329,27 +328,27 @@ void FileWriter::fill_checksum_fields(std::size_t layout, const Block& block, st
   }
 }
 
-void FileWriter::write(const Ready& ready) {
-  const Block& block = blocks_[ready.place.layout][ready.place.block];
+void FileWriter::start_write(const ClaimedBlock& claimed) {
+  const Block& block = blocks_[claimed.place.layout][claimed.place.block];
   std::byte* data = nullptr;
-  if (ready.slot) {
-    data = ring_->block(*ready.slot);
+  if (claimed.slot) {
+    data = ring_->block(*claimed.slot);
   } else {
     data = block.direct->memory.data + (block.offset - block.direct->offset);
   }
-  Future future = targets_[ready.place.layout].file.async_pwrite({data, block.bytes}, block.offset);
-  future.on_done([this, ready, future] { written(ready, future.result()); });
+  Future future = targets_[claimed.place.layout].file.async_pwrite({data, block.bytes}, block.offset);
+  future.on_done([this, claimed, future] { finish_write(claimed, future.result()); });
 }
 
-void FileWriter::written(const Ready& ready, const Result<std::uint64_t>& result) {
+void FileWriter::finish_write(const ClaimedBlock& claimed, const Result<std::uint64_t>& result) {
   const std::scoped_lock lock(mutex_);
   if (result) {
     bytes_done_.fetch_add(*result, std::memory_order_relaxed);
   } else {
     fail(result.error());
   }
-  if (ready.slot) ring_->give_back(*ready.slot);
-  move_to(BlockState::done, ready.place);
+  if (claimed.slot) ring_->give_back(*claimed.slot);
+  move_to(BlockState::done, claimed.place);
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
 

@@ -79,7 +79,7 @@ class FileWriter {
   const File& file(std::size_t layout) const { return targets_[layout].file; }
 
  private:
-  struct Held {  // staged, and waiting for checksums that stand in it
+  struct Held {  // filled, and waiting for checksums that stand in it
     std::size_t block;
     StagingRing::Index slot;
     std::size_t after;  // until so many blocks are folded
@@ -92,14 +92,14 @@ class FileWriter {
     std::vector<Held> held;
   };
   enum class WriteWhen { staged, all_staged };
-  struct Ready {
+  // A block that a copier has claimed, until it is done.
+  struct ClaimedBlock {
     BlockPlace place;
     std::optional<StagingRing::Index> slot;  // none: direct
   };
-
-  struct Claimed {
-    Ready ready;
-    bool fetched = false;  // nothing of it is in the memory of devices any more
+  struct Claim {
+    ClaimedBlock block;
+    bool is_fetched = false;  // nothing of it is in the memory of devices any more
   };
 
   static bool may_follow(BlockState from, BlockState to);
@@ -112,17 +112,17 @@ class FileWriter {
   bool is_fetching() const { return count(BlockState::fetching) + count(BlockState::fetched) > 0; }
   void copy_blocks();
   void write_staged(std::unique_lock<std::mutex>& lock);
-  bool claim(std::unique_lock<std::mutex>& lock, Claimed& claimed);
-  std::optional<Claimed> try_claim_next();
+  bool claim(std::unique_lock<std::mutex>& lock, Claim& claimed);
+  std::optional<Claim> try_claim_next();
   void grow_ring(std::unique_lock<std::mutex>& lock);
-  bool fetch(const Ready& claimed);
-  void fetched(const Ready& claimed, const Status& status);
+  bool start_fetch(const ClaimedBlock& claimed);
+  void finish_fetch(const ClaimedBlock& claimed, const Status& status);
   std::vector<PartialChecksum> fill(const FileLayout& layout, const Block& block, std::byte* slot) const;
-  void filled(const Ready& filled, std::vector<PartialChecksum> checksums);
+  void finish_fill(const ClaimedBlock& filled, std::vector<PartialChecksum> checksums);
   std::size_t release_point(std::size_t layout, const Block& block) const;
   void fill_checksum_fields(std::size_t layout, const Block& block, std::byte* slot) const;
-  void write(const Ready& ready);
-  void written(const Ready& ready, const Result<std::uint64_t>& result);
+  void start_write(const ClaimedBlock& claimed);
+  void finish_write(const ClaimedBlock& claimed, const Result<std::uint64_t>& result);
   void fail(Error error);
   Status outcome() const;
 
@@ -140,8 +140,8 @@ class FileWriter {
   std::size_t least_slots_ = 0;        // fewer would wait for each other
   std::vector<Progress> progress_;
   std::array<std::size_t, kBlockStates> counts_{};  // of blocks, by their states
-  std::deque<Ready> fetched_;                       // in that state
-  std::vector<Ready> staged_;                       // in that state
+  std::deque<ClaimedBlock> fetched_blocks_;         // in the state fetched
+  std::vector<ClaimedBlock> staged_blocks_;         // in the state staged
   std::size_t direct_ = 0;                          // direct blocks that are filling to writing
   std::size_t growing_ = 0;                         // copiers that make ring_ larger
   WriteWhen write_when_ = WriteWhen::staged;
