@@ -1,11 +1,11 @@
 #include "base/trace_json.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <iterator>
 #include <map>
@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/utc_time.h"
 #include "trunkline/error.h"
 
 namespace trunkline::trace {
@@ -72,9 +73,9 @@ class Writer {
     write_storage();
     write_names();
     fmt::format_to(std::back_inserter(text_),
-                   "\n],\"otherData\":{{\"process\":{},\"started\":\"{:%Y-%m-%dT%H:%M:%SZ}\","
+                   "\n],\"otherData\":{{\"process\":{},\"started\":\"{}\","
                    "\"seconds\":{:.6f},\"events\":{},\"dropped_events\":{}}}}}\n",
-                   ::getpid(), fmt::gmtime(std::chrono::system_clock::to_time_t(recording_.started)),
+                   ::getpid(), utc_time(std::chrono::system_clock::to_time_t(recording_.started)),
                    static_cast<double>(recording_.end_ns - recording_.start_ns) / 1e9,
                    recording_.events.size(), recording_.dropped_events);
     write_(text_);

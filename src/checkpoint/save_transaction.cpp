@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/utc_time.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/retention.h"
@@ -32,14 +33,6 @@ std::unexpected<Error> has_ended(std::string_view call, std::uint64_t step) {
       "{}: the save of step {} has ended, or belongs to the process that this one was forked from; begin "
       "another save",
       call, step));
-}
-
-std::string now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
 }  // namespace
@@ -174,7 +167,7 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   // Above those of steps that somebody has moved out meanwhile, and may move back.
   manifest.commit = next_commit(state_->directory, *entries,
                                 std::max(state_->descriptor.first_commit, state_->known.newest_number() + 1));
-  manifest.time = now();
+  manifest.time = utc_time(std::time(nullptr));
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
   if (auto whole = check_shards(manifest); !whole) return std::unexpected(whole.error());

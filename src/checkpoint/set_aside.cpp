@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/utc_time.h"
 #include "checkpoint/descriptor_io.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
@@ -28,15 +29,6 @@ namespace fs = std::filesystem;
 constexpr unsigned kIdDigits = 16;
 constexpr unsigned kMaxFolders = 1000;  // within one second
 
-// For people to read: nothing is ordered by it, since clocks jump.
-std::string time_for_name() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  return fmt::format("{:04}{:02}{:02}T{:02}{:02}{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
-
 std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
   std::vector<std::string> volumes = descriptor.all_volumes();
   std::erase_if(volumes, [](const std::string& volume) { return !os::exists(volume); });
@@ -46,7 +38,8 @@ std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {
 // Creates a new folder with a descriptor; the folder belongs to the process that creates the descriptor.
 Result<std::string> make_folder(const std::string& directory, const StoreDescriptor& descriptor,
                                 const DirectoryOps& ops) {
-  const std::string time = time_for_name();
+  // For people to read: nothing is ordered by it, since clocks jump.
+  const std::string time = utc_time_for_name(std::time(nullptr));
   for (unsigned number = 1; number <= kMaxFolders; ++number) {
     std::string path = fmt::format("{}/{}", directory, aside_directory(time, number));
     if (os::exists(path)) continue;

@@ -1,9 +1,9 @@
 #include "cli/environment_json.h"
 
-#include <fmt/chrono.h>
-
 #include <ctime>
 #include <optional>
+
+#include "base/utc_time.h"
 
 namespace trunkline::cli {
 namespace {
@@ -35,7 +35,7 @@ Json environment_json(const os::Environment& environment) {
 
 Json provenance_json(const os::Environment& environment) {
   return {{"trunkline", TRUNKLINE_VERSION},
-          {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+          {"time", utc_time(std::time(nullptr))},
           {"environment", environment_json(environment)}};
 }
 
