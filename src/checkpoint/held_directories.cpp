@@ -1,11 +1,9 @@
 #include "checkpoint/held_directories.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <tuple>
 #include <utility>
 
 #include "os/same_file.h"
@@ -25,14 +23,6 @@ Status HeldDirectories::check() const {
     if (auto same = os::check_leads_to(directory.path, directory.fd.get()); !same) return same;
   }
   return {};
-}
-
-void HeldDirectories::remove_file_from_first(const std::string& name) const {
-  if (directories_.empty()) return;
-  const int directory = directories_.front().fd.get();
-  if (::unlinkat(directory, name.c_str(), 0) != 0) return;
-  const os::UniqueFd opened(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (opened.valid()) std::ignore = ::fsync(opened.get());
 }
 
 }  // namespace trunkline::checkpoint

@@ -17,8 +17,9 @@ class HeldDirectories {
   // Whether each path still leads to the directory that was opened under it.
   Status check() const;
 
-  // Removes a file from the directory that was held first, durably, whatever its path leads to now.
-  void remove_file_from_first(const std::string& name) const;
+  // The descriptor (O_PATH) of the directory that was held first, whatever its path leads to now; -1: none is
+  // held.
+  int first() const { return directories_.empty() ? -1 : directories_.front().fd.get(); }
 
  private:
   struct Directory {

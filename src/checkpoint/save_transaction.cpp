@@ -1,13 +1,16 @@
 #include "checkpoint/save_transaction.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,6 +20,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/retention.h"
+#include "os/unique_fd.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -130,11 +134,17 @@ Status SaveTransaction::confirm(const Commit& commit, bool replaces) {
   phase_ = same ? Phase::committed : Phase::uncertain;
   if (same) return same;
   // Others that took the lock may have removed an earlier checkpoint of the step on account of this one.
-  if (lock_->check_or_renew() || !replaces) {
-    state_->known.saved.erase(commit);
-    directories_.remove_file_from_first(manifest_file(commit.number));
-  }
+  if (lock_->check_or_renew() || !replaces) withdraw_manifest(commit);
   return same;
+}
+
+// Where it was written, durably: its path, and with it DirectoryOps, may lead to another directory by now. If
+// that fails it stays, unknown to this store, whose retention must not rely on it.
+void SaveTransaction::withdraw_manifest(const Commit& commit) {
+  state_->known.saved.erase(commit);
+  if (::unlinkat(directories_.first(), manifest_file(commit.number).c_str(), 0) != 0) return;
+  const os::UniqueFd opened(::openat(directories_.first(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.valid()) std::ignore = ::fsync(opened.get());
 }
 
 // How a checkpoint comes to be, so that it is there, whole, exactly when its manifest is, whenever a process

@@ -77,6 +77,7 @@ class SaveTransaction {
   Status sync_directories(const Manifest& manifest) const;
   Status write_manifest(const Commit& commit, const std::string& text);
   Status confirm(const Commit& commit, bool replaces);
+  void withdraw_manifest(const Commit& commit);
   Result<CollectionResult> remove_uncommitted();
 
   const std::shared_ptr<StoreState> state_;
