@@ -34,8 +34,8 @@ namespace {
 
 // Records beyond these are dropped while nobody can deliver: a program may keep the GIL for long.
 constexpr std::size_t kMostPending = 10'000;
-// How long the exit waits for a handler that does not return.
-constexpr std::chrono::seconds kExitPatience{10};
+// Seconds that the exit, and trunkline._core.deliver_log(), wait for a handler that does not return.
+constexpr std::chrono::seconds kHandlerTimeout{10};
 
 struct Delivery {
   std::mutex mutex;
@@ -98,7 +98,7 @@ void deliver_all() {
   deliver(delivery);
   const GilReleased unlocked;
   std::unique_lock lock(delivery.mutex);
-  delivery.changed.wait_for(lock, kExitPatience, [&] { return delivery.deliveries == 0; });
+  delivery.changed.wait_for(lock, kHandlerTimeout, [&] { return delivery.deliveries == 0; });
 }
 
 void run(Delivery& delivery) {
@@ -198,7 +198,7 @@ void stop_log_delivery() {
     std::unique_lock lock(delivery.mutex);
     delivery.stopping = true;
     delivery.changed.notify_all();
-    delivery.changed.wait_for(lock, kExitPatience, [&] { return !delivery.has_thread; });
+    delivery.changed.wait_for(lock, kHandlerTimeout, [&] { return !delivery.has_thread; });
   }
   deliver(delivery);
   log::Levels off;
