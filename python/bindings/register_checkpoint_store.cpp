@@ -387,30 +387,10 @@ void register_checkpoint_save(nb::module_& module) {
            "Ends the save, and removes what was written and not committed: all writers must be done.");
 }
 
-}  // namespace
+using StoreClass = nb::class_<StoreObject>;
 
-void register_checkpoint_store(nb::module_& module) {
-  register_checkpoint_save(module);
-  nb::class_<StoreObject>(
-      module, "CheckpointStore",
-      "A directory of checkpoints (docs/formats/checkpoint.md): steps, manifests, commits. Thread-safe.\n\n"
-      "volumes: directories over which shards are spread (None: as the directory has them; []: beside the "
-      "manifests).\n"
-      "create: let begin() make what is missing, and change the volumes; without it FileNotFoundError is "
-      "raised.\n"
-      "fresh: the first save sets the checkpoints that it finds aside, in a folder of their own.\n\n"
-      "A save goes begin(), and commit, retain, release of the CheckpointSave; until its release nobody else "
-      "can\n"
-      "save or collect.\n"
-      "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
-      "(dicts of\n"
-      "\"path\" and \"bytes\"), \"bytes\" (their sum) and \"problems\" (exceptions: what was left alone, and "
-      "why).")
-      .def("__init__", &create, "directory"_a.none(), "volumes"_a = nb::none(), nb::kw_only(),
-           "create"_a = true, "fresh"_a = false,
-           nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
-                   "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
-                   "fresh: bool = False) -> None"))
+void define_continuation(StoreClass& store) {
+  store
       .def("position", &position,
            nb::sig("def position(self) -> tuple[str, int | None, list[tuple[int, int, bytes]]]"),
            "The state of the directory, for continue_from(); read it before a checkpoint is read. The second "
@@ -429,8 +409,11 @@ void register_checkpoint_store(nb::module_& module) {
       .def("check_continues", &check_continues, "step"_a.none(),
            nb::sig("def check_continues(self, step: int) -> None"),
            "Raises what begin() would: FileExistsError for checkpoints that were neither loaded nor saved "
-           "here.")
-      .def("steps", &steps, "Committed steps, ascending.")
+           "here.");
+}
+
+void define_reading(StoreClass& store) {
+  store.def("steps", &steps, "Committed steps, ascending.")
       .def("latest", &latest, "The step that was committed last, whatever its number; None if there is none.")
       .def("read_manifest", &read_manifest, "step"_a.none(),
            nb::sig("def read_manifest(self, step: int) -> dict[str, typing.Any]"),
@@ -440,7 +423,11 @@ void register_checkpoint_store(nb::module_& module) {
            "The same, not as Python objects.")
       .def("shard_paths", &shard_paths, "manifest"_a.none(),
            nb::sig("def shard_paths(self, manifest: dict[str, typing.Any]) -> list[str]"),
-           "Paths of the manifest's shards, in their order.")
+           "Paths of the manifest's shards, in their order.");
+}
+
+void define_changes(StoreClass& store) {
+  store
       .def(
           "begin", &begin, "step"_a.none(), "shards"_a.none(),
           nb::sig("def begin(self, step: int, shards: collections.abc.Sequence[int]) -> CheckpointSave"),
@@ -456,7 +443,11 @@ void register_checkpoint_store(nb::module_& module) {
           "remove", &remove, "step"_a.none(), nb::sig("def remove(self, step: int) -> None"),
           "Removes the checkpoint of a step. Raises FileNotFoundError; Error with EBUSY while another saves.")
       .def("collect_if_used", &collect_if_used, nb::sig("def collect_if_used(self) -> dict[str, typing.Any]"),
-           "The same where a save was begun before; otherwise nothing, and no lock is made.")
+           "The same where a save was begun before; otherwise nothing, and no lock is made.");
+}
+
+void define_verification(StoreClass& store) {
+  store
       .def("why_gone", &why_gone, "path"_a.none(), "step"_a.none(),
            nb::sig("def why_gone(self, path: trunkline._types.Path, step: int) -> str | None"),
            "Why the shard at `path` is missing, where its volume belongs to another directory: a clause.")
@@ -470,7 +461,11 @@ void register_checkpoint_store(nb::module_& module) {
            "\"checksum\"),\n"
            "\"path\", \"shard\", \"chunk\" (in the file, or None), \"offset\", \"bytes\", \"tensors\" "
            "(names) and \"message\".\n"
-           "progress is called with bytes done and in all, several times a second; what it raises ends it.")
+           "progress is called with bytes done and in all, several times a second; what it raises ends it.");
+}
+
+void define_properties(StoreClass& store) {
+  store
       .def_prop_ro(
           "directory", [](const StoreObject& self) { return decode_path(self.store->directory()); },
           nb::for_getter(nb::sig("def directory(self) -> str")), "The directory, absolute (str).")
@@ -490,6 +485,37 @@ void register_checkpoint_store(nb::module_& module) {
       .def_prop_ro(
           "id", [](const StoreObject& self) { return descriptor_of(self).id; },
           "The part that the names of its directories on volumes share (str); chosen by the first save.");
+}
+
+}  // namespace
+
+void register_checkpoint_store(nb::module_& module) {
+  register_checkpoint_save(module);
+  StoreClass store(
+      module, "CheckpointStore",
+      "A directory of checkpoints (docs/formats/checkpoint.md): steps, manifests, commits. Thread-safe.\n\n"
+      "volumes: directories over which shards are spread (None: as the directory has them; []: beside the "
+      "manifests).\n"
+      "create: let begin() make what is missing, and change the volumes; without it FileNotFoundError is "
+      "raised.\n"
+      "fresh: the first save sets the checkpoints that it finds aside, in a folder of their own.\n\n"
+      "A save goes begin(), and commit, retain, release of the CheckpointSave; until its release nobody else "
+      "can\n"
+      "save or collect.\n"
+      "Manifests are dicts with the keys of the format; dicts of removals have \"busy\" (bool), \"removed\" "
+      "(dicts of\n"
+      "\"path\" and \"bytes\"), \"bytes\" (their sum) and \"problems\" (exceptions: what was left alone, and "
+      "why).");
+  store.def("__init__", &create, "directory"_a.none(), "volumes"_a = nb::none(), nb::kw_only(),
+            "create"_a = true, "fresh"_a = false,
+            nb::sig("def __init__(self, directory: trunkline._types.Path, volumes: "
+                    "collections.abc.Sequence[trunkline._types.Path] | None = None, *, create: bool = True, "
+                    "fresh: bool = False) -> None"));
+  define_continuation(store);
+  define_reading(store);
+  define_changes(store);
+  define_verification(store);
+  define_properties(store);
 }
 
 }  // namespace trunkline::python
