@@ -99,24 +99,10 @@ nb::object repr(const FileObject& self) {
   return nb::str("<trunkline.File {!r} mode={!r}>").format(decode_path(self.file().path()), self.mode());
 }
 
-}  // namespace
+using FileClass = nb::class_<FileObject>;
 
-void register_file(nb::module_& module) {
-  nb::class_<FileObject>(
-      module, "File", nb::is_weak_referenceable(),
-      "An open file, made by trunkline.open or Volume.open. Thread-safe; a context manager that closes.\n\n"
-      "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol, DLPack or "
-      "__cuda_array_interface__:\n"
-      "contiguous, in the memory of the CPU or a CUDA GPU, of any dtype; its bytes are not converted. "
-      "Raises\n"
-      "ValueError for buffers that are not contiguous, or read-only when reading. For a GPU's memory the\n"
-      "operation is ordered after the work on `stream` (an object of torch, CuPy or Numba, or a CUstream as "
-      "an\n"
-      "int; None: torch's current stream, or the one that the array names); once it is done, the bytes are\n"
-      "visible to every stream.\n"
-      "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order\n"
-      "unless one is awaited before the next is submitted.")
-      .def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
+void define_transfers(FileClass& file) {
+  file.def("pread", &FileObject::pread, "buffer"_a.none(), "offset"_a.none() = 0, nb::kw_only(),
            "stream"_a = nb::none(),
            nb::sig("def pread(self, buffer: trunkline._types.WritableBuffer, offset: int = 0, *, stream: "
                    "object = None) -> int"),
@@ -151,8 +137,11 @@ void register_file(nb::module_& module) {
            "done.\n\n"
            "The buffer must not change before that. Waits only while the engine's queue is full. Raises for "
            "an\n"
-           "invalid argument; the Future raises errors of writing.")
-      .def_prop_ro("size", &FileObject::size, "Size of the file in bytes (int).")
+           "invalid argument; the Future raises errors of writing.");
+}
+
+void define_state(FileClass& file) {
+  file.def_prop_ro("size", &FileObject::size, "Size of the file in bytes (int).")
       .def_prop_ro(
           "path", [](const FileObject& self) { return decode_path(self.file().path()); },
           nb::for_getter(nb::sig("def path(self) -> str")), "The path it was opened by (str).")
@@ -174,7 +163,9 @@ void register_file(nb::module_& module) {
           "__exit__", [](const FileObject& self, const nb::args&) { self.close(); },
           nb::sig("def __exit__(self, *exc: object) -> None"))
       .def("__repr__", &repr, nb::sig("def __repr__(self) -> str"));
+}
 
+void define_open(nb::module_& module) {
   module.def(
       "open", &open, "path"_a.none(), "mode"_a.none() = "r", nb::kw_only(), "engine"_a = nb::none(),
       "direct"_a.none() = "auto",
@@ -195,6 +186,28 @@ void register_file(nb::module_& module) {
       "cache if that contains nearly all of the file when it is opened (for reading a whole file once), "
       "which\n"
       "the kernel reports from Linux 6.5 on for files that the process may write, except on overlayfs.");
+}
+
+}  // namespace
+
+void register_file(nb::module_& module) {
+  FileClass file(
+      module, "File", nb::is_weak_referenceable(),
+      "An open file, made by trunkline.open or Volume.open. Thread-safe; a context manager that closes.\n\n"
+      "A buffer is a torch.Tensor, a numpy array, or any object with the buffer protocol, DLPack or "
+      "__cuda_array_interface__:\n"
+      "contiguous, in the memory of the CPU or a CUDA GPU, of any dtype; its bytes are not converted. "
+      "Raises\n"
+      "ValueError for buffers that are not contiguous, or read-only when reading. For a GPU's memory the\n"
+      "operation is ordered after the work on `stream` (an object of torch, CuPy or Numba, or a CUstream as "
+      "an\n"
+      "int; None: torch's current stream, or the one that the array names); once it is done, the bytes are\n"
+      "visible to every stream.\n"
+      "Offsets are bytes from the file's start. Operations on overlapping ranges run in no particular order\n"
+      "unless one is awaited before the next is submitted.");
+  define_transfers(file);
+  define_state(file);
+  define_open(module);
 }
 
 }  // namespace trunkline::python
