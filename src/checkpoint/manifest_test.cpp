@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -145,12 +146,24 @@ TEST(Manifest, TheFirstLineShowsWhatIsWrong) {
   }
 }
 
-TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
-  struct Case {
-    std::string json;
-    std::string_view why;
-  };
-  const Case cases[] = {
+struct FormatCase {
+  std::string json;
+  std::string_view why;
+};
+
+void expect_format_errors(std::span<const FormatCase> cases) {
+  for (const auto& [json, why] : cases) {
+    const auto parsed = parse_manifest(frame_manifest(json), "/d/m");
+    ASSERT_FALSE(parsed) << json;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::format) << json;
+    EXPECT_NE(parsed.error().message.find(why), std::string::npos)
+        << why << ": " << parsed.error().message << "\n"
+        << json;
+  }
+}
+
+TEST(Manifest, AWrongFieldIsAFormatErrorThatNamesTheReason) {
+  const FormatCase cases[] = {
       {"[]", "not a JSON object"},
       {with("\"step\":12,", ""), "\"step\" is missing"},
       {with("\"state\"", "\"State\""), "unknown key \"State\""},
@@ -175,6 +188,15 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("\"/fast/run-0011\"", "\".\""), "duplicated"},
       {with("\"/fast/run-0011\"", "7"), "\"volumes\""},
       {with("[\".\",\"/fast/run-0011\"]", "{}"), "\"volumes\" is not an array"},
+      {with("\"state\":{", "\"state\":" + std::string(600, '[') + std::string(600, ']') + ",\"x\":{"),
+       "nested"},
+      {with("\"epoch\"", "\"z\""), "duplicated"},
+  };
+  expect_format_errors(cases);
+}
+
+TEST(Manifest, AWrongShardOrTensorIsAFormatErrorThatNamesTheReason) {
+  const FormatCase cases[] = {
       {with("\"volume\":1", "\"volume\":2"), "volume 2 does not exist"},
       {with("\"volume\":1", "\"volume\":1,\"colour\":1"), "\"colour\""},
       {with("shard-b.safetensors", "../x"), "plain file name"},
@@ -208,18 +230,8 @@ TEST(Manifest, EverythingElseIsAFormatErrorThatNamesTheReason) {
       {with("[0,1000,1500]", "[0,1000]"), "a piece is not"},
       {with("[0,1000,1500]", "[0,1000,\"1500\"]"), "\"pieces\""},
       {with("{\"name\":\"\"", "{\"title\":1,\"name\":\"\""), "\"title\""},
-      {with("\"state\":{", "\"state\":" + std::string(600, '[') + std::string(600, ']') + ",\"x\":{"),
-       "nested"},
-      {with("\"epoch\"", "\"z\""), "duplicated"},
   };
-  for (const auto& [json, why] : cases) {
-    const auto parsed = parse_manifest(frame_manifest(json), "/d/m");
-    ASSERT_FALSE(parsed) << json;
-    EXPECT_EQ(parsed.error().kind, ErrorKind::format) << json;
-    EXPECT_NE(parsed.error().message.find(why), std::string::npos)
-        << why << ": " << parsed.error().message << "\n"
-        << json;
-  }
+  expect_format_errors(cases);
 }
 
 TEST(Manifest, FeaturesMakeAVersionThatOlderReadersReject) {

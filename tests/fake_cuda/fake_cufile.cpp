@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "fake_cuda.h"
@@ -202,6 +203,47 @@ ssize_t without_calls(int fd, std::byte* memory, std::size_t bytes, off_t offset
   return static_cast<ssize_t>(there);
 }
 
+// What the test has ordered for the transfer that runs now.
+struct Order {
+  int mode = direct;
+  std::optional<long> result;  // instead of what is moved
+};
+
+Order next_order() {
+  const std::scoped_lock lock(state().mutex);
+  Order order{.mode = state().mode, .result = {}};
+  if (state().result_times == 0) return order;
+  if (state().result_after > 0) {
+    --state().result_after;
+  } else {
+    --state().result_times;
+    order.result = state().result;
+  }
+  return order;
+}
+
+// Returns what cuFile reports.
+ssize_t move_bytes(bool to_file, int fd, std::byte* memory, std::size_t bytes, off_t offset) {
+  const Order order = next_order();
+  if (order.result && *order.result <= 0) return *order.result;
+  std::size_t most = order.result ? std::min(bytes, static_cast<std::size_t>(*order.result)) : bytes;
+  if (to_file) most = most / kPage * kPage;  // the part that can be written; the rest must be written again
+  ssize_t done = 0;
+  if (order.mode == nothing && !to_file)
+    done = static_cast<ssize_t>(most);
+  else if (to_file || order.mode == compatible || order.mode == pretending)
+    done = with_calls(to_file, fd, memory, most, offset);
+  else if (order.mode == by_io_uring)
+    done = with_ring(fd, memory, most, offset);
+  else if (order.mode == by_aio)
+    done = with_aio(fd, memory, most, offset);
+  else
+    done = without_calls(fd, memory, most, offset);
+  if (order.result && done >= 0) done = *order.result;
+  if (order.mode == wrong && done > 0 && !to_file) memory[done / 2] ^= std::byte{1};
+  return done;
+}
+
 Outcome transfer(const char* function, bool to_file, void* handle, void* memory, std::size_t* bytes,
                  off_t* file_offset, off_t* memory_offset, ssize_t* moved, void* stream) {
   if (const Outcome refused = begin(function); refused.code != kSuccess) return refused;
@@ -240,41 +282,7 @@ Outcome transfer(const char* function, bool to_file, void* handle, void* memory,
   });
   const bool added = fake::add_work(stream, address, *bytes, [=](std::byte* where) {
     static_cast<void>(until_done);
-    long least = -1;
-    int mode = direct;
-    bool change = false;
-    {
-      const std::scoped_lock lock(state().mutex);
-      mode = state().mode;
-      if (state().result_times > 0) {
-        if (state().result_after > 0) {
-          --state().result_after;
-        } else {
-          --state().result_times;
-          change = true;
-          least = state().result;
-        }
-      }
-    }
-    ssize_t done = least;
-    if (!change || least > 0) {
-      std::size_t most = change ? std::min(*bytes, static_cast<std::size_t>(least)) : *bytes;
-      if (to_file)
-        most = most / kPage * kPage;  // the part that can be written; the rest must be written again
-      if (mode == nothing && !to_file)
-        done = static_cast<ssize_t>(most);
-      else if (to_file || mode == compatible || mode == pretending)
-        done = with_calls(to_file, file->fd, where, most, *file_offset);
-      else if (mode == by_io_uring)
-        done = with_ring(file->fd, where, most, *file_offset);
-      else if (mode == by_aio)
-        done = with_aio(file->fd, where, most, *file_offset);
-      else
-        done = without_calls(file->fd, where, most, *file_offset);
-      if (change && done >= 0) done = least;
-      if (mode == wrong && done > 0 && !to_file) where[done / 2] ^= std::byte{1};
-    }
-    *moved = done;
+    *moved = move_bytes(to_file, file->fd, where, *bytes, *file_offset);
   });
   if (!added) {
     fake::complain(std::string(function) + " on a stream that is not the current context's");
