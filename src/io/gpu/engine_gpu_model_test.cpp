@@ -8,6 +8,8 @@
 #include <numeric>
 #include <random>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "io/gpu/gpu_fixture.h"
 #include "support/engines.h"
@@ -105,12 +107,34 @@ TEST_P(GpuModelTest, RandomReadsAndWritesMatch) {
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
 
-// Many concurrent operations, on two devices and behind two streams, some of them cancelled. Each round gives
-// every region of the file and of the memory to at most one operation, so that the model knows the outcome
-// regardless of the order in which they run.
-TEST_P(GpuModelTest, ConcurrentOperationsMatch) {
-  constexpr std::size_t kRegions = 8;
-  constexpr std::size_t kRegion = 90'000;
+constexpr std::size_t kRegions = 8;
+constexpr std::size_t kRegion = 90'000;
+
+// A file and the memory of two devices, with what they must contain. Each round gives every region of the
+// file and of the memory to at most one operation, so that the model knows the outcome regardless of the
+// order in which they run.
+class ConcurrentModel {
+ public:
+  ConcurrentModel(File file, std::vector<std::byte> contents)
+      : file_(std::move(file)), in_file_(std::move(contents)) {
+    for (const std::size_t device : {0, 1}) memories_[device].set(on_device_[device]);
+  }
+
+  void run_round() {
+    std::vector<Sent> all = send_all();
+    for (Sent& sent : all) {
+      if (sent.cancelled) sent.future.cancel();
+    }
+    for (Sent& sent : all) {
+      ASSERT_NO_FATAL_FAILURE(check(sent));
+    }
+    for (const std::size_t device : {0, 1}) ASSERT_EQ(streams_[device].synchronize(), 0);
+    for (const std::size_t device : {0, 1}) ASSERT_EQ(memories_[device].contents(), on_device_[device]);
+  }
+
+  const std::vector<std::byte>& in_file() const { return in_file_; }
+
+ private:
   struct Sent {
     Future future;
     Op op;
@@ -120,84 +144,97 @@ TEST_P(GpuModelTest, ConcurrentOperationsMatch) {
     std::size_t in_memory;
     std::size_t length;
     bool cancelled;
+
+    std::size_t device() const { return memory_region % 2; }
+    std::size_t memory_offset() const { return memory_region * kRegion + in_memory; }
+    std::size_t file_offset() const { return file_region * kRegion + in_file; }
   };
-  const File under_test = file(engine_, random_bytes(kRegions * kRegion, 2), open_);
-  std::vector<std::byte> in_file = contents(under_test);
-  const GpuMemory memories[] = {GpuMemory(kRegions * kRegion, 0), GpuMemory(kRegions * kRegion, 1)};
-  const GpuStream streams[] = {GpuStream(0), GpuStream(1)};
-  std::vector<std::byte> on_device[] = {random_bytes(kRegions * kRegion, 3),
-                                        random_bytes(kRegions * kRegion, 4)};
-  for (const std::size_t device : {0, 1}) memories[device].set(on_device[device]);
-  std::mt19937_64 random(31);
-  fakeCudaDelayUpTo(400);
-  for (int round = 0; round < 20; ++round) {
+
+  std::vector<Sent> send_all() {
     std::array<std::size_t, kRegions> file_regions{};
     std::array<std::size_t, kRegions> memory_regions{};
     std::iota(file_regions.begin(), file_regions.end(), 0);
     std::iota(memory_regions.begin(), memory_regions.end(), 0);
-    std::ranges::shuffle(file_regions, random);
-    std::ranges::shuffle(memory_regions, random);
+    std::ranges::shuffle(file_regions, random_);
+    std::ranges::shuffle(memory_regions, random_);
     std::vector<Sent> all;
     for (std::size_t index = 0; index < kRegions; ++index) {
-      Sent sent{.future = {},
-                .op = random() % 2 == 0 ? Op::read : Op::write,
-                .file_region = file_regions[index],
-                .memory_region = memory_regions[index],
-                .in_file = random() % 3 == 0 ? 0 : random() % (kRegion / 2),
-                .in_memory = random() % 3 == 0 ? 0 : random() % (kRegion / 2),
-                .length = 1 + random() % (kRegion / 2),
-                .cancelled = random() % 6 == 0};
-      const std::size_t device = sent.memory_region % 2;
-      const std::size_t at = sent.memory_region * kRegion + sent.in_memory;
-      void* stream = nullptr;
-      if (random() % 2 == 0) {  // work that the operation must come after
-        stream = streams[device].handle();
-        const auto value = static_cast<unsigned char>(random());
-        ASSERT_EQ(fakeCudaFill(memories[device].address() + at, sent.length, value, stream), 0);
-        std::fill_n(on_device[device].begin() + static_cast<std::ptrdiff_t>(at), sent.length,
-                    std::byte{value});
-      }
-      const MemoryView view = memories[device].view(at, sent.length, stream);
-      const std::uint64_t offset = sent.file_region * kRegion + sent.in_file;
-      sent.future =
-          sent.op == Op::read ? under_test.async_pread(view, offset) : under_test.async_pwrite(view, offset);
-      all.push_back(sent);
+      all.push_back({.future = {},
+                     .op = random_() % 2 == 0 ? Op::read : Op::write,
+                     .file_region = file_regions[index],
+                     .memory_region = memory_regions[index],
+                     .in_file = random_() % 3 == 0 ? 0 : random_() % (kRegion / 2),
+                     .in_memory = random_() % 3 == 0 ? 0 : random_() % (kRegion / 2),
+                     .length = 1 + random_() % (kRegion / 2),
+                     .cancelled = random_() % 6 == 0});
+      send(all.back());
     }
-    for (Sent& sent : all) {
-      if (sent.cancelled) sent.future.cancel();
+    return all;
+  }
+
+  void send(Sent& sent) {
+    const std::size_t device = sent.device();
+    const std::size_t at = sent.memory_offset();
+    void* stream = nullptr;
+    if (random_() % 2 == 0) {  // work that the operation must come after
+      stream = streams_[device].handle();
+      const auto value = static_cast<unsigned char>(random_());
+      EXPECT_EQ(fakeCudaFill(memories_[device].address() + at, sent.length, value, stream), 0);
+      std::fill_n(on_device_[device].begin() + static_cast<std::ptrdiff_t>(at), sent.length,
+                  std::byte{value});
     }
-    for (Sent& sent : all) {
-      const std::size_t device = sent.memory_region % 2;
-      const std::size_t at = sent.memory_region * kRegion + sent.in_memory;
-      const std::size_t offset = sent.file_region * kRegion + sent.in_file;
-      std::byte* of_memory = on_device[device].data() + at;
-      std::byte* of_file = in_file.data() + offset;
-      const auto result = sent.future.result();
-      if (!result) {
-        ASSERT_TRUE(sent.cancelled) << result.error().message;
-        ASSERT_EQ(result.error().kind, ErrorKind::cancelled) << result.error().message;
-      } else if (sent.op == Op::read) {
-        std::memcpy(of_memory, of_file, sent.length);
-      } else {
-        std::memcpy(of_file, of_memory, sent.length);
-      }
-      // Immediately, before the others are waited for.
-      std::vector<std::byte> stored(sent.length);
-      ASSERT_TRUE(under_test.pread({stored.data(), stored.size()}, offset));
-      if (!result && sent.op == Op::write) std::ranges::copy(stored, of_file);  // any part of it
-      if (!result && sent.op == Op::read) {
-        // Earlier work on the stream may not have run yet, if nothing of the operation was sent.
-        ASSERT_EQ(streams[device].synchronize(), 0);
-        std::ranges::copy(memories[device].contents(at, sent.length), of_memory);
-      } else if (result) {
-        const std::vector<std::byte> held = memories[device].contents(at, sent.length);
-        ASSERT_TRUE(std::equal(held.begin(), held.end(), of_memory)) << "round " << round;
-      }
-      ASSERT_TRUE(std::equal(stored.begin(), stored.end(), of_file)) << "round " << round;
+    const MemoryView view = memories_[device].view(at, sent.length, stream);
+    sent.future = sent.op == Op::read ? file_.async_pread(view, sent.file_offset())
+                                      : file_.async_pwrite(view, sent.file_offset());
+  }
+
+  void check(Sent& sent) {
+    const std::size_t device = sent.device();
+    const std::size_t at = sent.memory_offset();
+    std::byte* of_memory = on_device_[device].data() + at;
+    std::byte* of_file = in_file_.data() + sent.file_offset();
+    const auto result = sent.future.result();
+    if (!result) {
+      ASSERT_TRUE(sent.cancelled) << result.error().message;
+      ASSERT_EQ(result.error().kind, ErrorKind::cancelled) << result.error().message;
+    } else if (sent.op == Op::read) {
+      std::memcpy(of_memory, of_file, sent.length);
+    } else {
+      std::memcpy(of_file, of_memory, sent.length);
     }
-    for (const std::size_t device : {0, 1}) ASSERT_EQ(streams[device].synchronize(), 0);
-    for (const std::size_t device : {0, 1}) ASSERT_EQ(memories[device].contents(), on_device[device]);
-    ASSERT_EQ(contents(under_test), in_file);
+    // Immediately, before the others are waited for.
+    std::vector<std::byte> stored(sent.length);
+    ASSERT_TRUE(file_.pread({stored.data(), stored.size()}, sent.file_offset()));
+    if (!result && sent.op == Op::write) std::ranges::copy(stored, of_file);  // any part of it
+    if (!result && sent.op == Op::read) {
+      // Earlier work on the stream may not have run yet, if nothing of the operation was sent.
+      ASSERT_EQ(streams_[device].synchronize(), 0);
+      std::ranges::copy(memories_[device].contents(at, sent.length), of_memory);
+    } else if (result) {
+      const std::vector<std::byte> held = memories_[device].contents(at, sent.length);
+      ASSERT_TRUE(std::equal(held.begin(), held.end(), of_memory));
+    }
+    ASSERT_TRUE(std::equal(stored.begin(), stored.end(), of_file));
+  }
+
+  File file_;
+  std::vector<std::byte> in_file_;
+  const GpuMemory memories_[2] = {GpuMemory(kRegions * kRegion, 0), GpuMemory(kRegions* kRegion, 1)};
+  const GpuStream streams_[2] = {GpuStream(0), GpuStream(1)};
+  std::vector<std::byte> on_device_[2] = {random_bytes(kRegions * kRegion, 3),
+                                          random_bytes(kRegions* kRegion, 4)};
+  std::mt19937_64 random_{31};
+};
+
+// Many concurrent operations, on two devices and behind two streams, some of them cancelled.
+TEST_P(GpuModelTest, ConcurrentOperationsMatch) {
+  const File under_test = file(engine_, random_bytes(kRegions * kRegion, 2), open_);
+  ConcurrentModel model(under_test, contents(under_test));
+  fakeCudaDelayUpTo(400);
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_NO_FATAL_FAILURE(model.run_round());
+    ASSERT_EQ(contents(under_test), model.in_file());
   }
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
 }
