@@ -12,7 +12,7 @@
 #include <fstream>
 
 #include "device/device.h"
-#include "device/gds/driver.h"
+#include "device/gds/session.h"
 #include "io/backends/backend.h"
 #include "io/engine_core.h"
 #include "io/gpu/gds_policy.h"

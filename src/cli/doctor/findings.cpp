@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <tuple>
 
-#include "device/gds/driver.h"
+#include "device/gds/session.h"
 
 namespace trunkline::cli {
 namespace {

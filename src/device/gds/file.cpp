@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/gds/driver.h"
+#include "device/gds/session.h"
 #include "os/async_queues.h"
 #include "os/fork_generation.h"
 #include "os/process_io.h"

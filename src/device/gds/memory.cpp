@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "device/gds/driver.h"
+#include "device/gds/session.h"
 #include "os/fork_generation.h"
 
 namespace trunkline::cufile {

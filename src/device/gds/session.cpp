@@ -1,4 +1,4 @@
-#include "device/gds/driver.h"
+#include "device/gds/session.h"
 
 #include <unistd.h>
 
