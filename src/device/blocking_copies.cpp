@@ -8,36 +8,36 @@
 
 namespace trunkline {
 
-class BlockingCopies::Bell {
+class BlockingCopies::Signal {
  public:
-  void ring() {
+  void notify() {
     const std::scoped_lock lock(mutex_);
-    rung_ = true;
+    set_ = true;
     changed_.notify_one();
   }
-  void await() {
+  void wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return std::exchange(rung_, false); });
+    changed_.wait(lock, [this] { return std::exchange(set_, false); });
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool rung_ = false;
+  bool set_ = false;
 };
 
-BlockingCopies::BlockingCopies() : bell_(std::make_unique<Bell>()) {}
+BlockingCopies::BlockingCopies() : ended_(std::make_unique<Signal>()) {}
 BlockingCopies::BlockingCopies(BlockingCopies&&) noexcept = default;
 BlockingCopies& BlockingCopies::operator=(BlockingCopies&& other) noexcept {
   queue_ = std::move(other.queue_);
-  bell_ = std::move(other.bell_);
+  ended_ = std::move(other.ended_);
   return *this;
 }
 BlockingCopies::~BlockingCopies() = default;
 
 Result<BlockingCopies> BlockingCopies::open(Device& device) {
   BlockingCopies copies;
-  auto queue = device.open_queue([bell = copies.bell_.get()] { bell->ring(); });
+  auto queue = device.open_queue([ended = copies.ended_.get()] { ended->notify(); });
   if (!queue) return std::unexpected(queue.error());
   copies.queue_ = std::move(*queue);
   return copies;
@@ -49,7 +49,7 @@ Status BlockingCopies::copy(Direction direction, std::byte* host, std::byte* dev
   std::vector<CopyQueue::Ended> ended;
   while (ended.empty()) {
     queue_->take(ended);
-    if (ended.empty()) bell_->await();
+    if (ended.empty()) ended_->wait();
   }
   std::optional<Error>& error = ended.front().error;
   if (error) return std::unexpected(std::move(*error));

@@ -1,4 +1,4 @@
-// Copies between host memory and a device's that are waited for.
+// Copies between host memory and a device's memory that block until they are done.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace trunkline {
 
-// One thread at a time.
+// Used by one thread at a time.
 class BlockingCopies {
  public:
   static Result<BlockingCopies> open(Device& device);
@@ -19,11 +19,11 @@ class BlockingCopies {
   Status copy(Direction direction, std::byte* host, std::byte* device, std::uint64_t bytes);
 
  private:
-  class Bell;
+  class Signal;
   BlockingCopies();
 
-  std::unique_ptr<Bell> bell_;
-  std::unique_ptr<CopyQueue> queue_;  // rings the bell: goes first
+  std::unique_ptr<Signal> ended_;
+  std::unique_ptr<CopyQueue> queue_;  // destroyed first: it notifies ended_
 };
 
 }  // namespace trunkline

@@ -1,5 +1,5 @@
-// The functions of the CUDA driver that are used, found by dlopen: nothing of CUDA is needed to build, and
-// the same build runs with and without it. Declared after the CUDA Driver API reference.
+// The functions of the CUDA driver that Trunkline uses, found by dlopen: building does not require CUDA, and
+// one build runs with and without it. Declared according to the CUDA Driver API reference.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ enum DeviceAttribute : int {
   gpu_direct_rdma = 116,
 };
 
-// Names are those of the driver, without "cu"; the comment has the version's suffix.
+// Named like those of the driver, without "cu"; a comment gives the suffix of the version.
 // NOLINTBEGIN(readability-identifier-naming)
 struct Api {
   Code (*Init)(unsigned flags);
@@ -74,7 +74,7 @@ struct Api {
 };
 // NOLINTEND(readability-identifier-naming)
 
-// A driver that was found, and initialised.
+// A driver that is loaded and initialised.
 struct Driver {
   Api api;
   std::string library;
@@ -87,7 +87,7 @@ bool is_loaded(const std::string& library);
 // Loads `library` and calls cuInit. `unsupported`, saying what is missing, where it cannot be used.
 Result<Driver> load_driver(const std::string& library);
 
-// What went wrong in `function` ("cuMemHostRegister"), while `action` was done.
+// The error of `function` ("cuMemHostRegister"), which was called for `action`.
 Error error_of(const Api& api, Code code, std::string_view function, std::string_view action);
 
 }  // namespace trunkline::cuda

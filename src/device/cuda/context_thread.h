@@ -1,4 +1,4 @@
-// A thread that waits for a device's work.
+// A thread that waits for work of a device.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ class ContextThread {
   ContextThread& operator=(const ContextThread&) = delete;
   ~ContextThread() { join(); }
 
-  // Runs `work` with the device's context, if it does not run yet. What is begun on a device must be waited
-  // for, so the thread that does it has the context before anything begins: fails where it cannot. `action`:
-  // for the message.
+  // Runs `work` on the thread with the device's context, unless it runs already. Fails where the thread
+  // cannot have the context: then no work may be started on the device, since nobody could wait for it.
+  // `action`: for the message.
   Status start(const CudaDevice& device, const char* name, std::string_view action,
                std::function<void()> work);
 

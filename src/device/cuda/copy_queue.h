@@ -1,4 +1,4 @@
-// Copies to and from a GPU, each way on a stream of its own.
+// Copies to and from a GPU, with a stream for each direction.
 #pragma once
 
 #include <memory>

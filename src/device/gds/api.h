@@ -1,5 +1,5 @@
-// The functions of cuFile (GPUDirect Storage) that are used, found by dlopen. Declared after the cuFile API
-// reference.
+// The functions of cuFile (GPUDirect Storage) that Trunkline uses, found by dlopen. Declared according to the
+// cuFile API reference.
 #pragma once
 
 #include <sys/types.h>
@@ -42,15 +42,15 @@ struct DriverProperties {  // CUfileDrvProps_t
   unsigned most_pinned;
   unsigned most_in_batch;
   unsigned batch_timeout;
-  unsigned reserved[32];  // what newer versions add
+  unsigned reserved[32];  // for fields of newer versions
 };
 
 inline constexpr int kSuccess = 0;
 inline constexpr int kAlreadyOpen = 5026;  // CU_FILE_DRIVER_ALREADY_OPEN
 inline constexpr int kLinuxDescriptor = 1;
-inline constexpr unsigned kAllKnownAndAligned = 0xF;  // of what a stream is given, when it is given
+inline constexpr unsigned kAllKnownAndAligned = 0xF;  // offsets, sizes and addresses, when a call is made
 
-// Names are those of the library, without "cuFile".
+// Named like those of the library, without "cuFile".
 // NOLINTBEGIN(readability-identifier-naming)
 struct Api {
   Outcome (*DriverOpen)();
@@ -61,7 +61,7 @@ struct Api {
   Outcome (*BufDeregister)(const void* memory);
   Outcome (*StreamRegister)(cuda::Stream stream, unsigned flags);
   Outcome (*StreamDeregister)(cuda::Stream stream);
-  // What is pointed to is read when the stream gets there.
+  // The pointers are dereferenced when the stream reaches the call.
   Outcome (*ReadAsync)(Handle handle, void* memory, std::size_t* bytes, off_t* file_offset,
                        off_t* memory_offset, ssize_t* moved, cuda::Stream stream);
   Outcome (*WriteAsync)(Handle handle, void* memory, std::size_t* bytes, off_t* file_offset,
@@ -72,10 +72,10 @@ struct Api {
 // Loads `library`; opens nothing. `unsupported`, saying what is missing, where it cannot be used.
 Result<Api> load(const std::string& library);
 
-// What went wrong in `function` ("cuFileBufRegister"), while `action` was done.
+// The error of `function` ("cuFileBufRegister"), which was called for `action`.
 Error error_of(Outcome outcome, std::string_view function, std::string_view action);
 
-// The same for what a read or write reports as its bytes.
+// The error of a read or write that reported `moved` as its bytes.
 Error error_of_result(ssize_t moved, std::string_view action);
 
 }  // namespace trunkline::cufile

@@ -1,4 +1,4 @@
-// Transfers between files and the memory of a GPU that cuFile does.
+// Transfers between files and the memory of a GPU by cuFile.
 #pragma once
 
 #include <functional>
