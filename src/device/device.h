@@ -1,4 +1,4 @@
-// Where a caller's bytes live, and how they get to and from the engine's host memory.
+// Devices: where the memory of a caller is, and how bytes move between it and host memory or files.
 #pragma once
 
 #include <cstddef>
@@ -18,21 +18,21 @@ namespace trunkline {
 
 enum class Direction { from_host, to_host };
 
-// A point in the work of one of a device's streams: copies that are given it begin when the stream has passed
+// A point in the work of one of a device's streams. A copy with a fence starts after the stream has reached
 // it.
 using Fence = std::shared_ptr<const void>;
 
 struct Copy {
   Direction direction = Direction::from_host;
-  std::byte* host = nullptr;  // best in memory that the device knows: see Device::pin
+  std::byte* host = nullptr;  // copies are faster if it is pinned: see Device::pin
   std::byte* device = nullptr;
   std::uint64_t bytes = 0;
   Fence after;            // or null
   std::uint32_t tag = 0;  // of the caller
 };
 
-// Copies under way between host memory and one device. start() and send() by one thread at a time, take() by
-// any; destruction waits for what is under way.
+// Copies in flight between host memory and one device. One thread at a time calls start() and send(); any
+// thread calls take(). The destructor waits for all copies in flight.
 class CopyQueue {
  public:
   struct Ended {
@@ -42,16 +42,16 @@ class CopyQueue {
 
   virtual ~CopyQueue() = default;
 
-  // Begins a copy, at the next send() at the latest. What goes wrong is told by take().
+  // Starts a copy, at the latest in the next send(). Errors are reported by take().
   virtual void start(Copy copy) = 0;
   virtual void send() = 0;
 
-  // Appends the copies that have ended since.
+  // Appends the copies that have ended since the last call.
   virtual void take(std::vector<Ended>& ended) = 0;
 };
 
-// An open file that a device reads and writes itself, without memory of the host between (GPUDirect Storage).
-// Dropped before its descriptor is closed. In a forked child dropping it does nothing.
+// An open file that a device reads and writes itself, without host memory in between (GPUDirect Storage). It
+// is dropped before the file's descriptor is closed. Dropping it in a forked child does nothing.
 class GdsFile {
  public:
   GdsFile() = default;
@@ -60,21 +60,21 @@ class GdsFile {
   virtual ~GdsFile() = default;
 };
 
-// How much must be shown before a file is taken for one that a device reaches itself.
+// What a probe of a file must show before the device reads and writes it itself.
 enum class GdsProbe {
-  real,  // that no bytes go through this process
-  works  // that the bytes arrive
+  bypasses_host,  // reads return the right bytes, and none of them go through this process
+  correct_data    // reads return the right bytes
 };
 
 struct GdsSource {
   int fd = -1;            // opened with O_DIRECT
   std::string path;       // for messages
-  std::string directory;  // that it is in: a probe file may be made there, and removed
-  // As another device was given it before, or null.
+  std::string directory;  // of the file; a probe file may be created in it, and removed
+  // What open_gds() of another device returned for this file, or null.
   std::shared_ptr<const GdsFile> known = {};
 };
 
-// Offset, address and length are multiples of this.
+// The offset, address and length of a GdsTransfer are multiples of this.
 inline constexpr std::uint64_t kGdsAlignment = 4096;
 
 struct GdsTransfer {
@@ -87,54 +87,55 @@ struct GdsTransfer {
   std::uint32_t tag = 0;  // of the caller
 };
 
-// Copies under way between files and one device's memory. As a CopyQueue.
+// Transfers in flight between files and one device's memory. Used like a CopyQueue.
 class GdsQueue {
  public:
   struct Ended {
     std::uint32_t tag = 0;
-    Result<std::uint64_t> bytes = 0;  // as many as moved, of the first; the error says why none did
-    bool again = false;               // the error is of the file, and will come again
+    Result<std::uint64_t> bytes = 0;  // transferred, from the beginning; an error: none were
+    bool again = false;               // later transfers of this file will fail alike
   };
 
   virtual ~GdsQueue() = default;
-  virtual void start(GdsTransfer copy) = 0;
+  virtual void start(GdsTransfer transfer) = 0;
   virtual void send() = 0;
   virtual void take(std::vector<Ended>& ended) = 0;
 };
 
-// Thread-safe. Lives as long as the process.
+// Thread-safe. Exists until the process ends.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
 
-  // Whether a disk's DMA and the CPU can work on this memory as it is; if not, every transfer goes through
-  // memory of the engine, with copies by a CopyQueue.
+  // Whether the CPU and the DMA of disks access this memory directly. If not, every transfer goes through the
+  // engine's host memory, copied by a CopyQueue.
   virtual bool host_accessible() const = 0;
 
-  // `on_ended` is called on some thread whenever take() has something new.
+  // `on_ended` is called, on any thread, whenever take() has something new.
   virtual Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_ended) = 0;
 
-  // The work that `stream`, one of the device's (null: its default stream), holds now.
+  // The end of the work that `stream` of this device (null: the default stream) holds now.
   virtual Result<Fence> fence(void* stream) = 0;
 
-  // Memory of the device, given back when what is returned is dropped.
+  // Allocates memory of the device, which is freed when the returned handle is dropped.
   virtual Result<std::shared_ptr<void>> allocate(std::uint64_t bytes) = 0;
 
-  // Tells the driver of host memory that many copies will use: they run faster, and beside other work; those
-  // of its other devices too. Given back when what is returned is dropped, before the memory goes.
+  // Page-locks host memory and registers it with the driver: copies of all of its devices become faster and
+  // asynchronous. Undone when the returned handle is dropped, which must happen before the memory is freed.
   virtual Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) = 0;
 
-  // The file for a GdsQueue of this device; `unsupported`, saying why, where that is not possible or not
-  // proven. The first file of a filesystem is read for it, or one beside it.
-  virtual Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe proof) = 0;
+  // Opens a file for a GdsQueue of this device. Fails with `unsupported`, and the reason, if the device
+  // cannot access it or the probe does not show that it can. The first file of each filesystem is probed, or
+  // a file that is created beside it.
+  virtual Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe probe) = 0;
 
   virtual Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_ended) = 0;
 
-  // Tells the driver of memory of this device that many direct copies will use: they need no copy within the
-  // device then. Given back when what is returned is dropped, before the memory goes. Null where the driver
-  // is not there or does not take it, which costs speed alone.
+  // Registers memory of this device that many GdsTransfers will use: they need no copy within the device
+  // then. Undone when the returned handle is dropped, which must happen before the memory is freed. Null
+  // where the driver is missing or does not accept the memory: transfers work all the same, more slowly.
   virtual Result<std::shared_ptr<const void>> register_for_gds(std::span<std::byte> memory) = 0;
 };
 

@@ -99,7 +99,7 @@ std::optional<std::string> why_not_gds(const EngineConfig& config, const os::Fil
 // The part of it that can be determined without a GPU.
 std::optional<std::string> why_not_gds(const EngineConfig& config, const os::FilePair& pair) {
   if (auto why = why_never_gds(config.gpu, pair)) return why;
-  return config.gpu == GpuPath::automatic ? cufile::why_not_here() : std::nullopt;
+  return config.gpu == GpuPath::automatic ? cufile::why_unavailable() : std::nullopt;
 }
 
 void explain_gpu(const EngineConfig& config, const os::FilePair& pair, const std::string& path,

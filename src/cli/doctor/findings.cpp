@@ -50,7 +50,7 @@ CudaFinding look_for_cuda() {
   CudaFinding finding;
   std::error_code ignored;
   finding.nvidia_fs = std::filesystem::exists("/proc/driver/nvidia-fs", ignored);
-  finding.why_not_gds = cufile::why_not_here().value_or("");
+  finding.why_not_gds = cufile::why_unavailable().value_or("");
   const auto info = cuda_info();
   if (!info) {
     finding.why = info.error().message;

@@ -20,8 +20,8 @@ Status ContextThread::start(const CudaDevice& device, const char* name, std::str
     try {
       thread_ = std::thread([&device, name, &entered, work = std::move(work)] {
         pthread_setname_np(pthread_self(), name);
-        const Current current(device);
-        const Code refused = current.code();
+        const ScopedContext context(device);
+        const Code refused = context.code();
         entered.set_value(refused);
         if (refused == kSuccess) work();
       });

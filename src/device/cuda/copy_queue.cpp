@@ -14,7 +14,7 @@
 namespace trunkline::cuda {
 namespace {
 
-// What has ended and was not taken yet.
+// The copies that have ended and were not taken yet.
 class Results {
  public:
   explicit Results(std::function<void()> on_ended) : on_ended_(std::move(on_ended)) {}
@@ -39,16 +39,16 @@ class Results {
   std::vector<CopyQueue::Ended> ended_;
 };
 
-// The copies in one direction: a stream, and a thread that waits for their ends. No call into the driver that
-// may wait happens on the thread that starts copies.
-class OneWay {
+// The copies in one direction: a stream, and a thread that waits for them to end. The thread that starts
+// copies makes no call of the driver that may block.
+class DirectionQueue {
  public:
-  OneWay(const CudaDevice& device, Direction direction, Results& results)
+  DirectionQueue(const CudaDevice& device, Direction direction, Results& results)
       : device_(device), direction_(direction), results_(results) {}
-  OneWay(const OneWay&) = delete;
-  OneWay& operator=(const OneWay&) = delete;
+  DirectionQueue(const DirectionQueue&) = delete;
+  DirectionQueue& operator=(const DirectionQueue&) = delete;
 
-  ~OneWay() {
+  ~DirectionQueue() {
     send();
     {
       const std::scoped_lock lock(mutex_);
@@ -57,7 +57,7 @@ class OneWay {
     changed_.notify_one();
     waiter_.join();
     if (!device_.usable()) return;
-    const Current current(device_);
+    const ScopedContext context(device_);
     for (const Event event : events_) device_.api().EventDestroy(event);
     if (stream_ != nullptr) device_.api().StreamDestroy(stream_);
   }
@@ -71,7 +71,7 @@ class OneWay {
     if (copy.after) group_.fences.push_back(std::move(copy.after));
   }
 
-  // One event for all copies since the last one.
+  // Records one event for all copies since the last call.
   void send() {
     if (group_.tags.empty()) return;
     Group group = std::exchange(group_, {});
@@ -84,11 +84,11 @@ class OneWay {
   }
 
  private:
-  static constexpr unsigned kWaitedFor = kEventBlockingSync | kEventDisableTiming;
+  static constexpr unsigned kWaitableEvent = kEventBlockingSync | kEventDisableTiming;
 
   struct Group {
     Event event = nullptr;
-    std::optional<Error> failed;  // the event was not recorded, and tells nothing
+    std::optional<Error> failed;  // then the event was not recorded
     std::vector<std::uint32_t> tags;
     std::vector<Fence> fences;  // kept until the stream has passed them
   };
@@ -102,8 +102,8 @@ class OneWay {
 
   Status begin(const Copy& copy) {
     const Api& api = device_.api();
-    const Current current(device_);
-    if (current.code() != kSuccess) return std::unexpected(error(current.code(), "cuCtxPushCurrent"));
+    const ScopedContext context(device_);
+    if (context.code() != kSuccess) return std::unexpected(error(context.code(), "cuCtxPushCurrent"));
     if (stream_ == nullptr) {
       const Code code = api.StreamCreate(&stream_, kStreamNonBlocking);
       if (code != kSuccess) return std::unexpected(error(code, "cuStreamCreate"));
@@ -126,11 +126,11 @@ class OneWay {
   }
 
   Status record(Group& group) {
-    const Current current(device_);
-    if (current.code() != kSuccess) return std::unexpected(error(current.code(), "cuCtxPushCurrent"));
+    const ScopedContext context(device_);
+    if (context.code() != kSuccess) return std::unexpected(error(context.code(), "cuCtxPushCurrent"));
     group.event = free_event();
     if (group.event == nullptr) {
-      const Code code = device_.api().EventCreate(&group.event, kWaitedFor);
+      const Code code = device_.api().EventCreate(&group.event, kWaitableEvent);
       if (code != kSuccess) return std::unexpected(error(code, "cuEventCreate"));
     }
     const Code code = device_.api().EventRecord(group.event, stream_);
@@ -160,8 +160,8 @@ class OneWay {
         const Code code = device_.api().EventSynchronize(group.event);
         if (code != kSuccess) group.failed = error(code, "cuEventSynchronize");
       }
-      // The copies may be under way all the same. Where the stream cannot be waited for either, the context
-      // is lost, and with it all its work.
+      // The copies may be in flight in spite of the error. Where the stream cannot be synchronized either,
+      // the context is lost, and all of its work with it.
       if (group.failed) device_.api().StreamSynchronize(stream_);
       group.fences.clear();
       if (group.event != nullptr) {
@@ -175,12 +175,12 @@ class OneWay {
   const CudaDevice& device_;
   const Direction direction_;
   Results& results_;
-  Stream stream_ = nullptr;  // this and the group: of the thread that starts copies
+  Stream stream_ = nullptr;  // used only by the thread that starts copies, as group_
   Group group_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Group> groups_;
-  std::vector<Event> events_;  // to be used again
+  std::vector<Event> events_;  // unused ones
   bool stopping_ = false;
   ContextThread waiter_;
 };
@@ -203,8 +203,8 @@ class CudaCopyQueue final : public CopyQueue {
 
  private:
   Results results_;
-  OneWay from_host_;
-  OneWay to_host_;
+  DirectionQueue from_host_;
+  DirectionQueue to_host_;
 };
 
 }  // namespace

@@ -11,7 +11,8 @@
 
 namespace trunkline::cuda {
 
-Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, unsigned ordinal) {
+Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, unsigned ordinal,
+                                                     cufile::Session& gds) {
   const Api& api = driver.api;
   const auto action = [&] { return fmt::format("opening cuda:{}", ordinal); };
   int count = 0;
@@ -27,13 +28,14 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, unsig
   Context context = nullptr;
   if (const Code code = api.DevicePrimaryCtxRetain(&context, device); code != kSuccess)
     return std::unexpected(error_of(api, code, "cuDevicePrimaryCtxRetain", action()));
-  return std::unique_ptr<CudaDevice>(new CudaDevice(api, ordinal, context));
+  return std::unique_ptr<CudaDevice>(new CudaDevice(api, ordinal, context, gds));
 }
 
-CudaDevice::CudaDevice(const Api& api, unsigned ordinal, Context context)
+CudaDevice::CudaDevice(const Api& api, unsigned ordinal, Context context, cufile::Session& gds)
     : api_(&api),
       name_(fmt::format("cuda:{}", ordinal)),
       context_(context),
+      gds_(gds),
       generation_(os::fork_generation()) {}
 
 Status CudaDevice::usable() const {
@@ -54,9 +56,9 @@ Result<Fence> CudaDevice::fence(void* stream) {
     return std::unexpected(error_of(*api_, code, function, fmt::format("ordering work on {}", name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
-  const Current current(*this);
-  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
-  // What is recorded on such a stream is part of the graph: it would never be reached.
+  const ScopedContext context(*this);
+  if (context.code() != kSuccess) return failed(context.code(), "cuCtxPushCurrent");
+  // An event that is recorded on such a stream becomes part of the graph, and is never reached.
   int capturing = kNotCapturing;
   const Code asked = api_->StreamIsCapturing(static_cast<Stream>(stream), &capturing);
   if (asked == kCaptureImplicit || (asked == kSuccess && capturing != kNotCapturing)) {
@@ -82,13 +84,13 @@ Result<std::shared_ptr<void>> CudaDevice::allocate(std::uint64_t bytes) {
         error_of(*api_, code, function, fmt::format("allocating {} bytes of {}", bytes, name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
-  const Current current(*this);
-  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
+  const ScopedContext context(*this);
+  if (context.code() != kSuccess) return failed(context.code(), "cuCtxPushCurrent");
   DevicePointer memory = 0;
   if (const Code code = api_->MemAlloc(&memory, bytes); code != kSuccess) return failed(code, "cuMemAlloc");
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
   return std::shared_ptr<void>(reinterpret_cast<void*>(memory), [this, memory](void*) {
-    const Current again(*this);
+    const ScopedContext again(*this);
     if (again.code() == kSuccess) api_->MemFree(memory);
   });
 }
@@ -99,20 +101,20 @@ Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory)
                                     fmt::format("pinning {} bytes of memory for {}", memory.size(), name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
-  const Current current(*this);
-  if (current.code() != kSuccess) return failed(current.code(), "cuCtxPushCurrent");
+  const ScopedContext context(*this);
+  if (context.code() != kSuccess) return failed(context.code(), "cuCtxPushCurrent");
   if (const Code code = api_->MemHostRegister(memory.data(), memory.size(), kHostRegisterPortable);
       code != kSuccess)
     return failed(code, "cuMemHostRegister");
   return std::shared_ptr<const void>(memory.data(), [this](const void* data) {
-    const Current again(*this);
+    const ScopedContext again(*this);
     if (again.code() == kSuccess) api_->MemHostUnregister(const_cast<void*>(data));
   });
 }
 
-Result<std::shared_ptr<const GdsFile>> CudaDevice::open_gds(const GdsSource& source, GdsProbe proof) {
+Result<std::shared_ptr<const GdsFile>> CudaDevice::open_gds(const GdsSource& source, GdsProbe probe) {
   if (auto status = usable(); !status) return std::unexpected(status.error());
-  return cufile::open_file(*this, source, proof);
+  return cufile::open_file(*this, source, probe);
 }
 
 Result<std::unique_ptr<GdsQueue>> CudaDevice::open_gds_queue(std::function<void()> on_ended) {

@@ -11,7 +11,7 @@ struct RecordedEvent {
   RecordedEvent& operator=(const RecordedEvent&) = delete;
   ~RecordedEvent() {
     if (!device.usable()) return;
-    const Current current(device);
+    const ScopedContext context(device);
     device.api().EventDestroy(event);
   }
 

@@ -12,16 +12,16 @@
 #include "device/cuda/context_thread.h"
 #include "device/cuda/fence.h"
 #include "device/gds/file.h"
-#include "device/gds/memory.h"
+#include "device/gds/session.h"
 
 namespace trunkline::cufile {
 namespace {
 
 using cuda::Code;
-using cuda::Current;
+using cuda::ScopedContext;
 
-// Stream-ordered calls: each comes after its fence without anybody waiting for it. Those of one stream follow
-// one another, so there are several; a thread waits for their ends.
+// Makes stream-ordered calls: each runs after its fence without a thread waiting for the fence. Calls of one
+// stream run one after another, so there are several streams. A thread waits for the calls to finish.
 class CufileQueue final : public GdsQueue {
  public:
   CufileQueue(const cuda::CudaDevice& device, std::function<void()> on_ended)
@@ -37,30 +37,30 @@ class CufileQueue final : public GdsQueue {
     changed_.notify_one();
     waiter_.join();
     if (!device_.usable()) return;
-    const Current current(device_);
+    const ScopedContext context(device_);
     for (const cuda::Event event : events_) device_.api().EventDestroy(event);
-    for (const Lane& lane : lanes_) {
-      if (lane.stream == nullptr) continue;
-      if (lane.registered) api_->StreamDeregister(lane.stream);
-      device_.api().StreamDestroy(lane.stream);
+    for (const QueueStream& queue_stream : streams_) {
+      if (queue_stream.handle == nullptr) continue;
+      if (queue_stream.registered) api_->StreamDeregister(queue_stream.handle);
+      device_.api().StreamDestroy(queue_stream.handle);
     }
   }
 
-  void start(GdsTransfer copy) override {
+  void start(GdsTransfer transfer) override {
     auto job = std::make_unique<Job>();
-    job->tag = copy.tag;
-    job->bytes = copy.bytes;
-    job->file_offset = static_cast<off_t>(copy.offset);
-    Registered memory = find_registered({copy.device, copy.bytes});
-    if (memory.in_part) {  // which cuFile does not take
-      end(*job, 0);
+    job->tag = transfer.tag;
+    job->bytes = transfer.bytes;
+    job->file_offset = static_cast<off_t>(transfer.offset);
+    auto memory = device_.gds().memory().find({transfer.device, transfer.bytes});
+    if (memory.is_split) {  // cuFile does not accept it
+      finish(*job, 0);
       return;
     }
-    job->memory_offset = copy.device - memory.base;
-    job->memory = std::move(memory.hold);
-    auto begun = begin(copy, memory.base, *job);
+    job->memory_offset = transfer.device - memory.base;
+    job->registration = std::move(memory.registration);
+    auto begun = begin(transfer, memory.base, *job);
     if (!begun) {
-      end(*job, std::unexpected(begun.error()));
+      finish(*job, std::unexpected(begun.error()));
       return;
     }
     {
@@ -70,7 +70,7 @@ class CufileQueue final : public GdsQueue {
     changed_.notify_one();
   }
 
-  void send() override {}  // nothing is held back
+  void send() override {}  // start() holds nothing back
 
   void take(std::vector<Ended>& ended) override {
     const std::scoped_lock lock(mutex_);
@@ -80,14 +80,14 @@ class CufileQueue final : public GdsQueue {
 
  private:
   static constexpr std::size_t kStreams = 8;
-  static constexpr unsigned kWaitedFor = cuda::kEventBlockingSync | cuda::kEventDisableTiming;
+  static constexpr unsigned kWaitableEvent = cuda::kEventBlockingSync | cuda::kEventDisableTiming;
 
-  struct Lane {
-    cuda::Stream stream = nullptr;
+  struct QueueStream {
+    cuda::Stream handle = nullptr;
     bool registered = false;
   };
 
-  // What cuFile is given pointers into: stays where it is until the stream has passed it.
+  // cuFile is given pointers into it: it is neither moved nor destroyed until the stream has passed it.
   struct Job {
     std::uint32_t tag = 0;
     std::size_t bytes = 0;
@@ -97,10 +97,10 @@ class CufileQueue final : public GdsQueue {
     bool to_file = false;
     cuda::Stream stream = nullptr;
     cuda::Event event = nullptr;
-    std::optional<Error> failed;  // the event was not recorded, and tells nothing
-    bool refused = false;         // by cuFile
+    std::optional<Error> failed;  // then the event was not recorded
+    bool again = false;           // the failure: see Ended
     Fence after;
-    std::shared_ptr<const void> memory;  // its registration
+    Registration registration;  // of the memory
     std::shared_ptr<const GdsFile> file;
   };
 
@@ -112,44 +112,48 @@ class CufileQueue final : public GdsQueue {
   }
 
   // Fails where nothing was begun.
-  Status begin(const GdsTransfer& copy, std::byte* base, Job& job) {
+  Status begin(const GdsTransfer& transfer, std::byte* base, Job& job) {
     const auto failed = [&](Code code, std::string_view function) {
-      return std::unexpected(error(code, function, copy.to_file));
+      return std::unexpected(error(code, function, transfer.to_file));
     };
     const cuda::Api& api = device_.api();
-    const Current current(device_);
-    if (current.code() != cuda::kSuccess) return failed(current.code(), "cuCtxPushCurrent");
-    auto started = waiter_.start(device_, "trunkline-gds", action(copy.to_file), [this] { wait_for_jobs(); });
+    const ScopedContext context(device_);
+    if (context.code() != cuda::kSuccess) return failed(context.code(), "cuCtxPushCurrent");
+    auto started =
+        waiter_.start(device_, "trunkline-gds", action(transfer.to_file), [this] { wait_for_jobs(); });
     if (!started) return started;
-    job.file = copy.file;
-    api_ = &api_of(*copy.file);
-    Lane& lane = lanes_[next_lane_++ % kStreams];
-    if (lane.stream == nullptr) {
-      if (const Code code = api.StreamCreate(&lane.stream, cuda::kStreamNonBlocking); code != cuda::kSuccess)
+    job.file = transfer.file;
+    const CufileFile& file = cufile_file(*transfer.file);
+    api_ = &file.api();
+    QueueStream& queue_stream = streams_[next_stream_++ % kStreams];
+    if (queue_stream.handle == nullptr) {
+      if (const Code code = api.StreamCreate(&queue_stream.handle, cuda::kStreamNonBlocking);
+          code != cuda::kSuccess)
         return failed(code, "cuStreamCreate");
-      // Without it they run all the same, slower.
-      lane.registered = api_->StreamRegister(lane.stream, kAllKnownAndAligned).code == kSuccess;
+      // A stream that is not registered works, too, more slowly.
+      queue_stream.registered =
+          api_->StreamRegister(queue_stream.handle, kAllKnownAndAligned).code == kSuccess;
     }
-    job.to_file = copy.to_file;
-    job.stream = lane.stream;
-    job.after = copy.after;
+    job.to_file = transfer.to_file;
+    job.stream = queue_stream.handle;
+    job.after = transfer.after;
     if (auto code = event_for(job); code != cuda::kSuccess) return failed(code, "cuEventCreate");
-    if (copy.after) {
-      const Code code = api.StreamWaitEvent(lane.stream, cuda::event_of(copy.after), 0);
+    if (transfer.after) {
+      const Code code = api.StreamWaitEvent(queue_stream.handle, cuda::event_of(transfer.after), 0);
       if (code != cuda::kSuccess) return failed(code, "cuStreamWaitEvent");
     }
-    const auto call = copy.to_file ? api_->WriteAsync : api_->ReadAsync;
-    const Outcome outcome = call(handle_of(*copy.file), base, &job.bytes, &job.file_offset,
-                                 &job.memory_offset, &job.moved, lane.stream);
+    const auto call = transfer.to_file ? api_->WriteAsync : api_->ReadAsync;
+    const Outcome outcome = call(file.handle(), base, &job.bytes, &job.file_offset, &job.memory_offset,
+                                 &job.moved, queue_stream.handle);
     if (outcome.code != kSuccess) {
-      // Something may have been begun all the same.
-      job.failed =
-          error_of(outcome, copy.to_file ? "cuFileWriteAsync" : "cuFileReadAsync", action(copy.to_file));
-      job.refused = true;
+      // cuFile may have begun a part of it all the same.
+      job.failed = error_of(outcome, transfer.to_file ? "cuFileWriteAsync" : "cuFileReadAsync",
+                            action(transfer.to_file));
+      job.again = true;
       return {};
     }
-    const Code code = api.EventRecord(job.event, lane.stream);
-    if (code != cuda::kSuccess) job.failed = error(code, "cuEventRecord", copy.to_file);
+    const Code code = api.EventRecord(job.event, queue_stream.handle);
+    if (code != cuda::kSuccess) job.failed = error(code, "cuEventRecord", transfer.to_file);
     return {};
   }
 
@@ -162,7 +166,7 @@ class CufileQueue final : public GdsQueue {
         return cuda::kSuccess;
       }
     }
-    return device_.api().EventCreate(&job.event, kWaitedFor);
+    return device_.api().EventCreate(&job.event, kWaitableEvent);
   }
 
   void wait_for_jobs() {
@@ -180,58 +184,50 @@ class CufileQueue final : public GdsQueue {
         const Code code = device_.api().EventSynchronize(job->event);
         if (code != cuda::kSuccess) failed = error(code, "cuEventSynchronize", job->to_file);
       }
-      // It may be under way all the same. Where the stream cannot be waited for either, the context is lost,
-      // and with it all its work.
+      // The transfer may be under way in spite of the error. Where the stream cannot be synchronized either,
+      // the context is lost, and all of its work with it.
       const bool lost = failed && device_.api().StreamSynchronize(job->stream) != cuda::kSuccess;
       if (!lost) {
         job->after.reset();
-        job->memory.reset();
+        job->registration.reset();
         job->file.reset();
       }
       if (failed)
-        end(*job, std::unexpected(*failed));
+        finish(*job, std::unexpected(*failed));
       else if (job->moved < 0)
-        end_refused(*job);
+        finish_failed(*job);
       else
-        end(*job, static_cast<std::uint64_t>(job->moved));
-      if (lost) keep_for_good(std::move(job));
+        finish(*job, static_cast<std::uint64_t>(job->moved));
+      if (lost) device_.gds().keep_forever(std::move(job));
     }
   }
 
-  // Of a lost context nobody says when cuFile's own threads let go of what they were given.
-  static void keep_for_good(std::unique_ptr<Job> job) {
-    static std::mutex mutex;
-    static auto* kept = new std::vector<std::unique_ptr<Job>>;  // NOLINT(cppcoreguidelines-owning-memory)
-    const std::scoped_lock lock(mutex);
-    kept->push_back(std::move(job));
-  }
-
-  void end_refused(Job& job) {
+  void finish_failed(Job& job) {
     Error error = error_of_result(job.moved, action(job.to_file));
-    // Not where the kernel says why, as of a full disk: it will say so again.
-    job.refused = error.kind == ErrorKind::device;
-    end(job, std::unexpected(std::move(error)));
+    // Not where the kernel says why, as of a full disk: other I/O paths would fail alike.
+    job.again = error.kind == ErrorKind::device;
+    finish(job, std::unexpected(std::move(error)));
   }
 
-  void end(Job& job, Result<std::uint64_t> bytes) {
+  void finish(Job& job, Result<std::uint64_t> bytes) {
     {
       const std::scoped_lock lock(mutex_);
       if (job.event != nullptr) events_.push_back(job.event);
-      ended_.push_back({.tag = job.tag, .bytes = std::move(bytes), .again = job.refused});
+      ended_.push_back({.tag = job.tag, .bytes = std::move(bytes), .again = job.again});
     }
     on_ended_();
   }
 
   const cuda::CudaDevice& device_;
   const std::function<void()> on_ended_;
-  const Api* api_ = nullptr;  // once something was started
-  std::array<Lane, kStreams> lanes_;
-  std::size_t next_lane_ = 0;
+  const Api* api_ = nullptr;  // null until the first transfer
+  std::array<QueueStream, kStreams> streams_;
+  std::size_t next_stream_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Job>> jobs_;
   std::vector<Ended> ended_;
-  std::vector<cuda::Event> events_;  // to be used again
+  std::vector<cuda::Event> events_;  // unused ones
   bool stopping_ = false;
   cuda::ContextThread waiter_;
 };

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda/process.h"
 #include "device/device.h"
-#include "device/gds/file.h"
 #include "io/gpu/gpu_fixture.h"
 
 namespace trunkline {
@@ -30,11 +30,18 @@ using test::random_bytes;
 constexpr int kInternalError = 5030;
 enum CufileMode : int { direct, compatible, pretending, wrong, nothing, by_io_uring, by_aio };
 
+// The next file is probed anew.
+void forget_gds_probes() {
+  const auto process = cuda::CudaProcess::current();
+  ASSERT_TRUE(process) << process.error().message;
+  (*process)->gds().probes().forget();
+}
+
 class GdsTest : public GpuTest {
  protected:
   void SetUp() override {
     ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
-    cufile::forget_verdicts();
+    forget_gds_probes();
     const auto explanation = engine({.lanes = 1, .gpu = GpuPath::bounce}).explain(directory_.path());
     if (!explanation || !explanation->direct) GTEST_SKIP() << "no direct I/O here";
   }
@@ -123,7 +130,7 @@ TEST_F(GdsTest, ReadsByOtherQueuesAreDetected) {
     });
     for (const int each : {static_cast<int>(direct), static_cast<int>(mode)}) {
       fakeCufileMode(each);
-      cufile::forget_verdicts();
+      forget_gds_probes();
       const auto explanation = made.explain(directory_.path());
       ASSERT_TRUE(explanation);
       EXPECT_EQ(explanation->gpu, each == direct ? "gds" : "bounce") << explanation->gpu_why;
@@ -155,7 +162,7 @@ TEST_F(GdsTest, ChosenWhereItIsDirect) {
        }) {
     SCOPED_TRACE(each.why);
     fakeCufileMode(each.mode);
-    cufile::forget_verdicts();
+    forget_gds_probes();
     const Engine made = gds_engine(each.path_option);
     const auto bytes = random_bytes(2 * kMiB, 4);
     const File target = file(made, bytes);
@@ -484,7 +491,7 @@ TEST_F(GdsTest, LeftoversOfOneProbeDoNotPassTheNext) {
   ASSERT_TRUE(before.pread(memory.view(), 0));
   EXPECT_EQ(made.stats().bytes_gds, bytes.size());
   fakeCufileMode(nothing);  // reads nothing, but reports success
-  cufile::forget_verdicts();
+  forget_gds_probes();
   const auto after = File::open(made, before.path());
   ASSERT_TRUE(after);
   memory.set(random_bytes(bytes.size(), 32));

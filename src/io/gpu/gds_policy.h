@@ -17,7 +17,7 @@ inline bool is_gds_required(GpuPath path) { return path == GpuPath::gds; }
 // What a probe has to show. If gds is required, anything that works will do, even compatibility mode; by
 // default an engine uses only what is really direct.
 inline GdsProbe gds_probe_for(GpuPath path) {
-  return is_gds_required(path) ? GdsProbe::works : GdsProbe::real;
+  return is_gds_required(path) ? GdsProbe::correct_data : GdsProbe::bypasses_host;
 }
 
 // Why a file cannot use GPUDirect Storage on any device; nullopt where it may.

@@ -31,8 +31,8 @@ TEST(GdsPolicy, RulesThatExcludeAFile) {
 }
 
 TEST(GdsPolicy, CompatibilityModeIsUsedOnlyWhenRequired) {
-  EXPECT_EQ(gds_probe_for(GpuPath::gds), GdsProbe::works);
-  EXPECT_EQ(gds_probe_for(GpuPath::automatic), GdsProbe::real);
+  EXPECT_EQ(gds_probe_for(GpuPath::gds), GdsProbe::correct_data);
+  EXPECT_EQ(gds_probe_for(GpuPath::automatic), GdsProbe::bypasses_host);
   EXPECT_TRUE(is_gds_required(GpuPath::gds));
   EXPECT_FALSE(is_gds_required(GpuPath::automatic));
 }
