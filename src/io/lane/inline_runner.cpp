@@ -3,7 +3,7 @@
 #include "io/backends/faulty.h"
 #include "io/backends/run_command.h"
 #include "io/lane/bounce.h"
-#include "io/lane/judge.h"
+#include "io/lane/command_result.h"
 
 namespace trunkline::io {
 

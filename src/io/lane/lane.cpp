@@ -14,7 +14,7 @@
 #include "io/file/file_core.h"
 #include "io/gpu/gds_policy.h"
 #include "io/lane/bounce.h"
-#include "io/lane/judge.h"
+#include "io/lane/command_result.h"
 #include "io/lane/transfer_trace.h"
 #include "os/signals_blocked.h"
 

@@ -1,4 +1,4 @@
-#include "io/lane/judge.h"
+#include "io/lane/command_result.h"
 
 #include <fmt/format.h>
 
