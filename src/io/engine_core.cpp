@@ -23,13 +23,13 @@
 namespace trunkline {
 namespace {
 
-// Operations that may stand in the queue before submitters wait.
-constexpr std::size_t kQueueBound = 4096;
+// Operations in the queue before submitters wait.
+constexpr std::size_t kQueueCapacity = 4096;
 // Bounce slots of a lane, at most: enough to keep a device busy while copies run.
 constexpr unsigned kMaxLaneSlots = 32;
 // Callers that can bounce inline at the same time; further ones go through the lanes.
 constexpr unsigned kInlineSlots = 4;
-// How often close_while() looks at what has completed.
+// How often close_while() asks whether to go on.
 constexpr std::chrono::milliseconds kProgressInterval{50};
 
 constexpr std::array kFallbackOrder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
@@ -56,7 +56,7 @@ EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
       faults_(std::static_pointer_cast<io::FaultPlan>(options.faults)),
       budget_(std::make_shared<PinnedBudget>(config.pinned_budget_bytes)),
       staging_(std::make_shared<StagingPool>(budget_)),
-      queue_(config.block_bytes, kQueueBound),
+      queue_(config.block_bytes, kQueueCapacity),
       inline_runner_({.block_bytes = config.block_bytes,
                       .slot_bytes = config.slot_bytes,
                       .slots = bounce_slots(kInlineSlots),
@@ -204,12 +204,12 @@ std::vector<Future> EngineCore::submit(std::span<const Request> requests) {
 }
 
 std::size_t EngineCore::enqueue(std::span<const std::shared_ptr<Operation>> operations,
-                                Future::Timeout patience) {
-  const std::size_t taken = queue_.push(operations, patience);
-  if (taken == 0) return 0;
+                                Future::Timeout timeout) {
+  const std::size_t count = queue_.push(operations, timeout);
+  if (count == 0) return 0;
   // A long operation is work for every lane, and so are many.
-  for (const auto& lane : lanes_) lane->wake_if_hungry();
-  return taken;
+  for (const auto& lane : lanes_) lane->wake_if_wants_work();
+  return count;
 }
 
 Status EngineCore::make_room(const std::shared_ptr<FileCore>& file, std::uint64_t offset,
@@ -288,11 +288,11 @@ void EngineCore::close() {
   staging_->trim();
 }
 
-bool EngineCore::close_while(const std::function<bool(std::uint64_t completed)>& goes_on) {
+bool EngineCore::close_while(const std::function<bool(std::uint64_t completed)>& keep_waiting) {
   if (belongs_to_parent()) return true;
   queue_.close();
   while (!join_lanes_until(std::chrono::steady_clock::now() + kProgressInterval)) {
-    if (!goes_on(completed_transfers())) return false;
+    if (!keep_waiting(completed_transfers())) return false;
   }
   return true;
 }

@@ -44,7 +44,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   // file, or is already done. enqueue() pushes operations to the queue, like WorkQueue::push, and wakes the
   // lanes.
   Result<std::shared_ptr<Operation>> make_operation(const Request& request);
-  std::size_t enqueue(std::span<const std::shared_ptr<Operation>> operations, Future::Timeout patience);
+  std::size_t enqueue(std::span<const std::shared_ptr<Operation>> operations, Future::Timeout timeout);
 
   // Makes room in the file for a write ahead of its submission, which otherwise does it: this makes system
   // calls that a device or another process can delay. Uses nothing of the request but its file and range.
@@ -71,10 +71,10 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   // Finishes what was submitted and joins the lanes. Idempotent; a second caller waits for the first.
   void close();
 
-  // For the end of the process: like close(), but only as long as `goes_on` returns true. It is called
+  // For the end of the process: like close(), but only as long as `keep_waiting` returns true. It is called
   // several times a second, with the number of transfers that have completed. Returns false when operations
   // are still in flight: then the engine must not be destroyed, and another call resumes the wait.
-  bool close_while(const std::function<bool(std::uint64_t completed)>& goes_on);
+  bool close_while(const std::function<bool(std::uint64_t completed)>& keep_waiting);
 
   // Fails with `closed` when this engine accepts no operations (any more, or in a forked child).
   Status usable() const;

@@ -45,13 +45,13 @@ void Submission::make_next() {
   futures_.emplace_back(std::move(*operation));
 }
 
-bool Submission::advance(Future::Timeout patience) {
-  const Clock::time_point start = patience ? Clock::now() : Clock::time_point();
+bool Submission::advance(Future::Timeout timeout) {
+  const Clock::time_point start = timeout ? Clock::now() : Clock::time_point();
   while (true) {
     while (next_ < requests_.size() && made_.size() < kEnqueuedAtOnce) make_next();
     if (made_.empty()) return true;
     Future::Timeout left;
-    if (patience) left = std::max(*patience - (Clock::now() - start), std::chrono::nanoseconds{0});
+    if (timeout) left = std::max(*timeout - (Clock::now() - start), std::chrono::nanoseconds{0});
     const std::size_t taken = engine_->enqueue(std::span(made_).subspan(sent_), left);
     if (taken == 0) {
       if (engine_->usable()) return false;

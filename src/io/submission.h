@@ -23,10 +23,10 @@ class Submission {
   Submission& operator=(const Submission&) = delete;
   ~Submission() { give_up(); }
 
-  // Submits requests in order while there is room, and waits up to `patience` (nullopt: without limit) for
+  // Submits requests in order while there is room, and waits up to `timeout` (nullopt: without limit) for
   // more. Returns whether all are submitted. Invalid requests, and those whose engine is closed meanwhile,
   // count as submitted: their Futures report the error.
-  bool advance(Future::Timeout patience);
+  bool advance(Future::Timeout timeout);
 
   // Cancels requests that the queue has not accepted; those that already have a Future end as cancelled.
   void give_up();

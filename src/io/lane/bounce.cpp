@@ -21,7 +21,7 @@ void copy_in(const Transfer& transfer) {
   streaming_copy(payload(transfer), transfer.memory, transfer.piece.length);
 }
 
-void avoid_slot(Transfer& transfer) {
+void use_page_cache(Transfer& transfer) {
   transfer.piece.path = IoPath::buffered;
   transfer.piece.through_slot = false;
   transfer.piece.span_offset = transfer.piece.offset;

@@ -13,7 +13,8 @@ std::byte* payload(const Transfer& transfer);
 void copy_out(const Transfer& transfer);
 void copy_in(const Transfer& transfer);
 
-// For a transfer that should bounce but cannot get a slot: the page cache accepts any address and offset.
-void avoid_slot(Transfer& transfer);
+// For a transfer that should go through a slot when there is none: the page cache accepts any address and
+// offset.
+void use_page_cache(Transfer& transfer);
 
 }  // namespace trunkline::io

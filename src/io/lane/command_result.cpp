@@ -12,10 +12,10 @@
 namespace trunkline::io {
 namespace {
 
-// What is unusual about a command, for who looks for what makes the others slow.
-void log_unusual(const Transfer& transfer, const Verdict& verdict, std::int64_t result) {
+// Commands that are repeated or resumed slow down the others.
+void log_unusual(const Transfer& transfer, const Outcome& outcome, std::int64_t result) {
   const std::string& path = transfer.member->path;
-  if (verdict.refused_direct) {
+  if (outcome.refused_direct) {
     if (!transfer.member->direct_refused.exchange(true))
       log::info(log::Component::engine, "{}: direct I/O was refused (EINVAL); the page cache is used", path);
     return;
@@ -25,7 +25,7 @@ void log_unusual(const Transfer& transfer, const Verdict& verdict, std::int64_t 
   const auto held_back = limit.admit();
   if (!held_back) return;
   log::info(log::Component::engine, "{}: {} at {} ({} more of these in between)", path,
-            verdict.retried ? fmt::format("{}, repeated", errno_name(static_cast<int>(-result)))
+            outcome.retried ? fmt::format("{}, repeated", errno_name(static_cast<int>(-result)))
                             : fmt::format("moved {} bytes, resumed", result),
             transfer.piece.offset, *held_back);
 }
@@ -34,13 +34,13 @@ void log_unusual(const Transfer& transfer, const Verdict& verdict, std::int64_t 
 
 std::uint64_t now_ns() { return trace::now(); }
 
-Verdict judge(Transfer& transfer, std::int64_t result, Counters& counters) {
+Outcome handle_result(Transfer& transfer, std::int64_t result, Counters& counters) {
   const std::uint64_t now = now_ns();
-  Verdict verdict = advance(transfer, result);
-  counters.count_completion(transfer, verdict, now - transfer.sent_ns);
-  if (trace::is_on()) trace_command(transfer, verdict, result, now);
-  if (verdict.step == Verdict::Step::again) log_unusual(transfer, verdict, result);
-  return verdict;
+  Outcome outcome = advance(transfer, result);
+  counters.count_completion(transfer, outcome, now - transfer.submitted_ns);
+  if (trace::is_on()) trace_command(transfer, outcome, result, now);
+  if (outcome.step == Outcome::Step::resubmit) log_unusual(transfer, outcome, result);
+  return outcome;
 }
 
 }  // namespace trunkline::io

@@ -1,4 +1,5 @@
-// Interprets the result of a command for its transfer and counts it: shared by lanes and the caller's thread.
+// What lanes and inline callers do with the result of a command: apply it to the transfer, count it, and
+// record it in logs and traces.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@ namespace trunkline::io {
 // Monotonic nanoseconds.
 std::uint64_t now_ns();
 
-// advance(), counted with the time since Transfer::sent_ns. After a rejected direct transfer, the file's
-// later ones are not direct.
-Verdict judge(Transfer& transfer, std::int64_t result, Counters& counters);
+// Calls advance(), and counts the command with the time since Transfer::submitted_ns. If direct I/O was
+// rejected, the file's later transfers do not use it.
+Outcome handle_result(Transfer& transfer, std::int64_t result, Counters& counters);
 
 }  // namespace trunkline::io

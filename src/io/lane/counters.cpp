@@ -2,12 +2,12 @@
 
 namespace trunkline::io {
 
-void Counters::count_completion(const Transfer& transfer, const Verdict& verdict, std::uint64_t took_ns) {
+void Counters::count_completion(const Transfer& transfer, const Outcome& outcome, std::uint64_t took_ns) {
   const std::scoped_lock lock(mutex_);
   ++stats_.transfers;
-  stats_.retries += verdict.retried ? 1 : 0;
-  stats_.short_resumes += verdict.resumed ? 1 : 0;
-  stats_.direct_refusals += verdict.refused_direct ? 1 : 0;
+  stats_.retries += outcome.retried ? 1 : 0;
+  stats_.short_resumes += outcome.resumed ? 1 : 0;
+  stats_.direct_refusals += outcome.refused_direct ? 1 : 0;
   if (transfer.op == Op::read) stats_.read_latency.add(took_ns);
   if (transfer.op == Op::write) stats_.write_latency.add(took_ns);
 }

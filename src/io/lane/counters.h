@@ -10,7 +10,7 @@ namespace trunkline::io {
 
 class Counters {
  public:
-  void count_completion(const Transfer& transfer, const Verdict& verdict, std::uint64_t took_ns);
+  void count_completion(const Transfer& transfer, const Outcome& outcome, std::uint64_t took_ns);
   // `path`: Transfer::effective_path().
   void count_payload(IoPath path, std::uint64_t bytes);
   void count_operation(bool failed, bool inlined);

@@ -1,4 +1,4 @@
-// The progress of a request: which of its bytes were already cut into transfers.
+// How much of a request has been cut into transfers.
 #pragma once
 
 #include <cstdint>

@@ -22,14 +22,14 @@ Status InlineRunner::move(Transfer& transfer) {
     if (transfer.slot.valid())
       copy_in(transfer);
     else
-      avoid_slot(transfer);
+      use_page_cache(transfer);
   }
   while (true) {
-    transfer.sent_ns = now_ns();
+    transfer.submitted_ns = now_ns();
     const std::int64_t result = run(transfer.next_command());
-    Verdict verdict = judge(transfer, result, counters_);
-    if (verdict.step == Verdict::Step::failed) return std::unexpected(std::move(verdict.error));
-    if (verdict.step == Verdict::Step::finished) break;
+    Outcome outcome = handle_result(transfer, result, counters_);
+    if (outcome.step == Outcome::Step::failed) return std::unexpected(std::move(outcome.error));
+    if (outcome.step == Outcome::Step::finished) break;
   }
   copy_out(transfer);
   if (transfer.op != Op::sync) counters_.count_payload(transfer.effective_path(), transfer.piece.length);

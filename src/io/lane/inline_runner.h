@@ -1,4 +1,4 @@
-// Transfers on the caller's own thread, one command after the other: what small blocking operations use
+// Runs transfers on the caller's thread, one command after the other. Small blocking operations use this
 // instead of a lane.
 #pragma once
 

@@ -21,8 +21,8 @@
 namespace trunkline::io {
 namespace {
 
-// Of the transfers in flight: enough remain for the device to stay busy.
-constexpr unsigned kSharePerReap = 8;
+// A busy lane reaps this part of its depth at a time: an eighth. The rest keeps the disk busy.
+constexpr unsigned kReapDivisor = 8;
 
 std::uint64_t whole_gds_blocks(std::uint64_t bytes) { return bytes / kGdsAlignment * kGdsAlignment; }
 
@@ -48,7 +48,7 @@ Status Lane::start() {
   return result;
 }
 
-bool Lane::wake_if_hungry() {
+bool Lane::wake_if_wants_work() {
   if (!wants_work_.exchange(false)) return false;
   backend_->wake();
   return true;
@@ -100,7 +100,7 @@ void Lane::run(std::promise<Status>& started) {
       }
     }
     completions.clear();
-    backend_->reap(completions, wanted());
+    backend_->reap(completions, min_completions());
     wants_work_.store(false);
     for (const Completion& completion : completions) finish(completion);
     finish_device_transfers();
@@ -108,12 +108,11 @@ void Lane::run(std::promise<Status>& started) {
   ended_.set_value();
 }
 
-// How many completions to wait for. One, while there is room for more work or the end of some may be near;
-// but when all places are taken and more work stands in line, each of them waits for all the others anyway,
-// and a few at a time spare most of the waking up.
-unsigned Lane::wanted() const {
+// How many completions to wait for: one while the lane has room. If it is full and more work is queued, the
+// queued work waits anyway, and reaping several at a time saves most of the wake-ups.
+unsigned Lane::min_completions() const {
   const bool saturated = free_tags_.empty() && !queue_.empty() && devices_.under_way() == 0;
-  return saturated ? std::max(1U, options_.depth / kSharePerReap) : 1;
+  return saturated ? std::max(1U, options_.depth / kReapDivisor) : 1;
 }
 
 Transfer Lane::next_transfer() {
@@ -133,30 +132,30 @@ void Lane::submit_ready() {
     Transfer transfer = next_transfer();
     if (transfer.operation == nullptr) return;
     auto ready = prepare(transfer);
-    if (waits_since_ns_ != 0 && (!ready || *ready)) end_slot_wait(transfer);
+    if (slot_wait_start_ns_ != 0 && (!ready || *ready)) end_slot_wait(transfer);
     if (!ready) {
       transfer.operation->fail(std::move(ready.error()));
       transfer.operation->release_ref();
     } else if (!*ready) {
-      if (waits_since_ns_ == 0) waits_since_ns_ = trace::now();
+      if (slot_wait_start_ns_ == 0) slot_wait_start_ns_ = trace::now();
       waiting_for_slot_ = std::move(transfer);
       return;
     } else {
-      send(std::move(transfer));
+      submit(std::move(transfer));
     }
   }
 }
 
 void Lane::end_slot_wait(const Transfer& transfer) {
   const std::uint64_t now = trace::now();
-  const std::uint64_t began = std::exchange(waits_since_ns_, 0);
+  const std::uint64_t began = std::exchange(slot_wait_start_ns_, 0);
   trace::record({.kind = &kSlotWait, .start_ns = began, .end_ns = now, .bytes = transfer.piece.length});
   if (now - began < kLongNs) return;
   log::info(log::Component::engine, "lane {}: waited {:.1f} s for one of {} bounce slots", options_.index,
             static_cast<double>(now - began) / 1e9, slots().slots());
 }
 
-// Gives a transfer its slot, and one that writes from the host its bytes. False: no slot is free now.
+// Gives a transfer its slot, and fills that for a write from host memory. False: no slot is free now.
 Result<bool> Lane::prepare(Transfer& transfer) {
   if (transfer.op == Op::sync) return true;
   const MemoryView& memory = transfer.operation->memory();
@@ -166,7 +165,7 @@ Result<bool> Lane::prepare(Transfer& transfer) {
   }
   if (!transfer.piece.through_slot) return true;
   const bool on_host = is_host(memory);
-  // The budget may have room by now, and this cannot do without.
+  // The budget may have room by now, and device memory cannot do without a slot.
   if (!on_host && slots_ != nullptr && slots_->slots() == 0) slots_.reset();
   if (slots().slots() == 0) {
     if (!on_host) {
@@ -176,7 +175,7 @@ Result<bool> Lane::prepare(Transfer& transfer) {
                       "no room for one; free buffers or raise pinned_budget_bytes",
                       memory.device->name(), options_.budget->limit_bytes())));
     }
-    avoid_slot(transfer);
+    use_page_cache(transfer);
     return true;
   }
   if (!on_host) {
@@ -190,7 +189,6 @@ Result<bool> Lane::prepare(Transfer& transfer) {
   return true;
 }
 
-// What devices have moved, or not.
 void Lane::finish_device_transfers() {
   if (devices_.under_way() == 0) return;
   for (CopyQueue::Ended& copy : devices_.take_copies()) finish_copy(copy);
@@ -215,7 +213,7 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
   Transfer& transfer = transfers_[ended.tag];
   const std::uint64_t length = transfer.piece.length;
   const bool complete = ended.bytes && *ended.bytes == length;
-  counters_.count_completion(transfer, {.error = {}, .resumed = !complete}, now_ns() - transfer.sent_ns);
+  counters_.count_completion(transfer, {.error = {}, .resumed = !complete}, now_ns() - transfer.submitted_ns);
   if (trace::is_on()) {
     const std::uint64_t moved = complete ? length : ended.bytes ? whole_gds_blocks(*ended.bytes) : 0;
     trace_gds(transfer, moved,
@@ -226,7 +224,7 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
     release(ended.tag);
   } else if (ended.bytes && *ended.bytes < length) {
     // The file may end there, or the rest not be contiguous: the kernel says which.
-    copy_rest(ended.tag, whole_gds_blocks(*ended.bytes));
+    move_rest_through_slot(ended.tag, whole_gds_blocks(*ended.bytes));
   } else {
     Error error =
         ended.bytes ? make_error(ErrorKind::device,
@@ -243,12 +241,12 @@ void Lane::finish_gds(GdsQueue::Ended& ended) {
       transfer.member->gds_refused.store(true);
       options_.refusals->note(Refused::gds, error);
     }
-    copy_rest(ended.tag, 0);
+    move_rest_through_slot(ended.tag, 0);
   }
 }
 
-// What the device has not moved of its piece goes through a slot, in its turn.
-void Lane::copy_rest(std::uint32_t tag, std::uint64_t moved) {
+// Queues the part of a piece that GPUDirect Storage has not moved: it goes through a slot.
+void Lane::move_rest_through_slot(std::uint32_t tag, std::uint64_t moved) {
   Transfer transfer = std::exchange(transfers_[tag], Transfer{});
   free_tags_.push_back(tag);
   counters_.count_payload(IoPath::gds, moved);
@@ -274,23 +272,23 @@ SlotPool& Lane::slots() {
   return *slots_;
 }
 
-void Lane::send(Transfer&& transfer) {
+void Lane::submit(Transfer&& transfer) {
   const std::uint32_t tag = free_tags_.back();
   free_tags_.pop_back();
-  Transfer& sent = transfers_[tag] = std::move(transfer);
-  if (sent.piece.path == IoPath::gds) {
-    sent.sent_ns = now_ns();
-    devices_.start_gds(sent, tag);
-  } else if (sent.op == Op::write && sent.piece.through_slot && !is_host(sent.operation->memory())) {
-    sent.copy_start_ns = trace::start();
-    devices_.start_copy(sent, tag);
+  Transfer& kept = transfers_[tag] = std::move(transfer);
+  if (kept.piece.path == IoPath::gds) {
+    kept.submitted_ns = now_ns();
+    devices_.start_gds(kept, tag);
+  } else if (kept.op == Op::write && kept.piece.through_slot && !is_host(kept.operation->memory())) {
+    kept.copy_start_ns = trace::start();
+    devices_.start_copy(kept, tag);
   } else {
-    push(sent, tag);
+    push(kept, tag);
   }
 }
 
 void Lane::push(Transfer& transfer, std::uint32_t tag) {
-  transfer.sent_ns = now_ns();
+  transfer.submitted_ns = now_ns();
   Command command = transfer.next_command();
   command.tag = tag;
   backend_->push(command);
@@ -303,15 +301,15 @@ void Lane::count_moved(const Transfer& transfer) {
 
 void Lane::finish(const Completion& completion) {
   Transfer& transfer = transfers_[completion.tag];
-  Verdict verdict = judge(transfer, completion.result, counters_);
-  switch (verdict.step) {
-    case Verdict::Step::again:
+  Outcome outcome = handle_result(transfer, completion.result, counters_);
+  switch (outcome.step) {
+    case Outcome::Step::resubmit:
       if (!transfer.operation->aborted()) {
         push(transfer, completion.tag);
         return;
       }
       break;
-    case Verdict::Step::finished:
+    case Outcome::Step::finished:
       if (transfer.op == Op::sync) break;
       if (transfer.op == Op::read && transfer.piece.through_slot && !is_host(transfer.operation->memory())) {
         transfer.copy_start_ns = trace::start();
@@ -321,8 +319,8 @@ void Lane::finish(const Completion& completion) {
       copy_out(transfer);
       count_moved(transfer);
       break;
-    case Verdict::Step::failed:
-      transfer.operation->fail(std::move(verdict.error));
+    case Outcome::Step::failed:
+      transfer.operation->fail(std::move(outcome.error));
       break;
   }
   release(completion.tag);

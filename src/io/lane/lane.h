@@ -36,10 +36,9 @@ struct LaneOptions {
   RefusalLog* refusals;               // of the engine
 };
 
-// Three phases, never mixed: submit (take transfers while there is room), reap (wait for completions), finish
-// (judge each result; resume, retry, copy out, release). Device memory is copied concurrently with all that:
-// before a write is sent, and after a read. Only the lane's thread touches its transfers, so they need no
-// lock.
+// The thread repeats three phases: submit (take transfers while there is room), reap (wait for completions),
+// and finish (handle each result: resume, retry, copy out, release). Meanwhile device memory is copied: before
+// a write is submitted, and after a read. Only the lane's thread accesses its transfers, so they need no lock.
 class Lane {
  public:
   Lane(const LaneOptions& options, WorkQueue& queue) : options_(options), queue_(queue) {}
@@ -50,13 +49,13 @@ class Lane {
   // Starts the thread and sets up the backend on it.
   Status start();
 
-  // Returns whether the lane was asleep with room to spare, and has now been woken.
-  bool wake_if_hungry();
+  // Wakes the lane if it sleeps and could submit more; returns whether it did.
+  bool wake_if_wants_work();
 
-  // Ends the lane when the queue is empty and everything that it sent has completed.
+  // Ends the lane once the queue is empty and all of its transfers have completed.
   void join();
-  // Like join(), but gives up at the deadline: then the lane continues to run, and must not be destroyed;
-  // call it again to continue waiting. One caller at a time.
+  // Like join(), but returns false at the deadline. Then the lane still runs and must not be destroyed; call
+  // this again to go on waiting. One caller at a time.
   bool join_until(std::chrono::steady_clock::time_point deadline);
 
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
@@ -70,14 +69,14 @@ class Lane {
   Transfer next_transfer();
   void submit_ready();
   void end_slot_wait(const Transfer& transfer);
-  unsigned wanted() const;
+  unsigned min_completions() const;
   Result<bool> prepare(Transfer& transfer);
-  void send(Transfer&& transfer);
+  void submit(Transfer&& transfer);
   void push(Transfer& transfer, std::uint32_t tag);
   void finish_device_transfers();
   void finish_copy(CopyQueue::Ended& ended);
   void finish_gds(GdsQueue::Ended& ended);
-  void copy_rest(std::uint32_t tag, std::uint64_t moved);
+  void move_rest_through_slot(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
   void finish(const Completion& completion);
   void release(std::uint32_t tag);
@@ -98,8 +97,8 @@ class Lane {
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
   std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a free slot
-  std::uint64_t waits_since_ns_ = 0;
-  std::deque<Transfer> retry_queue_;  // the rest of what devices did not move directly
+  std::uint64_t slot_wait_start_ns_ = 0;
+  std::deque<Transfer> retry_queue_;  // what GPUDirect Storage did not move
   std::promise<void> ended_;
   // Obtained once: a promise provides only one future, and join_until() may be called again.
   const std::future<void> has_ended_ = ended_.get_future();

@@ -39,10 +39,11 @@ Piece bounced_read(const PlanLimits& limits, std::uint64_t offset, std::uint64_t
 Piece next_read(const PlanLimits& limits, std::uintptr_t address, std::uint64_t offset, std::uint64_t end) {
   const std::uint64_t first = round_up(offset, limits.offset_alignment);
   const std::uint64_t last = round_down(end, limits.offset_alignment);
-  const bool lands = limits.host_memory && (address + (first - offset)) % limits.memory_alignment == 0;
+  const bool is_aligned_memory =
+      limits.host_memory && (address + (first - offset)) % limits.memory_alignment == 0;
   const bool aligned = first == offset && last == end;
   const bool small = end - offset <= kWholeBounceBytes;
-  if (!lands || first >= last || (small && !aligned))
+  if (!is_aligned_memory || first >= last || (small && !aligned))
     return bounced_read(limits, offset, slot_end(limits, offset, end));
   if (first != offset) return bounced_read(limits, offset, first);
   return exact(IoPath::direct, offset, unit_end(limits.block_bytes, offset, last));
@@ -54,8 +55,8 @@ Piece next_write(const PlanLimits& limits, std::uintptr_t address, std::uint64_t
   const std::uint64_t last = round_down(end, unit);
   if (first >= last) return buffered(limits, offset, end);  // less than one unit, or an edge on either side
   if (first != offset) return buffered(limits, offset, first);
-  const bool lands = limits.host_memory && address % limits.memory_alignment == 0;
-  if (!lands) return exact(IoPath::bounced, offset, slot_end(limits, offset, last));
+  const bool is_aligned_memory = limits.host_memory && address % limits.memory_alignment == 0;
+  if (!is_aligned_memory) return exact(IoPath::bounced, offset, slot_end(limits, offset, last));
   return exact(IoPath::direct, offset, unit_end(limits.block_bytes, offset, last));
 }
 

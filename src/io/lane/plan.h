@@ -22,8 +22,8 @@ struct PlanLimits {
   // The limit for direct pieces; others are limited to its slot_bytes(), except for small buffered edges of
   // writes.
   std::uint64_t block_bytes = 4ULL << 20;
-  bool host_memory =
-      true;  // otherwise a device's: no piece exceeds a slot, and all but gds pieces go through one
+  // False: the memory is a device's. No piece exceeds a slot then, and all but gds pieces go through one.
+  bool host_memory = true;
   bool gpu_direct = false;  // the device reads and writes the file directly
 };
 
@@ -38,8 +38,8 @@ struct Piece {
   IoPath path = IoPath::buffered;
   std::uint64_t offset = 0;  // payload, in the file
   std::uint64_t length = 0;
-  std::uint64_t span_offset =
-      0;  // the bytes moved: the payload, rounded out to the alignment for bounced reads
+  // The bytes that are moved: the payload, rounded out to the alignment for bounced reads.
+  std::uint64_t span_offset = 0;
   std::uint64_t span_length = 0;
   bool through_slot = false;  // copied by the processor or a device; always so when bounced
 };

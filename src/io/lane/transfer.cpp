@@ -12,7 +12,7 @@
 namespace trunkline::io {
 namespace {
 
-// How often in a row a command may fail with EINTR or EAGAIN: enough for any storm of signals, but finite.
+// How often in a row a command may fail with EINTR or EAGAIN: enough for any number of signals, but finite.
 constexpr unsigned kMaxAttempts = 1000;
 
 std::string describe(const Transfer& transfer) {
@@ -31,21 +31,21 @@ std::string describe(const Transfer& transfer) {
   return {};
 }
 
-Verdict failed(Error error) { return {.step = Verdict::Step::failed, .error = std::move(error)}; }
+Outcome failed(Error error) { return {.step = Outcome::Step::failed, .error = std::move(error)}; }
 
-Verdict after_error(Transfer& transfer, int code) {
+Outcome after_error(Transfer& transfer, int code) {
   const bool direct = transfer.effective_path() != IoPath::buffered && transfer.op != Op::sync;
   if ((code == EINTR || code == EAGAIN) && ++transfer.attempts <= kMaxAttempts)
-    return {.step = Verdict::Step::again, .error = {}, .retried = true};
+    return {.step = Outcome::Step::resubmit, .error = {}, .retried = true};
   if (code == EINVAL && direct) {
     // open(2): filesystems may reject O_DIRECT when it is used, not only when the file is opened.
     transfer.through_cache = true;
-    return {.step = Verdict::Step::again, .error = {}, .refused_direct = true};
+    return {.step = Outcome::Step::resubmit, .error = {}, .refused_direct = true};
   }
   return failed(system_error(code, describe(transfer), transfer.member->path));
 }
 
-Verdict after_nothing(const Transfer& transfer) {
+Outcome after_no_bytes(const Transfer& transfer) {
   if (transfer.op == Op::write) {
     return failed(
         system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
@@ -88,10 +88,10 @@ std::uint64_t Transfer::needed() const {
   return op == Op::read ? piece.offset + piece.length - piece.span_offset : piece.span_length;
 }
 
-Verdict advance(Transfer& transfer, std::int64_t result) {
+Outcome advance(Transfer& transfer, std::int64_t result) {
   if (result < 0) return after_error(transfer, static_cast<int>(-result));
   if (transfer.op == Op::sync) return {};
-  if (result == 0) return after_nothing(transfer);
+  if (result == 0) return after_no_bytes(transfer);
   const auto bytes = static_cast<std::uint64_t>(result);
   if (bytes > transfer.piece.span_length - transfer.moved) {
     return failed(system_error(
@@ -103,7 +103,7 @@ Verdict advance(Transfer& transfer, std::int64_t result) {
   if (transfer.moved >= transfer.needed()) return {};
   if (transfer.effective_path() != IoPath::buffered && !rest_is_aligned(transfer))
     transfer.through_cache = true;
-  return {.step = Verdict::Step::again, .error = {}, .resumed = true};
+  return {.step = Outcome::Step::resubmit, .error = {}, .resumed = true};
 }
 
 }  // namespace trunkline::io

@@ -1,5 +1,5 @@
-// One piece of an operation in flight: which command comes next, and what a result means. No I/O of its own,
-// so that every rule of completion can be tested with tables.
+// One piece of an operation in flight: which command comes next, and what a result means. It does no I/O, so
+// that the rules can be tested with tables.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct Transfer {
 
   std::uint64_t moved = 0;     // bytes of the span
   bool through_cache = false;  // the rest of the span goes through the page cache
-  unsigned attempts = 0;       // without progress
-  std::uint64_t sent_ns = 0;
+  unsigned attempts = 0;       // in a row that made no progress
+  std::uint64_t submitted_ns = 0;
   std::uint64_t copy_start_ns = 0;  // of a copy to or from a device, for traces
 
   // The I/O path that the payload takes in the end: the piece's, unless the page cache had to be used
@@ -44,16 +44,17 @@ struct Transfer {
   std::uint64_t needed() const;
 };
 
-struct Verdict {
-  enum class Step { finished, again, failed };
+// What comes after a command.
+struct Outcome {
+  enum class Step { finished, resubmit, failed };
   Step step = Step::finished;
   Error error;                  // when failed
-  bool retried = false;         // interrupted, and sent again
+  bool retried = false;         // interrupted, and submitted again
   bool resumed = false;         // continued after a short result
   bool refused_direct = false;  // direct I/O was rejected, and the page cache is used instead
 };
 
 // Applies the result of the last next_command().
-Verdict advance(Transfer& transfer, std::int64_t result);
+Outcome advance(Transfer& transfer, std::int64_t result);
 
 }  // namespace trunkline::io

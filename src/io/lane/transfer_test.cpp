@@ -31,14 +31,14 @@ class TransferTest : public testing::Test {
 
 TEST_F(TransferTest, AFullResultFinishes) {
   Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
-  EXPECT_EQ(advance(transfer, 4096).step, Verdict::Step::finished);
+  EXPECT_EQ(advance(transfer, 4096).step, Outcome::Step::finished);
 }
 
 TEST_F(TransferTest, AnAlignedShortResultContinuesDirectly) {
   Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
-  const Verdict verdict = advance(transfer, 512);
-  EXPECT_EQ(verdict.step, Verdict::Step::again);
-  EXPECT_TRUE(verdict.resumed);
+  const Outcome outcome = advance(transfer, 512);
+  EXPECT_EQ(outcome.step, Outcome::Step::resubmit);
+  EXPECT_TRUE(outcome.resumed);
   const Command rest = transfer.next_command();
   EXPECT_TRUE(rest.direct);
   EXPECT_EQ(rest.offset, 4608U);
@@ -48,7 +48,7 @@ TEST_F(TransferTest, AnAlignedShortResultContinuesDirectly) {
 
 TEST_F(TransferTest, AnUnalignedShortResultContinuesThroughTheCache) {
   Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
-  EXPECT_EQ(advance(transfer, 100).step, Verdict::Step::again);
+  EXPECT_EQ(advance(transfer, 100).step, Outcome::Step::resubmit);
   const Command rest = transfer.next_command();
   EXPECT_FALSE(rest.direct);
   EXPECT_EQ(rest.offset, 100U);
@@ -60,65 +60,65 @@ TEST_F(TransferTest, ABouncedReadNeedsNoMoreThanItsPayload) {
   transfer.piece.span_offset = 0;
   transfer.piece.span_length = 512;
   EXPECT_EQ(transfer.needed(), 300U);
-  EXPECT_EQ(advance(transfer, 300).step, Verdict::Step::finished);  // the file ends there
+  EXPECT_EQ(advance(transfer, 300).step, Outcome::Step::finished);  // the file ends there
 }
 
 TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
   Transfer transfer = make(Op::read, IoPath::buffered, 1000, 200);
-  EXPECT_EQ(advance(transfer, 50).step, Verdict::Step::again);
-  const Verdict verdict = advance(transfer, 0);
-  EXPECT_EQ(verdict.step, Verdict::Step::failed);
-  EXPECT_EQ(verdict.error.kind, ErrorKind::end_of_file);
-  EXPECT_NE(verdict.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"),
+  EXPECT_EQ(advance(transfer, 50).step, Outcome::Step::resubmit);
+  const Outcome outcome = advance(transfer, 0);
+  EXPECT_EQ(outcome.step, Outcome::Step::failed);
+  EXPECT_EQ(outcome.error.kind, ErrorKind::end_of_file);
+  EXPECT_NE(outcome.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"),
             std::string::npos)
-      << verdict.error.message;
+      << outcome.error.message;
 }
 
 TEST_F(TransferTest, AWriteOfNothingIsAnError) {
   Transfer transfer = make(Op::write, IoPath::buffered, 0, 10);
-  const Verdict verdict = advance(transfer, 0);
-  EXPECT_EQ(verdict.step, Verdict::Step::failed);
-  EXPECT_EQ(verdict.error.code, EIO);
+  const Outcome outcome = advance(transfer, 0);
+  EXPECT_EQ(outcome.step, Outcome::Step::failed);
+  EXPECT_EQ(outcome.error.code, EIO);
 }
 
 TEST_F(TransferTest, InterruptionsAreRetriedButNotForever) {
   for (const int code : {EINTR, EAGAIN}) {
     Transfer transfer = make(Op::write, IoPath::buffered, 0, 10);
     int retries = 0;
-    Verdict verdict = advance(transfer, -code);
-    while (verdict.step == Verdict::Step::again && retries < 100000) {
-      EXPECT_TRUE(verdict.retried);
+    Outcome outcome = advance(transfer, -code);
+    while (outcome.step == Outcome::Step::resubmit && retries < 100000) {
+      EXPECT_TRUE(outcome.retried);
       ++retries;
-      verdict = advance(transfer, -code);
+      outcome = advance(transfer, -code);
     }
-    EXPECT_EQ(verdict.step, Verdict::Step::failed);
-    EXPECT_EQ(verdict.error.code, code);
+    EXPECT_EQ(outcome.step, Outcome::Step::failed);
+    EXPECT_EQ(outcome.error.code, code);
     EXPECT_GE(retries, 100);
   }
 }
 
 TEST_F(TransferTest, RejectedDirectIoFallsBackOnce) {
   Transfer transfer = make(Op::read, IoPath::direct, 0, 4096);
-  const Verdict verdict = advance(transfer, -EINVAL);
-  EXPECT_EQ(verdict.step, Verdict::Step::again);
-  EXPECT_TRUE(verdict.refused_direct);
+  const Outcome outcome = advance(transfer, -EINVAL);
+  EXPECT_EQ(outcome.step, Outcome::Step::resubmit);
+  EXPECT_TRUE(outcome.refused_direct);
   EXPECT_FALSE(transfer.next_command().direct);
-  EXPECT_EQ(advance(transfer, -EINVAL).step, Verdict::Step::failed);
+  EXPECT_EQ(advance(transfer, -EINVAL).step, Outcome::Step::failed);
 }
 
 TEST_F(TransferTest, AResultBeyondTheRequestIsRejected) {
   Transfer transfer = make(Op::read, IoPath::buffered, 0, 10);
-  EXPECT_EQ(advance(transfer, 11).step, Verdict::Step::failed);
+  EXPECT_EQ(advance(transfer, 11).step, Outcome::Step::failed);
 }
 
 TEST_F(TransferTest, ASystemErrorNamesOperationRangeAndFile) {
   Transfer transfer = make(Op::write, IoPath::direct, 4096, 8192);
-  const Verdict verdict = advance(transfer, -ENOSPC);
-  EXPECT_EQ(verdict.error.code, ENOSPC);
-  EXPECT_EQ(verdict.error.path, "/data/a.bin");
-  EXPECT_NE(verdict.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"),
+  const Outcome outcome = advance(transfer, -ENOSPC);
+  EXPECT_EQ(outcome.error.code, ENOSPC);
+  EXPECT_EQ(outcome.error.path, "/data/a.bin");
+  EXPECT_NE(outcome.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"),
             std::string::npos)
-      << verdict.error.message;
+      << outcome.error.message;
 }
 
 }  // namespace

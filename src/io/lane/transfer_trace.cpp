@@ -43,7 +43,7 @@ trace::IoPath path_of(const Transfer& transfer) {
 
 Event event_of(const Transfer& transfer, std::uint64_t now) {
   return {.kind = &kTransfers.at(static_cast<std::size_t>(transfer.op)),
-          .start_ns = transfer.sent_ns,
+          .start_ns = transfer.submitted_ns,
           .end_ns = now,
           .io_path = path_of(transfer),
           .text = transfer.member->trace_text.of(transfer.member->path),
@@ -52,9 +52,9 @@ Event event_of(const Transfer& transfer, std::uint64_t now) {
 
 }  // namespace
 
-void trace_command(const Transfer& transfer, const Verdict& verdict, std::int64_t result, std::uint64_t now) {
+void trace_command(const Transfer& transfer, const Outcome& outcome, std::int64_t result, std::uint64_t now) {
   Event event = event_of(transfer, now);
-  if (verdict.step == Verdict::Step::finished) event.bytes = transfer.piece.length;
+  if (outcome.step == Outcome::Step::finished) event.bytes = transfer.piece.length;
   event.result = result;
   trace::record(event);
 }

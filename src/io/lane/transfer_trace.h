@@ -17,9 +17,9 @@ inline constexpr trace::Kind kCopyIn{"copy into the slot", trace::Category::copy
 inline constexpr trace::Kind kCopyOut{"copy out of the slot", trace::Category::copy,
                                       trace::Kind::Fields::bytes};
 
-// A command that ended at `now`: from sent_ns, with what the kernel returned. The last one of a transfer has
+// A command that ended at `now`: from submitted_ns, with what the kernel returned. The last one of a transfer has
 // the bytes of its payload, as the engine's statistics count them; those that are sent again have none.
-void trace_command(const Transfer& transfer, const Verdict& verdict, std::int64_t result, std::uint64_t now);
+void trace_command(const Transfer& transfer, const Outcome& outcome, std::int64_t result, std::uint64_t now);
 
 // The same of GPUDirect Storage, which moved so many bytes of the payload.
 void trace_gds(const Transfer& transfer, std::uint64_t bytes, std::int64_t result);

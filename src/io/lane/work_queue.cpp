@@ -12,31 +12,31 @@ namespace {
 
 constexpr std::uint64_t kLongNs = 1'000'000'000;
 
-void report_wait(std::uint64_t began_ns, std::size_t bound) {
+void report_wait(std::uint64_t began_ns, std::size_t capacity) {
   const std::uint64_t now = trace::now();
   trace::record({.kind = &kQueueWait, .start_ns = began_ns, .end_ns = now});
   if (now - began_ns > kLongNs) {
     log::info(log::Component::engine, "waited {:.1f} s for room in the queue, which holds {} operations",
-              static_cast<double>(now - began_ns) / 1e9, bound);
+              static_cast<double>(now - began_ns) / 1e9, capacity);
   }
 }
 
 }  // namespace
 
 std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations,
-                            Future::Timeout patience) {
+                            Future::Timeout timeout) {
   std::unique_lock lock(mutex_);
-  const auto ready = [this] { return closed_.load() || operations_.size() < bound_; };
+  const auto ready = [this] { return closed_.load() || operations_.size() < capacity_; };
   const std::uint64_t began_ns = ready() ? 0 : trace::now();
-  const bool has_room = !patience || room_.wait_for(lock, *patience, ready);
-  if (!patience) room_.wait(lock, ready);
+  const bool has_room = !timeout || room_.wait_for(lock, *timeout, ready);
+  if (!timeout) room_.wait(lock, ready);
   if (!has_room || closed_.load()) return 0;
-  const std::size_t count = std::min(operations.size(), bound_ - operations_.size());
+  const std::size_t count = std::min(operations.size(), capacity_ - operations_.size());
   operations_.insert(operations_.end(), operations.begin(),
                      operations.begin() + static_cast<std::ptrdiff_t>(count));
   size_.store(operations_.size());
   lock.unlock();
-  if (began_ns != 0) report_wait(began_ns, bound_);
+  if (began_ns != 0) report_wait(began_ns, capacity_);
   return count;
 }
 

@@ -1,5 +1,5 @@
-// The operations that are not fully issued yet, in order. Lanes take transfers from it when they have room,
-// which balances the load; a bound makes callers wait instead of letting memory grow.
+// The operations that are not fully issued yet, in order. Lanes take transfers from the queue when they have
+// room, which balances the load. Callers wait when it is full, so that its memory stays bounded.
 #pragma once
 
 #include <atomic>
@@ -18,15 +18,16 @@ namespace trunkline::io {
 
 class WorkQueue {
  public:
-  // `block_bytes`: the largest piece; `bound`: the most operations in the queue.
-  WorkQueue(std::uint64_t block_bytes, std::size_t bound) : block_bytes_(block_bytes), bound_(bound) {}
+  // `block_bytes`: of the largest piece; `capacity`: in operations.
+  WorkQueue(std::uint64_t block_bytes, std::size_t capacity)
+      : block_bytes_(block_bytes), capacity_(capacity) {}
 
-  // Appends as many as there is room for, and waits up to `patience` (nullopt: without limit) for room for at
-  // least one. Returns how many were appended; 0 once the queue is closed, or when the time is up.
+  // Appends as many as there is room for, and waits up to `timeout` (nullopt: without limit) for room for at
+  // least one. Returns how many were appended: 0 once the queue is closed, or after the timeout.
   std::size_t push(std::span<const std::shared_ptr<Operation>> operations,
-                   Future::Timeout patience = std::nullopt);
+                   Future::Timeout timeout = std::nullopt);
 
-  // The next transfer, or none (operation == nullptr). It counts as a share of its operation.
+  // The next transfer, or none (operation == nullptr). It holds a reference to its operation.
   Transfer take();
 
   // Removes `operation` and ends it with `error`, unless all of it was issued.
@@ -42,7 +43,7 @@ class WorkQueue {
   void pop_front_locked();
 
   const std::uint64_t block_bytes_;
-  const std::size_t bound_;
+  const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable room_;
   std::deque<std::shared_ptr<Operation>> operations_;
