@@ -59,7 +59,7 @@ std::string path_argument(nb::handle value, const char* name) {
 }
 
 std::vector<std::string> paths_argument(nb::handle value, const char* name) {
-  // A path alone is not the list of its characters.
+  // A single path is not a list of its characters.
   const bool one_path = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr()) ||
                         PyByteArray_Check(value.ptr()) || nb::hasattr(value, "__fspath__");
   if (one_path || !PySequence_Check(value.ptr())) {

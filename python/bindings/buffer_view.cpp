@@ -47,8 +47,8 @@ constexpr std::string_view kNumpyRemedy =
 constexpr std::string_view kTorchRemedy =
     ".contiguous() for a write, or read into a contiguous tensor and copy_() from it";
 
-// What the path of a torch tensor needs of torch; found once torch has been imported by someone. The
-// references are kept for the life of the process, as torch itself is.
+// The parts of torch that views of tensors need, looked up once the program has imported torch. The references
+// are kept as long as the process, like torch itself.
 struct TorchNames {
   PyTypeObject* tensor;
   PyObject* strided;
@@ -103,8 +103,8 @@ nb::object call_method(nb::handle object, PyObject* name) {
   return nb::steal(value);
 }
 
-// As every operation of torch that changes a tensor in place: backward() of what used its former values then
-// raises, where it would compute wrong gradients.
+// Like every operation of torch that changes a tensor in place: backward() through its former values then
+// raises instead of computing wrong gradients.
 void count_write(nb::handle tensor) {
   PyObject* increment = TorchNames::find()->increment_version;
   if (increment == nullptr) return;
@@ -115,14 +115,14 @@ void count_write(nb::handle tensor) {
   Py_DECREF(done);
 }
 
-// Exactly these have the buffer protocol and nothing before it in the order; spares them the search.
+// Types that have the buffer protocol and no interface that is tried before it: no search is needed.
 bool is_builtin_buffer(nb::handle buffer) {
   return PyMemoryView_Check(buffer.ptr()) || PyByteArray_CheckExact(buffer.ptr()) ||
          PyBytes_CheckExact(buffer.ptr());
 }
 
 // Whether a format of the struct module's syntax (as PEP 3118 extends it) has an object reference outside of
-// the names of fields, which stand between colons.
+// the names of fields, which are between colons.
 bool has_objects(const char* format) {
   bool in_name = false;
   for (; format != nullptr && *format != '\0'; ++format) {
@@ -166,11 +166,11 @@ void BufferView::keep_storage() {
   storage_ = call_method(owner_, Names::get().untyped_storage);
 }
 
-// The short way, for what is a tensor and nothing else and needs no explaining.
+// The fast path, for plain tensors that need no error message.
 bool BufferView::take_plain_torch(const Wanted& wanted) {
   const TorchNames& torch = *TorchNames::find();
   if (!torch.exchange || Py_TYPE(wanted.buffer.ptr()) != torch.tensor) return false;
-  const std::optional<DlpackView> seen = torch.exchange->look_at(wanted.buffer);
+  const std::optional<DlpackView> seen = torch.exchange->describe(wanted.buffer);
   if (!seen || !seen->contiguous || (seen->data == nullptr && seen->bytes != 0)) return false;
   // A tensor with one of these bits shows other values than its memory holds.
   const Names& names = Names::get();
@@ -231,11 +231,11 @@ bool BufferView::take_buffer_protocol(const Wanted& wanted) {
   }
   view.obj = nullptr;
   const nb::python_error refusal;
-  // Why: ask again for a view that demands nothing.
+  // To find out why, request a view without any requirements.
   if (PyObject_GetBuffer(wanted.buffer.ptr(), &view, PyBUF_FULL_RO) != 0) {
     view.obj = nullptr;
     PyErr_Clear();
-    return false;  // a dtype without a letter: the other ways know it
+    return false;  // a dtype without a letter: another interface has it
   }
   if (writable && view.readonly != 0) refuse_read_only(wanted.name, wanted.buffer);
   if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strided(wanted.name, wanted.buffer, kNumpyRemedy);
@@ -285,7 +285,7 @@ bool BufferView::take_dlpack(const Wanted& wanted) {
   if (type != kDlpackCpu && type != kDlpackCudaHost && type != kDlpackRocmHost && !on_gpu) {
     refuse_device(wanted.name, wanted.buffer, fmt::format("DLPack device type {}", type));
   }
-  // The producer lets the stream wait for what it has under way on its own.
+  // The producer makes the stream wait for its own pending work.
   const auto stream = reinterpret_cast<std::uintptr_t>(wanted.stream.value_or(nullptr));
   DlpackTensor tensor = DlpackTensor::borrow_from(
       wanted.buffer, on_gpu ? std::optional(std::max(stream, kDlpackLegacyStream)) : std::nullopt);

@@ -1,5 +1,5 @@
 // The bytes of a Python object: torch tensors, the buffer protocol, numpy arrays of any dtype, DLPack, and
-// what shows memory of a GPU by __cuda_array_interface__.
+// objects that expose memory of a GPU by __cuda_array_interface__.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,7 @@ namespace trunkline::python {
 enum class Access { read_only, writable };
 enum class Reach { host, devices };  // which memory will do
 
-// A view that an exporter of the buffer protocol granted; given back at destruction.
+// A view of an exporter of the buffer protocol, released at destruction.
 struct ExportedBuffer {
   ExportedBuffer() = default;
   ExportedBuffer(const ExportedBuffer&) = delete;
@@ -31,7 +31,7 @@ struct ExportedBuffer {
 // Py_buffer by its address. All members but memory() need the GIL.
 class BufferView {
  public:
-  // Ways in the order in which they are tried: torch.Tensor (recognised without importing torch), buffer
+  // Tried in this order: torch.Tensor (recognised without importing torch), buffer
   // protocol, numpy's __array_interface__ (dtypes that the buffer protocol has no letter for: bfloat16,
   // datetime64), __cuda_array_interface__, DLPack. Raises TypeError for anything but a buffer, ValueError for
   // memory that is not contiguous, or read-only where `access` is writable, Unsupported for memory of a
@@ -68,7 +68,7 @@ class BufferView {
   bool take_dlpack(const Wanted& wanted);
 
   MemoryView memory_;
-  // One of these keeps the memory.
+  // One of these keeps the memory alive.
   ExportedBuffer exported_;
   nanobind::object owner_;
   nanobind::object storage_;  // of an owner that is a tensor

@@ -22,7 +22,7 @@ namespace {
 // "<f4": as in numpy's interface.
 std::uint64_t item_bytes(const std::string& typestr, const char* name) {
   std::uint64_t bytes = 0;
-  // "<M8[ns]": a unit may stand behind it.
+  // "<M8[ns]": a unit may follow.
   const std::string_view type = std::string_view(typestr).substr(0, typestr.find('['));
   for (const char digit : type.substr(std::min<std::size_t>(2, type.size()))) {
     if (digit < '0' || digit > '9' || bytes > 1'000'000) bytes = UINT64_MAX;

@@ -1,4 +1,4 @@
-// What Python objects say of memory and streams of a GPU.
+// Memory and streams of a GPU, as Python objects describe them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,7 +10,7 @@ namespace trunkline::python {
 // The GPU that the argument `name` is on. Raises Unsupported where there is none.
 Device* cuda_device_number(unsigned ordinal, const char* name);
 
-// The stream that torch works on now, of the tensor's device: a CUstream.
+// Torch's current stream of the tensor's device: a CUstream.
 void* torch_stream(nanobind::handle tensor);
 
 // A stream argument: a CUstream as an int, or an object of torch, CuPy, Numba or cuda.core. Raises TypeError

@@ -120,7 +120,7 @@ DlpackTensor DlpackTensor::borrow_from(nb::handle producer, std::optional<std::u
                                   shown_type(producer),
                                   static_cast<VersionedManagedTensor*>(managed)->major));
   }
-  // Renaming is how the protocol says that the consumer, no longer the capsule, gives the tensor back.
+  // By the protocol, a renamed capsule no longer releases the tensor: the consumer does.
   if (PyCapsule_SetName(capsule.ptr(), borrowed.versioned_ ? "used_dltensor_versioned" : "used_dltensor") !=
       0) {
     throw nb::python_error();
@@ -158,7 +158,7 @@ std::optional<DlpackExchange> DlpackExchange::of(nb::handle type) {
   return DlpackExchange(table);
 }
 
-std::optional<DlpackView> DlpackExchange::look_at(nb::handle tensor) const {
+std::optional<DlpackView> DlpackExchange::describe(nb::handle tensor) const {
   Tensor seen{};
   if (static_cast<const ExchangeTable*>(table_)->view(tensor.ptr(), &seen) != 0) {
     PyErr_Clear();

@@ -10,7 +10,7 @@
 
 namespace trunkline::python {
 
-// A tensor that a producer lent; given back at destruction. Needs the GIL.
+// A tensor of a producer, released at destruction. Needs the GIL.
 class DlpackTensor {
  public:
   DlpackTensor() = default;
@@ -24,7 +24,7 @@ class DlpackTensor {
   ~DlpackTensor();
 
   // Asks `producer` for its tensor: with version 1, so that it can say what is read-only, else as version 0.
-  // `stream` is for tensors of a GPU: what the producer has under way comes before the later work of that.
+  // `stream` is for tensors of a GPU: its later work comes after the producer's pending work.
   static DlpackTensor borrow_from(nanobind::handle producer,
                                   std::optional<std::uintptr_t> stream = std::nullopt);
 
@@ -33,14 +33,14 @@ class DlpackTensor {
       const;                // of all elements; those of less than a byte are packed unless marked as padded
   bool contiguous() const;  // in C order
   bool read_only() const;   // version 0 cannot say so
-  bool copied() const;      // the producer lent a copy, which a read would fill in vain
+  bool copied() const;      // the producer gave a copy: reading into it would be lost
 
  private:
   void* tensor_ = nullptr;  // ManagedTensor or VersionedManagedTensor
   bool versioned_ = false;
 };
 
-// What the tables of DlpackExchange say of a tensor, whose producer keeps it.
+// A tensor as the tables of DlpackExchange describe it; the producer owns it.
 struct DlpackView {
   std::byte* data;
   std::uint64_t bytes;
@@ -48,16 +48,16 @@ struct DlpackView {
   bool complex;     // its elements are complex numbers
 };
 
-// The table of C functions that a type may carry beside __dlpack__ (DLPack 1.2): a look at a tensor for a
-// tenth of the price of asking it by its Python attributes.
+// The table of C functions that a type may have besides __dlpack__ (DLPack 1.2). It costs a tenth of reading a
+// tensor's Python attributes.
 class DlpackExchange {
  public:
-  // Nothing if `type` has none of a version that is known here. Tables live as long as the process.
+  // nullopt if `type` has none, or one of an unknown version. Tables live as long as the process.
   static std::optional<DlpackExchange> of(nanobind::handle type);
 
-  // Nothing if the tensor is not in host memory or not such that DLPack can describe it in whole bytes; the
-  // longer ways know why.
-  std::optional<DlpackView> look_at(nanobind::handle tensor) const;
+  // nullopt if the tensor is not in host memory, or DLPack cannot describe it in whole bytes. The other
+  // interfaces then report why.
+  std::optional<DlpackView> describe(nanobind::handle tensor) const;
 
  private:
   explicit DlpackExchange(const void* table) : table_(table) {}

@@ -11,8 +11,8 @@ namespace trunkline::python {
 struct FaultsObject {
   FaultsObject();
 
-  // Releases what is held in any engine of the process, so that its operations can be finished. Not in those
-  // of a forked child's parent: a thread that the child does not have may hold their locks.
+  // Releases the commands that are held in any engine of the process, so that its operations can end. In a
+  // forked child not those of the parent's engines: a thread that the child does not have may hold their locks.
   static void release_all();
 
   std::shared_ptr<Faults> faults;

@@ -27,8 +27,8 @@ class FileLayoutObject {
   FileLayoutObject& operator=(const FileLayoutObject&) = delete;
   ~FileLayoutObject() = default;
 
-  // Memory to write from, and memory to read into. Empty buffers are no extents. Of memory of a GPU: what the
-  // stream holds by now comes first.
+  // Memory to write from, and memory to read into. Empty buffers are ignored. Copies of GPU memory come after
+  // the work that its stream holds now.
   void add(nanobind::handle offset, nanobind::handle buffer, nanobind::handle stream);
   void add_target(nanobind::handle offset, nanobind::handle buffer, bool fresh);
 
@@ -46,7 +46,7 @@ class FileLayoutObject {
                        std::pair<std::uint64_t, std::uint64_t> part, bool fresh);
   void expect_checksums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
 
-  // The open file to read, in place of what `path` leads to when the reading begins.
+  // The open file to read, instead of opening `path`.
   void set_source(const FileObject& file) { source_ = file.file(); }
   const std::optional<File>& source() const { return source_; }
 

@@ -25,7 +25,7 @@ std::unique_ptr<BufferView> view_of(nb::handle buffer, Op op, nb::handle stream)
                                       Reach::devices, stream);
 }
 
-// One that other machines or programs may answer for, or a device, can hold up even its closing.
+// Even closing can block: files of network and FUSE filesystems, and devices.
 bool is_local(const File& file) {
   const auto& members = file.core()->members;
   return std::ranges::all_of(members, [](const io::Member& member) { return member.pair.local; });
@@ -43,8 +43,8 @@ std::unique_ptr<FutureObject> FileObject::submit(Op op, std::unique_ptr<BufferVi
   return object;
 }
 
-// A small one is a system call of this thread, as it costs least; Ctrl-C takes effect after it, as with
-// os.pread. What is larger, has to wait in the queue, or for a GPU, is a Future, whose wait Ctrl-C ends.
+// A small operation is a system call of this thread, which is cheapest; Ctrl-C takes effect after it, as with
+// os.pread. One that is larger, queued, or on a GPU is a Future, whose wait Ctrl-C ends.
 std::uint64_t FileObject::move(Op op, nb::handle buffer, nb::handle offset_value, nb::handle stream) const {
   const std::uint64_t offset = count_argument(offset_value, "offset");
   std::unique_ptr<BufferView> view = view_of(buffer, op, stream);

@@ -16,7 +16,7 @@ class FutureObject;
 
 class FileObject {
  public:
-  // Raises what the opening failed with.
+  // Raises the error of the opening, if it failed.
   explicit FileObject(Result<File> opened);
   FileObject(const FileObject&) = delete;
   FileObject& operator=(const FileObject&) = delete;
@@ -42,7 +42,7 @@ class FileObject {
   std::uint64_t move(Op op, nanobind::handle buffer, nanobind::handle offset, nanobind::handle stream) const;
 
   File file_;
-  // Its size and its closing are answered from memory, so that this thread can ask for them itself.
+  // Its size and close() need no system call that blocks, so this thread can call them itself.
   bool local_;
 };
 

@@ -56,7 +56,7 @@ void FutureObject::unlink() {
 void FutureObject::settle() {
   if (memory_ == nullptr) return;
   unlink();
-  // Moved out first: giving memory back can run Python code that comes back here.
+  // Moved out first: releasing memory can run Python code that calls this again.
   const std::unique_ptr<BufferView> memory = std::move(memory_);
 }
 

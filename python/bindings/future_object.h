@@ -14,7 +14,7 @@
 namespace trunkline::python {
 
 // Holds its BufferView until the operation is done. When Python drops the object before that, the notifier
-// holds it instead, so the common case costs no hop to another thread. All members need the GIL.
+// holds it instead, so that the common case involves no other thread. All members need the GIL.
 class FutureObject {
  public:
   explicit FutureObject(std::unique_ptr<BufferView> memory);

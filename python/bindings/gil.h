@@ -1,4 +1,4 @@
-// Giving up the GIL around a call that may block.
+// Releases the GIL around a call that may block.
 #pragma once
 
 #include <Python.h>
@@ -14,7 +14,7 @@ namespace trunkline::python {
 // On Linux the thread whose id is the process's is the main one. Python runs signal handlers only there. The
 // thread that forks is the main one of the child.
 inline bool on_main_thread() {
-  // Remembered: both ids are system calls, which an opening of a cached file notices.
+  // Cached: both ids are system calls, which would show in the time to open a cached file.
   struct Known {
     unsigned generation;
     bool main;
@@ -24,9 +24,9 @@ inline bool on_main_thread() {
   return known.main;
 }
 
-// Gives up the GIL for its lifetime.
+// Releases the GIL for its lifetime.
 //
-// Before Python 3.14, a daemon thread that asks for the GIL once the interpreter is finalizing is ended by
+// Before Python 3.14, a daemon thread that requests the GIL while the interpreter is finalizing is ended by
 // pthread_exit, whose unwinding ends in std::terminate when it meets C++ frames like those of a binding. So,
 // once hold_back_other_threads() was called, threads other than the main one sleep here until the process is
 // gone.
@@ -45,8 +45,7 @@ class GilReleased {
     returning_.fetch_sub(1);
   }
 
-  // For the exit of the interpreter. Lets those threads through that are asking for the GIL already. Needs
-  // the GIL.
+  // For the exit of the interpreter. Threads that have requested the GIL already still get it. Needs the GIL.
   static void hold_back_other_threads() {
     held_back_.store(true);
     // The bound is for a forked child, which inherits the count but not the threads.

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// How long a cancelled operation is awaited: what was sent to a device that works is over by then, and the
+// How long to wait for a cancelled operation: a device that works has completed its transfers by then, and the
 // caller may use the memory again.
 constexpr std::chrono::milliseconds kCancelPatience{500};
 

@@ -1,8 +1,8 @@
-// Waits that leave the GIL to other threads and end at Ctrl-C.
+// Waits that release the GIL and end at Ctrl-C.
 //
 // Python runs signal handlers in the main thread, and only between steps of Python code: while the main
-// thread is in a system call, or waits here, Ctrl-C does nothing. A device that hangs would make that last
-// for ever. So the main thread waits in slices, and leaves system calls that can block to another thread.
+// thread is in a system call, or waits here, Ctrl-C has no effect: forever, if a device hangs. So the main
+// thread waits in slices, and another thread makes the system calls that can block.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ namespace trunkline::python {
 
 class FutureObject;
 
-// How long a wait may keep a signal from its Python handler.
+// How long a wait may delay a signal's Python handler.
 inline constexpr std::chrono::milliseconds kSignalLatency{50};
 
 // Runs signal handlers that are due; throws what they raise (KeyboardInterrupt). Needs the GIL; only does
@@ -37,8 +37,8 @@ void check_signals();
 bool wait_interruptibly(const Future& future, Future::Timeout timeout);
 
 // Submits `requests` without the GIL, and gives each of `objects`, in the same order, the Future of its
-// request. When a signal handler ends the wait for room in the queue, what the queue has taken goes on and
-// the rest is not started. Needs the GIL.
+// request. When a signal handler ends the wait for room in the queue, requests that the queue has accepted go
+// on, and the rest is not started. Needs the GIL.
 void submit_interruptibly(const Engine& engine, std::span<const Request> requests,
                           std::span<const std::unique_ptr<FutureObject>> objects);
 
@@ -46,7 +46,7 @@ void submit_interruptibly(const Engine& engine, std::span<const Request> request
 // cancelled; if it is not over soon after that, its memory is kept until it is.
 Result<std::uint64_t> result_or_cancel(std::unique_ptr<FutureObject> object);
 
-// Runs a call without the GIL that is certain not to wait long, or that nothing needs to interrupt.
+// Runs a call without the GIL that does not block for long, or need not be interrupted.
 template <class Call>
 auto call_unlocked(const Call& call) -> decltype(call()) {
   const GilReleased unlocked;
@@ -56,9 +56,9 @@ auto call_unlocked(const Call& call) -> decltype(call()) {
 // Runs `task` in a separate thread; in this one if none can be started.
 void run_beside(std::function<void()> task);
 
-// Runs a call that may block for long and cannot be cut into slices, without the GIL. On the main thread it
-// runs beside, so that a signal handler can end the wait for it; the call itself goes on to its end, so it
-// must own all that it uses, and neither that nor its result may be Python objects. Needs the GIL.
+// Runs a call that may block for long and cannot be cut into slices, without the GIL. For the main thread it
+// runs in another one, so that a signal handler can end the wait for it. The call itself goes on to its end:
+// it must own all that it uses, and neither that nor its result may be Python objects. Needs the GIL.
 template <class Call>
 auto call_interruptibly(Call call) -> decltype(call()) {
   using Outcome = decltype(call());

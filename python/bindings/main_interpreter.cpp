@@ -7,8 +7,8 @@ namespace {
 
 using Execute = int (*)(PyObject* module);
 
-// Nanobind's own initialization, and the names that it made. Both are kept until the process ends, as the
-// types are. Guarded by the GIL of the main interpreter.
+// Nanobind's own initialization, and the names that it defined. Both are kept until the process ends, like the
+// types. Guarded by the GIL of the main interpreter.
 Execute initialize = nullptr;
 PyObject* names = nullptr;
 
@@ -18,15 +18,15 @@ constexpr const char* kNotHere =
 
 bool is_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
 
-// Nanobind keeps its types in variables of the process: initialized in a second interpreter they would point
-// to objects of that, and the first would use them once they are gone.
+// Nanobind keeps its types in global variables. Initialized in a second interpreter, they would point to its
+// objects, and the first interpreter would use them after they are gone.
 int execute(PyObject* module) {
   if (!is_main_interpreter()) {
     PyErr_SetString(PyExc_ImportError, kNotHere);
     return -1;
   }
   PyObject* dict = PyModule_GetDict(module);  // borrowed
-  // The types are registered once; what was removed from sys.modules comes back with those that there are.
+  // The types are registered once: importing again after a removal from sys.modules gives the same types.
   if (names != nullptr) return PyDict_Merge(dict, names, 0);
   if (initialize(module) != 0) return -1;
   names = PyDict_Copy(dict);

@@ -4,7 +4,7 @@
 namespace nb = nanobind;
 namespace tlp = trunkline::python;
 
-// Nanobind makes the module's definition; what Python finds is PyInit__core below.
+// Nanobind makes the module's definition; Python calls PyInit__core below.
 NB_MODULE(_core_anywhere, module) {
   // A torch tensor over a Buffer that is still alive at exit (in a global model, for example) never releases
   // it: torch frees no memory once the interpreter is finalizing. Users need no warning of that leak.

@@ -12,8 +12,8 @@ namespace trunkline::python {
 namespace nb = nanobind;
 
 Notifier& Notifier::instance() {
-  // Never destroyed: lanes may push until the process ends. A child abandons its parent's, whose thread it
-  // lacks and whose mutex may have been locked at the fork.
+  // Never destroyed: lanes may push until the process ends. A forked child abandons its parent's notifier: the
+  // child does not have its thread, and its mutex may have been locked at the fork.
   static std::shared_ptr<Notifier>* current = nullptr;
   static unsigned generation = 0;
   if (current == nullptr || generation != os::fork_generation()) {
@@ -40,8 +40,8 @@ Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
     ++pending_;
     waiting_.emplace(task.get(), future);
   }
-  // std::function wants what it holds to be copyable; it is called exactly once, so a plain pointer may carry
-  // the task.
+  // std::function requires a copyable callable. It is called exactly once, so a plain pointer can carry the
+  // task.
   future.on_done(
       [notifier = shared_from_this(), raw = task.release()] { notifier->push(std::unique_ptr<Task>(raw)); });
   return {};

@@ -29,12 +29,12 @@ class Notifier : public std::enable_shared_from_this<Notifier> {
   // This process's notifier; a forked child gets a fresh one. Needs the GIL.
   static Notifier& instance();
 
-  // Runs `task` once `future` is done. The thread is started by the first call; where it cannot be, the task
-  // stays with the caller. Needs the GIL.
+  // Runs `task` once `future` is done. The first call starts the thread; if it cannot, the task stays with the
+  // caller. Needs the GIL.
   Status when_done(Future future, std::unique_ptr<Task>& task);
 
-  // Whether all tasks have ended, those of pending operations too; waits for it as long as `timeout`, without
-  // the GIL.
+  // Waits up to `timeout`, without the GIL, until all tasks have ended, also those of pending operations;
+  // returns whether they have.
   bool drained(std::chrono::milliseconds timeout);
 
   // Of the tasks that wait for their operations: these.

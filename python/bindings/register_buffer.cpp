@@ -51,7 +51,7 @@ int export_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&export_buffer)}, {0, nullptr}};
 
-// With the GPU that was asked for; or with the one in use, where a refusal costs speed alone.
+// With the requested GPU; or with the one in use, where a failure only costs speed.
 void register_with_cuda(BufferObject& object, std::optional<unsigned> ordinal) {
   Result<std::shared_ptr<const void>> registered = [&]() -> Result<std::shared_ptr<const void>> {
     const GilReleased unlocked;

@@ -46,7 +46,7 @@ nb::list paths_of(const std::vector<std::string>& paths) {
   return list;
 }
 
-// Manifests travel as JSON texts, so that the state in them keeps its order and its numbers.
+// Manifests are passed as JSON texts, so that their state keeps its order and its numbers.
 nb::object dict_of(const Manifest& manifest) {
   Result<std::string> json = call_unlocked([&] { return checkpoint::manifest_to_json(manifest); });
   const std::string text = unwrap(std::move(json));
@@ -214,7 +214,7 @@ std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
   return tensors;
 }
 
-// What the store gives a manifest stands there before, so that it can be read as one.
+// Placeholders for the fields that the store fills in, so that the text parses as a manifest.
 std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
                      const std::optional<nb::list>& tensors) {
   if (!PyDict_Check(manifest_value.ptr()))
@@ -305,17 +305,17 @@ nb::list shard_paths(const StoreObject& self, nb::handle manifest_value) {
   return paths;
 }
 
-// How long an interrupted verification is awaited.
+// How long to wait for an interrupted verification to end.
 constexpr std::chrono::seconds kEndOfVerification{1};
 
-// What a verification that was interrupted goes on using until it is over.
+// What a verification uses until it ends, also after it was interrupted.
 struct Verification {
   std::atomic<bool> cancelled{false};
   std::atomic<std::uint64_t> done{0};
 };
 
-// The verification runs beside; when a signal handler or `progress` raises, it is cancelled. A device that
-// hangs keeps it from ending, so that it is not awaited for long.
+// The verification runs in a separate thread, and is cancelled when a signal handler or `progress` raises. If a
+// device hangs, it does not end: so the wait for it is short.
 nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engine_value,
                 const nb::object& progress) {
   const std::uint64_t step = count_argument(step_value, "step");

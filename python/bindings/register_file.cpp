@@ -42,8 +42,8 @@ Result<File> open_striped(nb::handle path, const std::optional<Engine>& engine, 
   });
 }
 
-// Directories in which a file was opened, with direct I/O or without, that took nothing but lookups in a
-// local filesystem. Guarded by the GIL.
+// Directories in which opening a file, with direct I/O or without, took only lookups in a local filesystem.
+// Guarded by the GIL.
 class LocalDirectories {
  public:
   static bool has(std::string_view path, Direct direct) { return names(direct).contains(directory(path)); }
@@ -67,9 +67,9 @@ class LocalDirectories {
   }
 };
 
-// A thread beside keeps the main one interruptible, and costs many times what the opening does where the
-// kernel has all that it looks up in memory. That is tried first where files are known to be local: those of
-// a server, or of a program, make even such an opening wait.
+// Opening in another thread keeps the main one interruptible, but costs many times as much as the opening if
+// the kernel has the directories cached. Files that are known to be local are first opened from the cache
+// alone. On network and FUSE filesystems even that can block.
 Result<File> open_plain(const std::string& path, const std::optional<Engine>& engine,
                         const OpenOptions& options) {
   const bool exists = options.mode == Mode::read || options.mode == Mode::read_write;

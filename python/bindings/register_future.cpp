@@ -64,7 +64,7 @@ std::uint64_t wait_all_futures(nb::handle futures, nb::handle timeout_value) {
     operations.push_back(nb::cast<FutureObject&>(item).future());
   }
   const Clock::time_point start = Clock::now();
-  // From the end: the last submitted is likely the last to be done, so that one sleep covers them all.
+  // From the end: the last one submitted is likely the last to be done, so that one sleep covers them all.
   for (const nb::object& item : std::views::reverse(alive)) {
     Future::Timeout left = timeout;
     if (timeout) left = std::max(*timeout - (Clock::now() - start), std::chrono::nanoseconds{0});

@@ -33,7 +33,7 @@ std::uint64_t bytes_of(const Tensor& tensor) {
   return bytes;
 }
 
-// Names and dtypes are few in comparison: one string for each dtype.
+// There are few dtypes: each is one string, which all tensors share.
 nb::list tensors(const ManifestObject& self) {
   nb::dict dtypes;
   nb::list list;

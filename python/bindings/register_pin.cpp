@@ -42,7 +42,7 @@ class PinObject {
 
   void close() {
     if (view_ == nullptr) return;
-    // Moved out first: giving memory back can run Python code that comes back here.
+    // Moved out first: releasing memory can run Python code that calls this again.
     const std::unique_ptr<BufferView> view = std::move(view_);
     const GilReleased unlocked;
     registration_.reset();

@@ -42,7 +42,7 @@ void die_of_interrupt() {
   ::_exit(kShellsStatus);
 }
 
-// Exit handlers still run, which an end at once would skip; but none of them can change the exit code.
+// Exit handlers still run, but none of them can change the exit code.
 void end_by_interrupt() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -50,7 +50,7 @@ void end_by_interrupt() {
   });
 }
 
-// The same for operations that were given up: what they write may be incomplete, so the process has failed.
+// The same for operations that were abandoned: what they write may be incomplete, so the process has failed.
 void fail() {
   os::finish_trace_from_environment();
   std::fflush(nullptr);
@@ -61,30 +61,30 @@ void end_by_failure() {
   if (Py_AtExit(&fail) != 0) static_cast<void>(std::atexit(&fail));
 }
 
-// The wait for operations at the exit: after a while it says what it waits for, and it ends when none of them
+// The wait for operations at the exit. After a while it reports what it waits for. It ends when none of them
 // has moved a byte for os::exit_timeout().
 class ExitWait {
  public:
   // Whether to go on waiting for `pending`. Needs the GIL.
-  bool goes_on(const std::vector<Future>& pending) {
+  bool should_continue(const std::vector<Future>& pending) {
     const Clock::time_point now = Clock::now();
     std::uint64_t moved = 0;
     for (const Future& future : pending) moved += future.bytes_done();
     const Clock::duration stalled = timer_.stalled_for({pending.size(), moved}, now);
     if (pending.empty()) return true;
-    if (!told_ && stalled >= std::min<Clock::duration>(kToldAfter, patience_ / 2)) {
-      told_ = true;
-      tell(fmt::format("the exit waits for {}; Ctrl-C ends the wait", names_of(pending)));
+    if (!has_reported_ && stalled >= std::min<Clock::duration>(kReportAfter, timeout_ / 2)) {
+      has_reported_ = true;
+      report(fmt::format("the exit waits for {}; Ctrl-C ends the wait", names_of(pending)));
     }
-    if (stalled < patience_) return true;
-    tell(fmt::format("no progress for {} s: gave up {}; check whether the device responds (dmesg)",
-                     std::chrono::duration<double>(patience_).count(), names_of(pending)));
+    if (stalled < timeout_) return true;
+    report(fmt::format("no progress for {} s: gave up {}; check whether the device responds (dmesg)",
+                       std::chrono::duration<double>(timeout_).count(), names_of(pending)));
     return false;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kToldAfter{2};
+  static constexpr std::chrono::seconds kReportAfter{2};
 
   static std::string names_of(const std::vector<Future>& pending) {
     constexpr std::size_t kNamed = 3;
@@ -94,11 +94,11 @@ class ExitWait {
     if (pending.size() > kNamed) names += fmt::format(" and {} more", pending.size() - kNamed);
     return names;
   }
-  static void tell(const std::string& text) { PySys_FormatStderr("trunkline: %s\n", text.c_str()); }
+  static void report(const std::string& text) { PySys_FormatStderr("trunkline: %s\n", text.c_str()); }
 
-  const std::chrono::milliseconds patience_ = os::exit_timeout();
+  const std::chrono::milliseconds timeout_ = os::exit_timeout();
   os::StallTimer<std::pair<std::size_t, std::uint64_t>> timer_{{0, 0}, Clock::now()};  // pending, bytes moved
-  bool told_ = false;
+  bool has_reported_ = false;
 };
 
 std::vector<Future> pending_operations(Notifier& notifier) {
@@ -107,7 +107,7 @@ std::vector<Future> pending_operations(Notifier& notifier) {
   return pending;
 }
 
-// Returns whether all are over, and callbacks have run.
+// Returns whether all have ended, and their callbacks have run.
 bool await_operations(Notifier& notifier) {
   ExitWait wait;
   while (true) {
@@ -119,18 +119,18 @@ bool await_operations(Notifier& notifier) {
       if (notifier.drained(kSignalLatency)) return true;
       check_signals();
     }
-    if (!wait.goes_on(pending)) return false;
+    if (!wait.should_continue(pending)) return false;
   }
 }
 
 // 1. Held commands are released, so that everything can end.
 // 2. All operations end, and callbacks have run; unless a device hangs, or Ctrl-C ends the wait. Then the
-//    process ends without what would wait for them, and with an exit code that says so. Memory of what is
-//    under way is never freed: the kernel may write to it.
+//    process ends without the steps that would wait for them, and with an exit code that reports it. Memory of
+//    operations in flight is never freed: the kernel may write to it.
 // 3. Log records are delivered; later ones go to stderr, if anywhere.
 // 4. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
 //    the GIL once the interpreter is finalizing.
-// Files and engines stay usable for exit handlers that come later, but for callbacks.
+// Later exit handlers can still use files and engines, but not callbacks.
 void shut_down() {
   Notifier& notifier = Notifier::instance();
   const auto end = [&] {

@@ -89,7 +89,7 @@ class StreamObject {
       static_cast<void>(device_memory_.release());
       return;
     }
-    const GilReleased unlocked;  // waits for what is under way
+    const GilReleased unlocked;  // waits for reads in flight
     stream_.reset();
   }
 
@@ -110,7 +110,7 @@ class StreamObject {
 
   void release(std::size_t unit, nb::handle stream) {
     void* const handle = stream.is_none() ? nullptr : stream_argument(stream, "stream");
-    // Reading what comes next may have to wait for room in the engine's queue.
+    // Reading ahead may have to wait for room in the engine's queue.
     Status status = [&] {
       const GilReleased unlocked;
       return stream_->release(unit, handle);

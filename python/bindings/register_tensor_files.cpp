@@ -170,7 +170,7 @@ void FileLayoutObject::add_targets(const std::vector<std::uint64_t>& offsets,
 
 namespace {
 
-// Threads that copy and checksum at a few GB/s each: enough for fast disks, few enough for what else runs.
+// Threads that copy and checksum at a few GB/s each: enough for fast disks, and few beside a training.
 constexpr unsigned kMaxCopiers = 4;
 
 unsigned copiers(unsigned share) {
@@ -214,7 +214,7 @@ class FileSetObject {
   FileSetObject(const FileSetObject&) = delete;
   FileSetObject& operator=(const FileSetObject&) = delete;
   ~FileSetObject() {
-    const GilReleased unlocked;  // waits for what is under way
+    const GilReleased unlocked;  // waits for transfers in flight
     set_.reset();
   }
 
