@@ -1,7 +1,6 @@
-// Records wait in a queue until a thread of this file delivers them, which alone runs handlers before the
-// exit. A thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging: a
-// signal handler may have interrupted the owner of that lock, and wait for the save that the thread carries
-// out.
+// Records wait in a queue for the thread that delivers them: only that thread runs handlers before the exit. A
+// thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging. A signal handler
+// may have interrupted the owner of that lock, and wait for the save that the logging thread carries out.
 #include "python_log.h"
 
 #include <nanobind/stl/optional.h>
@@ -51,14 +50,14 @@ struct Delivery {
 // of its parent's may be held, and its records are the parent's to deliver.
 std::atomic<Delivery*> current{nullptr};
 
-// Set once, and never released: Python functions of trunkline._logging.
+// Python functions of trunkline._logging. Never released; no levels are adopted once delivery has stopped.
 PyObject* handle_record = nullptr;
 PyObject* current_levels = nullptr;
 
 thread_local bool is_delivering = false;
 
-// Hands out the records that are pending now. What a handler raises is reported as Python reports errors of
-// callbacks, and ends nothing. Needs the GIL.
+// Delivers the records that are pending now. An exception of a handler is reported like one of a callback, and
+// stops nothing. Needs the GIL.
 void deliver(Delivery& delivery) {
   if (is_delivering) return;
   std::deque<log::Record> records;
@@ -161,6 +160,19 @@ void install(nb::object handle, nb::object levels) {
   adopt_levels();
 }
 
+// Logs for Python code, at the levels that its loggers have now.
+void log_from_python(int level, const std::string& component, const nb::bytes& message) {
+  for (std::size_t i = 0; i < log::kComponents; ++i) {
+    const auto each = static_cast<log::Component>(i);
+    if (to_string(each) != component) continue;
+    adopt_log_levels();
+    const std::string_view text(message.c_str(), message.size());
+    log::write(each, static_cast<log::Level>(level), "{}", text);
+    return;
+  }
+  throw nb::value_error(("component: \"" + component + "\" is not a component of the log").c_str());
+}
+
 std::vector<std::string> components() {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < log::kComponents; ++i)
@@ -205,6 +217,7 @@ void stop_log_delivery() {
   off.fill(log::Level::off);
   log::set_levels(log::levels_from_environment().value_or(off));
   log::set_sink(&log::write_to_stderr);
+  current_levels = nullptr;
 }
 
 void register_log(nb::module_& module) {
@@ -215,6 +228,10 @@ void register_log(nb::module_& module) {
       "Hands log records to `handle` (level, component, time, thread, message), on a thread of its own. "
       "`levels` returns the level of each component. Levels: -1 off, 0 error, 1 warn, "
       "2 info, 3 debug.");
+  module.def(
+      "log", &log_from_python, "level"_a, "component"_a, "message"_a,
+      "Logs a message (UTF-8) like the library itself: `logging` gets it in the thread that delivers records, "
+      "so that the caller waits for none of its locks. Levels: 0 error, 1 warn, 2 info, 3 debug.");
   module.def("log_components", &components, "The components of TRUNKLINE_LOG, in the order of their levels.");
   module.def("log_levels_from_environment", &levels_from_environment,
              "What TRUNKLINE_LOG says, a level for each component; None where it is unset or wrong, which is "

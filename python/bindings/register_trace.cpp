@@ -45,8 +45,8 @@ trace::Category category_argument(const std::string& name) {
 // A slice of the calling thread, from __enter__ to __exit__.
 class TraceSpan {
  public:
-  TraceSpan(const std::string& category, const std::string& name, std::string of)
-      : kind_(kind_of(name, category_argument(category))), of_(std::move(of)) {}
+  TraceSpan(const std::string& category, const std::string& name, const nb::bytes& of)
+      : kind_(kind_of(name, category_argument(category))), of_(of.c_str(), of.size()) {}
 
   void enter() { span_.emplace(kind_, of_); }
   void exit(const nb::args& /*error*/) { span_.reset(); }
@@ -74,10 +74,12 @@ nb::dict stop() {
 void register_trace(nb::module_& module) {
   nb::class_<TraceSpan>(module, "TraceSpan",
                         "A slice in the trace that is recorded, on the track of the calling thread.")
-      .def(nb::init<const std::string&, const std::string&, std::string>(), "category"_a, "name"_a,
-           "of"_a = "")
+      .def(nb::init<const std::string&, const std::string&, const nb::bytes&>(), "category"_a, "name"_a,
+           "of"_a = nb::bytes("", 0),
+           nb::sig("def __init__(self, category: str, name: str, of: bytes = b'') -> None"))
       .def("__enter__", &TraceSpan::enter)
       .def("__exit__", &TraceSpan::exit, nb::sig("def __exit__(self, *error: object) -> None"));
+  module.def("is_tracing", &trace::is_on, "Whether a trace is being recorded.");
   module.def(
       "start_trace",
       [](nb::handle path) {

@@ -22,6 +22,37 @@ def logger(component: str) -> logging.Logger:
     return _LOGGERS[component]
 
 
+class Log:
+    """Logs for one component. A record that its logger does not want is not formatted.
+
+    Records are delivered like those of the library itself, by a thread: the caller waits for no lock of
+    logging, which a thread may hold that a signal handler interrupted.
+    """
+
+    def __init__(self, component: str) -> None:
+        """`component`: "checkpoint", "transformers", ..."""
+        self._component = component
+        self._logger = _LOGGERS[component]
+
+    def warn(self, text: str, *arguments: object) -> None:
+        """Log what the user should act on. `arguments` are for the placeholders of `text`, as in logging."""
+        self._write(logging.WARNING, text, arguments)
+
+    def info(self, text: str, *arguments: object) -> None:
+        """Log what was chosen, and why."""
+        self._write(logging.INFO, text, arguments)
+
+    def debug(self, text: str, *arguments: object) -> None:
+        """Log a detail."""
+        self._write(logging.DEBUG, text, arguments)
+
+    def _write(self, level: int, text: str, arguments: tuple[object, ...]) -> None:
+        number = _LEVELS.index(level)
+        if number <= _level_of(self._logger):
+            message = text % arguments if arguments else text
+            _core.log(number, self._component, message.encode(errors="backslashreplace"))
+
+
 class _Formatter(logging.Formatter):
     """As the library itself writes records (src/base/log.cpp)."""
 

@@ -1,6 +1,7 @@
 """Recording what the library does, as a file that ui.perfetto.dev opens (docs/tracing.md)."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from trunkline import _core
@@ -57,3 +58,14 @@ def trace(path: Path) -> Trace:
     it fails. A forked child is not recorded.
     """
     return Trace(path)
+
+
+def span(category: str, name: str, of: str = "") -> AbstractContextManager[object]:
+    """Return a context that a trace shows as a slice of this thread, if one is being recorded.
+
+    `category`: "checkpoint", "stream" or "wait". `name`: one of few, which are kept as long as the process.
+    `of`: a path, or whatever else the slice is about.
+    """
+    if not _core.is_tracing():
+        return nullcontext()
+    return _core.TraceSpan(category, name, of.encode(errors="backslashreplace"))
