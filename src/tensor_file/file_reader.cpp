@@ -18,6 +18,7 @@ namespace {
 
 constexpr trace::Kind kCopy{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
 constexpr trace::Kind kBlockWait{"wait for a block", trace::Category::wait};
+constexpr trace::Kind kRead{"read the files", trace::Category::checkpoint};
 
 }  // namespace
 
@@ -71,6 +72,7 @@ Status FileReader::check_sizes() const {
 }
 
 Status FileReader::read() {
+  const trace::Span span(kRead);
   Status status = read_all();
   devices_.reset();
   // Not only at destruction: an error may be kept long after, along with everything that led to it.

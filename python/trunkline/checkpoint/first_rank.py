@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from trunkline._errors import RankError
+from trunkline._logging import Log
 from trunkline._tensor_io.background import start_thread
+from trunkline._waits import Wait
 from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
 from trunkline.checkpoint.save import SaveHandle
 
@@ -28,6 +30,8 @@ _STORE_SECONDS = 60.0
 _READERS_SECONDS = 5.0  # for ranks that are a little behind; dead ones never read it
 _MAX_PAUSE_SECONDS = 0.1
 _RUNNING, _SAVED, _FAILED = "running", "saved", "failed: "
+
+_log = Log("checkpoint")
 
 
 class _Saves:
@@ -110,11 +114,14 @@ def await_first_rank() -> None:
         return
     end = time.monotonic() + _TIMEOUT_SECONDS
     pause = 0.001
-    while (outcome := store.do(lambda each: value_of(each, str(number)))) == _RUNNING.encode():
-        if time.monotonic() > end:
-            raise rank_error(0, f"rank 0 has not finished its save after {_TIMEOUT_SECONDS:g} s; see its log")
-        time.sleep(pause)
-        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+    with Wait(_log, "wait for other ranks", "the save of rank 0", _TIMEOUT_SECONDS / 2) as wait:
+        while (outcome := store.do(lambda each: value_of(each, str(number)))) == _RUNNING.encode():
+            if time.monotonic() > end:
+                text = f"rank 0 has not finished its save after {_TIMEOUT_SECONDS:g} s; see its log"
+                raise rank_error(0, text)
+            wait.check(lambda: "rank 0, which saves in the background")
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
     _saves.awaited = number
     if outcome is not None:
         with suppress(RankError):  # the first rank has not waited for this one
@@ -140,8 +147,10 @@ def await_other_ranks() -> None:
     others = dist.get_world_size() - 1
     end = time.monotonic() + _READERS_SECONDS
     pause = 0.001
-    with suppress(RankError):  # then no other rank can read it
+    with suppress(RankError), Wait(_log, "wait for other ranks", "to read the outcome of a save") as wait:
+        # An error: then no other rank can read it.
         while store.do(lambda each: each.add(_readers_key(number), 0)) < others and time.monotonic() < end:
+            wait.check(lambda: "other ranks, to read the outcome of the save of rank 0")
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trunkline._core import Engine
 from trunkline._modes import makes_ordinary_tensors
 from trunkline._paths import path_name
+from trunkline._trace import span
 from trunkline._types import Path
 
 if TYPE_CHECKING:
@@ -61,11 +62,17 @@ def load(
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     from trunkline._arguments import bool_argument, check_engine
     from trunkline._tensor_io.memory import device_argument
-    from trunkline.checkpoint.save_order import await_saves_of
 
     mmap = bool_argument(mmap, "mmap")
     check_engine(engine)
     target = device_argument(device, name)
+    with span("checkpoint", "load", name):
+        return _load(name, target, engine, verify, mmap)
+
+
+def _load(name: str, target: "torch.device", engine: Engine | None, verify: Verify, mmap: bool) -> Any:
+    from trunkline.checkpoint.save_order import await_saves_of
+
     lower = name.lower()  # as save() reads suffixes
     await_saves_of(os.path.dirname(name) or "." if lower.endswith(".index.json") else name)  # noqa: PTH120
     is_folder = os.path.isdir(name)  # noqa: PTH112

@@ -11,18 +11,23 @@ from trunkline._arguments import bool_argument, check_engine, check_staging_byte
 from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note
 from trunkline._exit_hook import check_threads_run, has_passed
+from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.at_exit import end_by_failure, say
 from trunkline._tensor_io.background import Claim, exit_watch, start_thread
 from trunkline._tensor_io.flag import Flag
 from trunkline._tensor_io.sources import SourceLayout
 from trunkline._tensor_io.transfer import write_files
+from trunkline._trace import span
 from trunkline._types import Path
+from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.save_order import OrderedFileSet
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 SAFETENSORS_SUFFIX = ".safetensors"
+
+_log = Log("checkpoint")
 
 
 def save(
@@ -61,7 +66,8 @@ def save(
     checksum = bool_argument(checksum, "checksum")
     check_engine(engine)
     raise_unobserved()
-    write_files(OrderedFileSet(lay_out(obj, path, checksum), engine=engine, durable=durable))
+    with span("checkpoint", "save", path_name(path)):
+        write_files(OrderedFileSet(lay_out(obj, path, checksum), engine=engine, durable=durable))
 
 
 def save_async(
@@ -101,6 +107,18 @@ def save_async(
     check_staging_bytes(staging_bytes)
     check_engine(engine)
     raise_unobserved()
+    with span("checkpoint", "begin a save in the background", path_name(path)):
+        return _begin_save(obj, path, durable, checksum, staging_bytes, engine)
+
+
+def _begin_save(
+    obj: Any,
+    path: Path,
+    durable: bool,
+    checksum: bool,
+    staging_bytes: "int | str | None",
+    engine: Engine | None,
+) -> "SaveHandle":
     layout = lay_out(obj, path, checksum)
     files = OrderedFileSet(
         layout, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes
@@ -247,6 +265,15 @@ class SaveHandle:
     def _run(self) -> None:
         if not self._claim.take():
             return
+        try:
+            with span("checkpoint", "save in the background", self._subject):
+                self._run_job()
+        finally:
+            if self._files is not None:
+                self._last_progress = self._files.progress()
+            self._end()
+
+    def _run_job(self) -> None:
         job = self._job
         assert job is not None
         files = None
@@ -260,7 +287,8 @@ class SaveHandle:
             files.stage()
             self._staged.set()
             files.finish()
-            job.commit()
+            with span("checkpoint", "commit the save", self._subject):
+                job.commit()
         except BaseException as error:
             # A user who cancels a save need not wait for it, also if another rank cancelled it first.
             by_user = self._cancelled and not self._interrupted
@@ -268,6 +296,7 @@ class SaveHandle:
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
+                _log.info("%s failed, and what it wrote is removed: %s", self._what, self._error)
             if isinstance(self._error, Cancelled):
                 why = self._why()
                 text = self._in_errors.removesuffix(": ") + " was cancelled"
@@ -276,10 +305,7 @@ class SaveHandle:
                 self._error = Cancelled(None, text if why == _CANCELLED else f"{self._in_errors}{why}")
             _failed.append(self)  # before _end(): an exit in between would report nothing
         finally:
-            if self._files is not None:
-                self._last_progress = self._files.progress()
             files = job = None  # an error's traceback would keep them alive
-            self._end()
 
     def _end(self) -> None:
         self._files = self._job = None
@@ -321,13 +347,20 @@ class SaveHandle:
 
     def _wait_for(self, flag: Flag, timeout: float | None) -> bool:
         try:
-            return flag.wait(timeout)
+            with Wait(_log, "wait for a save", self._subject) as wait:
+                return wait.until(flag.wait, lambda: f"the save of {self._subject}{self._step()}", timeout)
         except SystemExit:
             raise  # the exit waits for it
         except BaseException as error:
             if not self._stage_or_cancel():
                 add_note(error, f"{self._what} was cancelled: its tensors were not copied yet")
             raise
+
+    def _step(self) -> str:
+        """Say how far it is, for a log record."""
+        done, total = self.progress()
+        what = "its bytes are being written" if self._staged.is_set() else "its tensors are being copied"
+        return f" ({what}: {done} of {total})"
 
     def _stage_or_cancel(self) -> bool:
         """Wait until the tensors are copied, or cancel the save, after a wait for it was interrupted.

@@ -4,8 +4,12 @@ import os
 import threading
 
 from trunkline._core import Engine
+from trunkline._logging import Log
 from trunkline._tensor_io.flag import Flag
 from trunkline._tensor_io.sources import CheckedFileSet, SourceLayout
+from trunkline._waits import Wait
+
+_log = Log("checkpoint")
 
 
 class OrderedFileSet(CheckedFileSet):
@@ -79,6 +83,7 @@ class _Turn:
     """One save's turn in the order of the saves of its file."""
 
     def __init__(self, path: str, in_background: bool) -> None:
+        self.path = path
         self._file = _identity(path)
         self._in_background = in_background
         self.writer_thread: int | None = None  # known once it writes
@@ -107,14 +112,18 @@ class _Turn:
                 self._waiting = Flag()
                 other._later.append(self._waiting)
                 if not other._is_over and not self._is_awake:  # else leave() or wake() may have missed it
-                    self._waiting.wait()
+                    self._wait_for(self._waiting)
 
     def wait(self) -> None:
         """Return once the save has ended."""
         flag = Flag()
         self._later.append(flag)
         if not self._is_over:  # else leave() may have missed it
-            flag.wait()
+            self._wait_for(flag)
+
+    def _wait_for(self, flag: Flag) -> None:
+        with Wait(_log, "wait for an earlier save", self.path) as wait:
+            wait.until(flag.wait, lambda: f"an earlier save of this process to {self.path}")
 
     def writes(self, file: "tuple[object, ...]", folder: "tuple[object, ...]") -> bool:
         """Whether the save writes this file, or one in that folder."""

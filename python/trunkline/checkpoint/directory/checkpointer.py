@@ -27,10 +27,12 @@ from trunkline._core import CheckpointManifest, Engine, GcPause
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
+from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
@@ -49,6 +51,8 @@ from trunkline.checkpoint.state.tree import restore, restore_into
 
 # Errors that only mean that this user or filesystem cannot write: opening for reading ignores them.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+_log = Log("checkpoint")
 
 # How often ranks try to agree on a checkpoint while another process saves; the pauses double.
 _MAX_AGREEMENTS = 8
@@ -190,7 +194,8 @@ class Checkpointer:
         with self._turn.lock:
             self._turn.begin(f"save({shown_step(step)})")
             try:
-                handle = self._begin_together(step, state, block)
+                with span("checkpoint", "Checkpointer.save", f"step {shown_step(step)} to {self.directory}"):
+                    handle = self._begin_together(step, state, block)
             finally:
                 self._turn.end()
         if block:
@@ -252,6 +257,10 @@ class Checkpointer:
             raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
         target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
+        with span("checkpoint", "Checkpointer.load", self._absolute):
+            return self._load_step(step, into, target, verify)
+
+    def _load_step(self, step: SupportsIndex | None, into: Any, target: torch.device, verify: Verify) -> Any:
         store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
@@ -290,9 +299,12 @@ class Checkpointer:
                 self._must_check_early = False
                 if self._ranks.size > 1:
                     self._context.complete_load(chosen, shards.identity(manifest))
+                why = "the last one" if step is None else "as requested"
+                _log.info("%s: step %d is loaded (%s)", self._absolute, chosen, why)
                 return state
             except (FileNotFoundError, NotADirectoryError) as error:
                 why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
+                _log.info("%s: step %d is read again unless it is damaged: %s", self._absolute, chosen, why)
                 self._check_replaced(chosen, manifest, error.filename, why, step is None, together)
                 if together:
                     raise self._differs_on(self._ranks.rank, chosen) from None
@@ -499,6 +511,10 @@ class Checkpointer:
         alone.
         """
         asked = None if step is None else step_argument(step)
+        with span("checkpoint", "Checkpointer.verify", self._absolute):
+            self._verify(asked)
+
+    def _verify(self, asked: int | None) -> None:
         while True:
             chosen = self.latest() if asked is None else asked
             if chosen is None:
@@ -574,7 +590,8 @@ class Checkpointer:
         if self._must_check_early and self._ranks.rank == 0:
             # Before the training goes on; the save itself checks again.
             self._context.store.check_continues(step)
-        job = StepSave(step, state, self._context, not block, exchange)
+        with span("checkpoint", "describe the state"):
+            job = StepSave(step, state, self._context, not block, exchange)
         # Before it begins: otherwise a signal handler that raises in between would hide it from the next
         # save.
         self._last = handle = SaveHandle(

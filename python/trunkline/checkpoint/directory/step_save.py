@@ -14,9 +14,11 @@ from trunkline import _core
 from trunkline._core import CheckpointSave, Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Corrupt, Error, Format, reword
 from trunkline._formats.checkpoint_names import is_manifest, step_of
+from trunkline._logging import Log
 from trunkline._tensor_io.side_streams import side_streams
 from trunkline._tensor_io.sources import CheckedFileSet, Sources
 from trunkline._tensor_io.tensors import contiguous
+from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
@@ -33,6 +35,8 @@ from trunkline.checkpoint.state.difference import first_difference, marks_of
 from trunkline.checkpoint.state.tree import flatten_with_features
 
 T = TypeVar("T")
+
+_log = Log("checkpoint")
 
 # How long a save waits for another process that has locked the directory: long enough for garbage collection,
 # which releases the lock every few seconds (CollectionPace in src/checkpoint/store.h), not for a save.
@@ -140,14 +144,27 @@ def _warning_of(problem: OSError, directory: str) -> str:
 def retry_while_locked(change: Callable[[], T]) -> T:
     """Change the directory; retry while it is locked: a process that opens it locks it to collect garbage."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
-    while True:
-        try:
-            return change()
-        except Error as error:
-            # EAGAIN: another process has changed the number of volumes.
-            if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() > deadline:
-                raise
-        time.sleep(_POLL_SECONDS)
+    try:
+        return change()
+    except Error as error:
+        if not _is_locked(error):
+            raise
+        why = str(error)
+    _log.debug("trying again for %g s: %s", _LOCK_TIMEOUT_SECONDS, why)
+    with Wait(_log, "wait for the lock of the directory") as wait:
+        while True:
+            wait.check(lambda: f"the lock of a directory of checkpoints: {why}")
+            time.sleep(_POLL_SECONDS)
+            try:
+                return change()
+            except Error as error:
+                if not _is_locked(error) or time.monotonic() > deadline:
+                    raise
+
+
+def _is_locked(error: Error) -> bool:
+    # EAGAIN: another process has changed the number of volumes.
+    return error.errno in (errno.EBUSY, errno.EAGAIN)
 
 
 # Which of them differs is not known: the rest of the tree has to be equal as well.
@@ -237,6 +254,9 @@ class StepSave:
                 )
             self._bytes[index] = layout.nbytes
             layouts.append(layout)
+        _log.debug(
+            "%s: rank %d writes %d bytes into %d shards", what, rank, sum(self._bytes.values()), len(layouts)
+        )
         self._tensors = []
         self._files = CheckedFileSet(
             layouts,

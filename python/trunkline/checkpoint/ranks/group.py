@@ -20,8 +20,9 @@ from typing import Any
 from trunkline._errors import Error, RankError
 from trunkline._tensor_io.background import Claim, start_thread
 from trunkline._tensor_io.flag import Flag
+from trunkline._waits import Wait
 from trunkline.checkpoint.ranks.attempts import Attempt, Attempts
-from trunkline.checkpoint.ranks.meeting import Failures, Meeting, check_stopped, silent
+from trunkline.checkpoint.ranks.meeting import Failures, Meeting, check_stopped, silent, waiting_for
 from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
 
 __all__ = ["Exchange", "GroupRanks", "Ranks", "rank_error"]
@@ -33,6 +34,11 @@ _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
 _PART_CHARACTERS = 4 << 20  # TCPStore accepts at most 8 MiB
 _TOPICS = ("options", "found", "written")  # of messages of other ranks, which rank 0 removes
+_STEPS = {  # by topic, what a rank that waits for it waits for
+    "placed": "it has to lock the directory",
+    "written": "it has to write its share",
+    "committed": "it has to commit the checkpoint, once all ranks have written",
+}
 
 
 def _part_of(key: str, number: int) -> str:
@@ -379,6 +385,10 @@ class Exchange:
 
         Raises RankError if it has sent no heartbeat for `timeout` seconds; Cancelled after stop().
         """
+        with waiting_for(f"{self._attempt.call}: rank {rank}, {topic}", self._timeout) as wait:
+            return self._read(wait, topic, rank)
+
+    def _read(self, wait: Wait, topic: str, rank: int) -> Any:
         key = self._key(topic, rank)
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], self.size * _POLL_SECONDS_PER_RANK)
         beat: Any = None
@@ -406,6 +416,7 @@ class Exchange:
             if now - last_beat_at > self._timeout:
                 self._silent_ranks.add(rank)
                 raise silent(rank, self._timeout)
+            wait.check(lambda: f"rank {rank} in {self._attempt.call} ({_STEPS.get(topic, topic)})")
             time.sleep(pause)
             pause = min(longest, pause * 2)
 

@@ -15,12 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from trunkline._errors import Cancelled, RankError
+from trunkline._logging import Log
+from trunkline._waits import Wait
 from trunkline.checkpoint.ranks.attempts import Attempt, Attempts
 from trunkline.checkpoint.ranks.store import rank_error
 
 _POLL_SECONDS = (0.0005, 0.02)  # the first pause, and the longest with a few ranks
 _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy with waiting
 _KEPT = 16  # failures, of each rank
+_MAX_NAMED = 8  # ranks in a message
 # How long a failure may be one of an earlier call: the rank may be about to go on, or to try again.
 _GRACE_SECONDS = 1.0
 _ALIKE = (
@@ -28,6 +31,20 @@ _ALIKE = (
     "another Checkpointer?)"
 )
 _INTACT = "The checkpoints that were there before are intact"
+
+_log = Log("checkpoint")
+
+
+def waiting_for(call: str, timeout: float) -> Wait:
+    """Return a wait for other ranks in a call; a warning is logged once half of the timeout has passed."""
+    return Wait(_log, "wait for other ranks", call, timeout / 2)
+
+
+def names_of(ranks: list[int]) -> str:
+    """Name the ranks, the first ones if there are many."""
+    shown = ", ".join(str(rank) for rank in ranks[:_MAX_NAMED])
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
 
 
 def silent(rank: int, timeout: float) -> RankError:
@@ -94,6 +111,10 @@ class Meeting:
 
     def gather(self, size: int, check_seconds: float) -> None:
         """Rank 0: wait for all ranks. Raises RankError, and Cancelled once stopped."""
+        with waiting_for(self._call, self._timeout) as wait:
+            self._gather(wait, size, check_seconds)
+
+    def _gather(self, wait: Wait, size: int, check_seconds: float) -> None:
         waiting = dict.fromkeys(range(1, size), time.monotonic())  # since when
         pause, longest = _POLL_SECONDS[0], max(_POLL_SECONDS[1], size * _POLL_SECONDS_PER_RANK)
         while waiting:
@@ -111,6 +132,7 @@ class Meeting:
             if waiting and time.monotonic() - min(waiting.values()) > self._timeout:
                 raise self._absent(list(waiting))
             if waiting:
+                wait.check(lambda: f"{names_of(list(waiting))}, to call {self._call} as rank 0 has")
                 time.sleep(min(pause, check_seconds))
                 pause = min(longest, pause * 2)
 
@@ -208,6 +230,10 @@ class Meeting:
         Raises RankError if rank 0 is in another call, or has sent no heartbeat in any call for `timeout`
         seconds; Cancelled once stopped.
         """
+        with waiting_for(self._call, self._timeout) as wait:
+            return self._join(wait, check_seconds)
+
+    def _join(self, wait: Wait, check_seconds: float) -> tuple[int, dict[str, Any] | None]:
         pause, longest = _POLL_SECONDS
         begun = last_beat_at = time.monotonic()
         last_checked = 0.0
@@ -235,6 +261,7 @@ class Meeting:
                     beat, last_beat_at = latest, now
                 if now - last_beat_at > self._timeout:
                     raise self._absent([0]) if found is None or found.over else silent(0, self._timeout)
+            wait.check(lambda: f"all ranks to call {self._call}, which rank 0 reports")
             time.sleep(min(pause, check_seconds))
             pause = min(longest, pause * 2)
 
