@@ -15,6 +15,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         """Open the directory. Raises OSError if it cannot be opened."""
+        self.directory = directory
         self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _open.add(self)
 

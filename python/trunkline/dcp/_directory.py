@@ -18,6 +18,8 @@ from trunkline._formats.dcp_names import (
     is_rank_manifest_name,
     manifest_name,
 )
+from trunkline._logging import Log
+from trunkline._waits import Wait
 from trunkline.dcp._owner import owns
 from trunkline.dcp._stored import leftovers
 
@@ -27,6 +29,8 @@ LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.01
 
 _MAX_NAMED = 100  # files in a warning
+
+_log = Log("checkpoint")
 
 
 class OpenDirectories:
@@ -151,6 +155,7 @@ def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], 
 
 def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> bool:
     """Return whether it is removed."""
+    exists = os.path.lexists(directory / name)
     try:
         if link_only:
             (directory / name).unlink(missing_ok=True)
@@ -160,6 +165,8 @@ def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> b
         text = f"{directory}: could not remove {name}, which is no longer needed: {error}"
         warnings.warn(text, RuntimeWarning, 3)
         return False
+    if exists:
+        _log.info("removed %s: no checkpoint there needs it any more", directory / name)
     return True
 
 
@@ -167,6 +174,7 @@ def remove_torch_metadata(directory: Path, names: Sequence[str], *, durable: boo
     """Remove the metadata by which torch's readers would load an older checkpoint."""
     for name in names:
         (directory / name).unlink(missing_ok=True)
+        _log.info("removed %s: the checkpoint of torch there is replaced (overwrite=True)", directory / name)
     if names and durable:
         fsync_directory(directory)
 
@@ -210,7 +218,16 @@ def locked(directory: Path) -> Iterator[None]:
     Raises Error (EBUSY) if the directory stays locked.
     """
     with DirectoryLock(directory) as lock:
-        deadline = time.monotonic() + LOCK_SECONDS
+        _acquire(lock)
+        yield
+
+
+def _acquire(lock: DirectoryLock) -> None:
+    if _try_lock(lock):
+        return
+    directory = lock.directory
+    deadline = time.monotonic() + LOCK_SECONDS
+    with Wait(_log, "wait for the lock of the directory", str(directory), LOCK_SECONDS / 2) as wait:
         while not _try_lock(lock):
             if time.monotonic() > deadline:
                 raise exception_of(
@@ -223,12 +240,13 @@ def locked(directory: Path) -> Iterator[None]:
                     f"(flock {directory}.lock ...)",
                     str(directory),
                 )
+            wait.check(lambda: f"another process that has locked {directory}")
             time.sleep(_LOCK_POLL_SECONDS)
-        yield
 
 
 def _try_lock(lock: DirectoryLock) -> bool:
     try:
         return lock.try_lock()
-    except OSError:  # NFS does not support locks on directories
+    except OSError as error:  # NFS does not support locks on directories
+        _log.info("%s: committing without a lock: the filesystem supports none: %s", lock.directory, error)
         return True

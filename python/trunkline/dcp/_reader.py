@@ -4,7 +4,10 @@ import builtins
 import errno
 import hashlib
 import os
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,10 @@ from trunkline._formats.dcp_names import (
     manifest_name,
     refused_name,
 )
+from trunkline._logging import Log
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
+from trunkline._trace import span
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_rejected, missing_target
 from trunkline.dcp._endpoint import Endpoint, checkpoint_path_of
@@ -39,6 +44,8 @@ from trunkline.dcp._stored import (
     find_torch_safetensors,
     list_torch_metadata,
 )
+
+_log = Log("checkpoint")
 
 _OF_A_RANK = "rank "  # prefix of the identity of one rank's manifest, of a save without collectives
 
@@ -90,10 +97,14 @@ class StorageReader(Endpoint, TorchStorageReader):
 
         Raises FileNotFoundError if there is none, Corrupt, Format.
         """
-        rank = kwargs.get("rank")
+        with self._step("read_metadata"):
+            return self._read_metadata(kwargs.get("rank"))
+
+    def _read_metadata(self, rank: int | None) -> Metadata:
         path = self._directory / manifest_name(None)
         if rank is not None and not path.exists():  # a damaged common manifest is not skipped
             path = self._directory / manifest_name(rank)
+            _log.debug("%s: there is no common manifest; rank %d reads its own", self._directory, rank)
         self._of_one_rank = path.name != manifest_name(None)
         self._rank = rank or 0
         try:
@@ -105,6 +116,7 @@ class StorageReader(Endpoint, TorchStorageReader):
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self._load_id
+        _log.info("%s: rank %d loads the checkpoint of %s", self._directory, self._rank, path.name)
         return metadata
 
     def set_up_storage_reader(
@@ -168,18 +180,42 @@ class StorageReader(Endpoint, TorchStorageReader):
 
         Raises Format if it would leave elements of a tensor unchanged because they are not stored.
         """
-        self._reject_partly_loaded(plan, planner)
-        requests = (make_request(item, self._stored, planner, str(self.checkpoint_id)) for item in plan.items)
-        parts = groups(requests)
-        first = list(islice(parts, 1))  # an error before this has changed no tensor
-        with partly_filled("the state that is loaded into", ""):
-            for group in chain(first, parts):
-                self._read_group(group)
-                for request in group:
-                    request.hand_over(planner)
+        began, nbytes, buffered = time.monotonic(), 0, 0
+        with self._step("read_data"):
+            self._reject_partly_loaded(plan, planner)
+            requests = (
+                make_request(item, self._stored, planner, str(self.checkpoint_id)) for item in plan.items
+            )
+            parts = groups(requests)
+            first = list(islice(parts, 1))  # an error before this has changed no tensor
+            with partly_filled("the state that is loaded into", ""):
+                for group in chain(first, parts):
+                    self._read_group(group)
+                    for request in group:
+                        nbytes += request.nbytes
+                        buffered += 0 if request.direct else request.nbytes
+                        request.hand_over(planner)
+        _log.info(
+            "%s: rank %d read %d bytes in %.1f s (%d through buffers: other dtypes, strides or devices)",
+            self._directory,
+            self._rank,
+            nbytes,
+            time.monotonic() - began,
+            buffered,
+        )
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    @contextmanager
+    def _step(self, method: str) -> Iterator[None]:
+        """Show what torch calls for a load in traces, and its failure in the log."""
+        with span("checkpoint", f"StorageReader.{method}", str(self._directory)):
+            try:
+                yield
+            except BaseException as error:
+                _log.info("%s: not loaded: %s", self._directory, error)
+                raise
 
     def _reject_partly_loaded(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         found = find_partly_loaded(planner, plan, self._tensors)

@@ -18,11 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trunkline._errors import Error
+from trunkline._logging import Log
+from trunkline._waits import Wait
 
 # How long a save waits for another save of this process. Commits may be slow on network filesystems.
 LOCK_SECONDS = 300.0
 
 _MAX_DIRECTORIES = 256  # that are remembered, besides those with running saves
+
+_log = Log("checkpoint")
 
 
 @dataclass(eq=False)
@@ -142,7 +146,7 @@ def _obtainable(lock: threading.Lock, directory: "Path | None" = None) -> thread
     first that they can acquire it.
     """
     if threading.current_thread() is not threading.main_thread():
-        if not lock.acquire(timeout=LOCK_SECONDS):
+        if not _wait_for(lock, directory):
             raise Error(
                 errno.EBUSY,
                 f"cannot save{'' if directory is None else f' to {directory}'}: another save of this process "
@@ -152,6 +156,19 @@ def _obtainable(lock: threading.Lock, directory: "Path | None" = None) -> thread
             )
         lock.release()
     return lock
+
+
+def _wait_for(lock: threading.Lock, directory: "Path | None") -> bool:
+    """Acquire the lock; False if that takes longer than LOCK_SECONDS."""
+    if lock.acquire(blocking=False):
+        return True
+    of = "" if directory is None else str(directory)
+    with Wait(_log, "wait for another save of this process", of) as wait:
+        return wait.until(
+            lambda seconds: lock.acquire(timeout=LOCK_SECONDS if seconds is None else seconds),
+            lambda: f"another save of this process{of and f' into {of}'}, which is being committed",
+            LOCK_SECONDS,
+        )
 
 
 def last_committed(directory: Path) -> tuple[int, bytes] | None:

@@ -40,10 +40,12 @@ from trunkline._formats.dcp_names import (
     manifest_name,
     refused_name,
 )
+from trunkline._logging import Log
 from trunkline._paths import absolute_path
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.tensors import bytes_of
 from trunkline._tensor_io.transfer import write_layouts
+from trunkline._trace import span
 from trunkline.dcp import _directory, _saves
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
@@ -66,6 +68,8 @@ from trunkline.dcp._stored import (
 # Copies of tensors that are not contiguous, or on devices that cannot be written from, are kept until their
 # file is written. If they need more bytes than this, another file is begun.
 MAX_COPIED_BYTES = 1 << 30
+
+_log = Log("checkpoint")
 
 _known_directories: set[str] = set()  # this process has saved into them, or warned of them
 
@@ -215,35 +219,40 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Create the directories, and check what they contain; no rank has written yet."""
         outer = self._reject_nested(sys._getframe(), self._current_path())
-        self._reject_checkpointer()
-        if not self._save.use_collectives:
-            token = new_save_token(str(self._directory))
-            self._save.save_id, self._save.has_token = token or str(uuid.uuid4()), token is not None
-        manifests = self._manifests_to_replace()
-        self._record_rejected(manifests)
-        self._reject_replacing(manifests)
-        self._reject_unmounted(manifests)
-        self._save.has_made_directory = _directory.make_directory(self._directory, durable=self._durable)
-        try:
-            for volume in self._volumes:
-                _directory.make_directory(volume, durable=self._durable)
-            self._save.directories = _directory.OpenDirectories([self._directory, *self._volumes])
-            self._reject_other_format()
-            if self._save.is_coordinator or not self._save.use_collectives:
-                self._reject_linked_manifest()
-                check_replaceable(self._manifest_path())  # now, since otherwise it fails after all is written
-            if self._save.use_collectives:
-                number = self._save.number or _saves.next_number()
-                found = _directory.list_leftovers(self._directory) if self._save.is_coordinator else []
-                is_nested = bool(outer.writers)
-                self._save.begun = _saves.begin(self._directory, number, found, is_nested=is_nested)
-        except BaseException:
-            self._undo([])
-            raise
-        self._warn_of_replacing(manifests)
-        commits = self._save.is_coordinator and self._save.use_collectives  # without, none is replaced
-        self._save.manifests = _identities_of(manifests) if commits else None
-        self._save.leftovers = self._save.begun.removable if commits and self._save.begun else frozenset()
+        with self._step("prepare_local_plan"):
+            self._reject_checkpointer()
+            if not self._save.use_collectives:
+                token = new_save_token(str(self._directory))
+                self._save.save_id, self._save.has_token = token or str(uuid.uuid4()), token is not None
+            manifests = self._manifests_to_replace()
+            self._record_rejected(manifests)
+            self._reject_replacing(manifests)
+            self._reject_unmounted(manifests)
+            self._save.has_made_directory = _directory.make_directory(self._directory, durable=self._durable)
+            try:
+                for volume in self._volumes:
+                    _directory.make_directory(volume, durable=self._durable)
+                self._save.directories = _directory.OpenDirectories([self._directory, *self._volumes])
+                self._reject_other_format()
+                if self._save.is_coordinator or not self._save.use_collectives:
+                    self._reject_linked_manifest()
+                    # Now, since otherwise it fails after all is written.
+                    check_replaceable(self._manifest_path())
+                if self._save.use_collectives:
+                    number = self._save.number or _saves.next_number()
+                    found = _directory.list_leftovers(self._directory) if self._save.is_coordinator else []
+                    is_nested = bool(outer.writers)
+                    self._save.begun = _saves.begin(self._directory, number, found, is_nested=is_nested)
+            except BaseException:
+                self._undo([])
+                raise
+            self._warn_of_replacing(manifests)
+            commits = self._save.is_coordinator and self._save.use_collectives  # without, none is replaced
+            self._save.manifests = _identities_of(manifests) if commits else None
+            self._save.leftovers = self._save.begun.removable if commits and self._save.begun else frozenset()
+        _log.info(
+            "%s: rank %d saves %d items%s", self._directory, self._save.rank, len(plan.items), self._how()
+        )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -254,17 +263,27 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         """Write the items of this rank; the returned future is done."""
         self._reject_nested(sys._getframe(), self._current_path())
         results: list[WriteResult] = []
-        try:
-            self._remove_uncommitted()
-            for group in _groups(plan.items, planner):
+        began = time.monotonic()
+        with self._step("write_data"):
+            try:
+                self._remove_uncommitted()
+                for group in _groups(plan.items, planner):
+                    self._check_directories()
+                    self._write_group(group, results)
                 self._check_directories()
-                self._write_group(group, results)
-            self._check_directories()
-            if self._save.use_collectives and not self._save.is_coordinator:
-                self._close_directories()  # torch makes no later call on this rank
-        except BaseException:
-            self._undo(_names_of(results))
-            raise
+                if self._save.use_collectives and not self._save.is_coordinator:
+                    self._close_directories()  # torch makes no later call on this rank
+            except BaseException:
+                self._undo(_names_of(results))
+                raise
+        _log.info(
+            "%s: rank %d wrote %d bytes in %d files in %.1f s",
+            self._directory,
+            self._save.rank,
+            sum(result.size_in_bytes for result in results),
+            len(_names_of(results)),
+            time.monotonic() - began,
+        )
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -282,7 +301,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         )
         names = _names_of(result for of_rank in results for result in of_rank)
         manifest = self._manifest_path()
-        with contextlib.ExitStack() as until_committed:
+        with self._step("finish"), contextlib.ExitStack() as until_committed:
             try:
                 self._reject_partly_saved(metadata)
                 contents = format_manifest(metadata)
@@ -319,7 +338,23 @@ class StorageWriter(Endpoint, TorchStorageWriter):
             _directory.remove_torch_metadata(self._directory, torch_metadata, durable=self._durable)
             _directory.remove_quietly(self._directory, sorted({*names} - kept))
             _directory.remove_leftovers(self._directory, sorted(leftovers - kept), self._check_directories)
+        _log.info("%s: saved: %d items in %d files", self._directory, len(stored), len(kept))
         self._end()
+
+    @contextlib.contextmanager
+    def _step(self, method: str) -> Iterator[None]:
+        """Show what torch calls for a save in traces, and its failure in the log."""
+        with span("checkpoint", f"StorageWriter.{method}", str(self._directory)):
+            try:
+                yield
+            except BaseException as error:
+                _log.info("%s: not saved: %s", self._directory, error)
+                raise
+
+    def _how(self) -> str:
+        if not self._save.use_collectives:
+            return " without collectives: its manifest is its own"
+        return ", and commits for all ranks" if self._save.is_coordinator else ""
 
     def _check_directories(self) -> None:
         """Raise OSError (ESTALE) if the paths lead to other directories than when this save began."""
@@ -695,6 +730,8 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
     plain = (tensor if is_in_reach(tensor.device) else tensor.cpu()).resolve_conj().resolve_neg().contiguous()
     memory = bytes_of(plain)
     copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
+    if copied:
+        _log.debug("%s is copied before it is written: it is on %s, or not contiguous", name, tensor.device)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return _Bytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
 
