@@ -17,11 +17,6 @@ _ROOT = logging.getLogger("trunkline")
 _LOGGERS = {name: _ROOT.getChild(name) for name in _COMPONENTS}
 
 
-def logger(component: str) -> logging.Logger:
-    """Return the logger of a component: "engine", "checkpoint", ..."""
-    return _LOGGERS[component]
-
-
 class Log:
     """Logs for one component. A record that its logger does not want is not formatted.
 

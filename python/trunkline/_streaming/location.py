@@ -16,8 +16,12 @@ from trunkline._core import File, Volume
 from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
 from trunkline._formats.safetensors.loader import Header
+from trunkline._logging import Log
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import MARK
+from trunkline._waits import Wait
+
+_log = Log("stream")
 
 WEIGHTS = "weights.safetensors"
 _DESCRIPTOR = f"{WEIGHTS}.stripe"  # docs/formats/stripe.md
@@ -178,16 +182,31 @@ def _locked(directories: dict[tuple[int, int], Path], wait: bool) -> Iterator[bo
         locked = True
         for identity in sorted(directories):  # the same order in all processes, which prevents deadlocks
             lock = stack.enter_context(DirectoryLock(directories[identity]))
-            until_warned = time.monotonic() + _WARN_AFTER_SECONDS
-            with suppress(OSError):  # a filesystem without locks
-                while not (locked := lock.try_lock()) and wait:
-                    if time.monotonic() > until_warned:
-                        _warn_of_waiting(directories[identity])
-                        until_warned = math.inf
-                    time.sleep(_LOCK_RETRY_SECONDS)
+            locked = _acquire(lock, wait)
             if not locked:
                 break
         yield locked
+
+
+def _acquire(lock: DirectoryLock, wait: bool) -> bool:
+    """Acquire the lock if `wait` or if no other process holds it; True if it is acquired."""
+    directory = lock.directory
+    try:
+        if lock.try_lock():
+            return True
+        if not wait:
+            return False
+        until_warned = time.monotonic() + _WARN_AFTER_SECONDS
+        with Wait(_log, "wait for the lock of a pack", str(directory)) as waiting:
+            while not lock.try_lock():
+                waiting.check(lambda: f"another process, which makes a pack in {directory}")
+                if time.monotonic() > until_warned:
+                    _warn_of_waiting(directory)
+                    until_warned = math.inf
+                time.sleep(_LOCK_RETRY_SECONDS)
+    except OSError as error:
+        _log.info("%s: making a pack without a lock: the filesystem supports none: %s", directory, error)
+    return True
 
 
 def _warn_of_waiting(directory: Path) -> None:

@@ -13,6 +13,7 @@ from trunkline import _core
 from trunkline._core import File, crc32c
 from trunkline._errors import Corrupt, Format
 from trunkline._formats.safetensors.loader import Header
+from trunkline._logging import Log
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import Layout
 from trunkline._streaming.location import MARK_BYTES, WEIGHTS, PackLocation
@@ -21,6 +22,9 @@ from trunkline._streaming.progress import Progress
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
 from trunkline._tensor_io.tensors import bytes_of, contiguous
+from trunkline._trace import span
+
+_log = Log("stream")
 
 _INCOMPLETE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # raised by opening such weights
 _SETTLED_NS = 20_000_000  # timestamps of files have the resolution of the kernel's ticks, of up to 10 ms
@@ -34,16 +38,16 @@ def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> M
     be read.
     """
     manifest = pack_manifest.read(location.directories[0])
-    if (
-        manifest is None
-        or manifest.recipe != recipe
-        or manifest.volumes != len(location.directories)
-        or len(manifest.source) != len(headers)
-    ):
+    if manifest is None:
+        _log.info("%s: there is no pack", location.display_name)
         return None
-    now = file_versions(headers)
-    same = [_without_times(was) == _without_times(is_) for was, is_ in zip(manifest.source, now, strict=True)]
-    if not all(same) or not _has_weights(location, manifest):
+    now: list[SourceFile] = []
+    difference = _difference_of_recipes(location, manifest, recipe, len(headers))
+    if difference is None:
+        now = file_versions(headers)
+        difference = _difference_of_files(location, manifest, now)
+    if difference is not None:
+        _log.info("%s: the pack there is not used: %s", location.display_name, difference)
         return None
     changed_times = [
         index
@@ -58,7 +62,14 @@ def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> M
     for index in changed_times:
         with Source([headers[index]]) as file:
             if file.data_checksums() != [source[index].data_crc32c]:
+                name = headers[index].path
+                _log.info("%s: the pack there is not used: %s has changed", location.display_name, name)
                 return None
+    _log.debug(
+        "%s: %d files have other times than when the pack was made, but the same contents",
+        location.display_name,
+        len(changed_times),
+    )
     renewed = replace(manifest, source=source)
     # If it cannot be written now, the files are read again next time. A process that makes another pack here
     # has removed this one's manifest, which must not come back.
@@ -66,6 +77,34 @@ def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> M
         if locked and pack_manifest.read(location.directories[0]) == manifest:
             renewed.write(location.directories[0])
     return renewed
+
+
+def _difference_of_recipes(
+    location: PackLocation, manifest: Manifest, recipe: Recipe, count: int
+) -> str | None:
+    """Return why the pack is not one of `count` files by this recipe, for the log; None if it may be."""
+    was = manifest.recipe
+    if was.config_sha256 != recipe.config_sha256:
+        return "it is of another config.json"
+    if was.dtype != recipe.dtype:
+        return f"it is of dtype {was.dtype}, not {recipe.dtype}"
+    if was.converter != recipe.converter:
+        return f"its tensors were converted by {was.converter or 'none'}, not {recipe.converter or 'none'}"
+    if was != recipe:
+        return "it was made by another recipe"
+    if manifest.volumes != len(location.directories):
+        return f"it is striped over {manifest.volumes} directories, not {len(location.directories)}"
+    if len(manifest.source) != count:
+        return f"it was made from {len(manifest.source)} files, not {count}"
+    return None
+
+
+def _difference_of_files(location: PackLocation, manifest: Manifest, now: Sequence[SourceFile]) -> str | None:
+    """Return why the pack is not one of these files, or is damaged; None if it may be one, but for times."""
+    for before, file in zip(manifest.source, now, strict=True):
+        if _without_times(before) != _without_times(file):
+            return f"{file.name} has changed"
+    return None if _has_weights(location, manifest) else f"its {manifest.weights} is missing or incomplete"
 
 
 def make(
@@ -84,9 +123,18 @@ def make(
     `source`. Raises OSError for other files in the way, and for errors of writing; then nothing is left of
     the pack.
     """
-    with source:
+    began = time.monotonic()
+    _log.info(
+        "%s: making a pack of %d weights (%d bytes) from %d files",
+        location.display_name,
+        len(layout.tensors),
+        layout.nbytes,
+        len(headers),
+    )
+    with source, span("stream", "make a pack", location.display_name):
         previous = location.check_no_conflict(headers)
         if previous is not None:
+            _log.info("%s: removing the weights of the pack before", previous.display_name)
             previous.remove_weights()
         location.remove()
         file = location.open("x")  # from here on the file is this pack's
@@ -105,10 +153,12 @@ def make(
                 _core.fsync_directory(directory)
             check_unchanged(headers, before)
             manifest.write(location.directories[0])
-        except BaseException:
+        except BaseException as error:
+            _log.info("%s: no pack was made: %s", location.display_name, error)
             with suppress(OSError):
                 location.remove()
             raise
+        _log.info("%s: the pack is made, in %.1f s", location.display_name, time.monotonic() - began)
         return manifest
 
 

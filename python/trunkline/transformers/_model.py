@@ -12,23 +12,33 @@ from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
-from trunkline._logging import logger
+from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
 from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.location import PackLocation
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._tensor_io.memory import Device, empty_bytes
+from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import skeleton
 from trunkline.transformers._bound_unit import UnitMemory, advised
 from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._packing import location_argument, opened, planned
-from trunkline.transformers._tiers import Memory, StoredUnit, memory_arguments, plan_placement
+from trunkline.transformers._tiers import (
+    Memory,
+    MemoryPlan,
+    StoredUnit,
+    memory_arguments,
+    plan_placement,
+)
 from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
-from trunkline.transformers.stored_model import read_checkpoint
+from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
+
+_log = Log("transformers")
 
 
 @independent_of_modes
@@ -75,9 +85,25 @@ def from_pretrained(
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
-    checkpoint = read_checkpoint(folder, dtype, unit)
+    must_pack = "pack_dir or volumes is given" if pack_dir is not None or volumes is not None else None
+    with span("stream", "from_pretrained", str(folder)):
+        return _load(folder, memory, location, must_pack, dtype, unit)
 
-    if pack_dir is None and volumes is None and checkpoint.readable_in_place:
+
+def _load(
+    folder: FilePath,
+    memory: Memory,
+    location: PackLocation,
+    must_pack: str | None,
+    dtype: torch.dtype | str | None,
+    unit_bytes: int | None,
+) -> Any:
+    """Load the model; `must_pack`: why a pack is used even if the files can be read in place."""
+    with span("stream", "read config and headers", str(folder)):
+        checkpoint = read_checkpoint(folder, dtype, unit_bytes)
+    why_pack = must_pack or checkpoint.why_not_in_place()
+    if why_pack is None:
+        _log.info("%s: the files are read in place", folder)
         places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
         plan = plan_placement(memory, checkpoint, places)
         paths = [header.path for header in checkpoint.headers]
@@ -88,6 +114,7 @@ def from_pretrained(
         source = str(folder)
         remedy = "restore or download the file, then load the model again"
     else:
+        _log.info("%s: the weights are read from a pack: %s", folder, why_pack)
         in_place, before = [], []
         manifest, files, _ = opened(
             location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
@@ -99,14 +126,7 @@ def from_pretrained(
         remedy = f"remove {location.directories[0] / pack_manifest.NAME} to make the pack again"
 
     names = [*checkpoint.resident, *plan.resident]
-    logger("transformers").info(
-        "%s: %d weights stay in memory, %d units are streamed from %s",
-        folder,
-        len(names),
-        len(plan.streamed),
-        source,
-    )
-    with advised(remedy):
+    with advised(remedy), span("stream", "read the weights that stay", source):
         kept = stored_tensors.read([places[name] for name in names], reopened, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
@@ -115,10 +135,33 @@ def from_pretrained(
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
         _stream(streaming, checkpoint.layers, plan.streamed, streamed, memory, remedy)
+    _log_placement(checkpoint, plan, memory, streaming)
     pack.check_unchanged(in_place, before)  # from here on the stream checks them
     _reject_saving_and_conversion(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
+
+
+def _log_placement(checkpoint: Checkpoint, plan: MemoryPlan, memory: Memory, streaming: Streaming) -> None:
+    """Log which weights are where, and the budgets that decided it."""
+    on_device = len(checkpoint.units) - len(plan.streamed)
+    in_memory = 0 if streaming.stream is None else sum(streaming.stream.placement["resident"])
+    from_disk = len(plan.streamed) - in_memory
+    _log.info(
+        "%s: on %s stay %d bytes: embeddings, norms, head%s; of %d other units, %d stay in main memory%s, "
+        "and %d are read from %s in each pass (memory_budget: %d bytes%s)",
+        checkpoint.folder,
+        memory.device,
+        streaming.resident_bytes,
+        f" and {on_device} units" if memory.on_gpu else "",
+        len(plan.streamed),
+        in_memory,
+        " and are copied to the GPU in each pass" if memory.on_gpu else "",
+        from_disk,
+        streaming.pack,
+        memory.budget,
+        f", host_memory: {memory.host_bytes} bytes" if memory.on_gpu else "",
+    )
 
 
 def _reject_saving_and_conversion(model: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from trunkline._core import File
 from trunkline._errors import exception_of
+from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
 from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
@@ -21,8 +22,11 @@ from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
+from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
+
+_log = Log("transformers")
 
 _DIRECTORY = "trunkline-pack"
 _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
@@ -64,8 +68,12 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
 
 def _existing(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the checkpoint's pack; None if it has none there."""
-    found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
-    if found is None or list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
+    with span("stream", "look for a pack", location.display_name):
+        found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
+    if found is None:
+        return None
+    if list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
+        _log.info("%s: the pack there is not used: its weights are laid out otherwise", location.display_name)
         return None
     return found
 
@@ -84,6 +92,7 @@ def opened(
     version = pack_manifest.file_version(location.directories[0])
     found = _existing(location, checkpoint)
     if found and (files := packs.open_weights(location, found, count)) is not None:
+        _log_reuse(location, found)
         return found, files, False
     before_making()
     try:
@@ -92,6 +101,7 @@ def opened(
             if pack_manifest.file_version(location.directories[0]) != version and (
                 found := _existing(location, checkpoint)
             ):
+                _log_reuse(location, found)
                 return found, [location.open() for _ in range(count)], False
             return _make(location, checkpoint), [location.open() for _ in range(count)], True
     except OSError as error:
@@ -100,6 +110,15 @@ def opened(
         raise type(error)(
             error.errno, f"{error.strerror}; pass another directory for the pack as pack_dir", error.filename
         ) from error
+
+
+def _log_reuse(location: PackLocation, found: Manifest) -> None:
+    _log.info(
+        "%s: the pack there is used (%d weights, %d bytes)",
+        location.display_name,
+        len(found.tensors),
+        found.nbytes,
+    )
 
 
 def _make(location: PackLocation, checkpoint: Checkpoint) -> Manifest:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trunkline._errors import Unsupported
+from trunkline._trace import span
 from trunkline.transformers._bound_unit import BoundUnit, UnitMemory, WeightView
 from trunkline.transformers._offloaded import NotCopied
 from trunkline.transformers.layers import Unit
@@ -56,6 +57,7 @@ class WeightHooks:
         self.passes = 0
         self.seconds = 0.0  # in the layers
         self._pass_began = 0.0
+        self._layer_span = span("stream", "layer")
         for bound, unit in zip(self._units, units, strict=True):
             for part in unit.parts:
                 _hook(part.module, self._before_module(bound), self._after_module(bound))
@@ -115,6 +117,8 @@ class WeightHooks:
                         unit.release()
                 self._order.clear()
                 self._pass_began = time.perf_counter()
+            self._layer_span = span("stream", "layer", f"layer {number}")
+            self._layer_span.__enter__()
 
         return hook
 
@@ -126,6 +130,7 @@ class WeightHooks:
                 if unit.acquired:
                     unit.release()
             self._thread = None
+            self._layer_span.__exit__(None, None, None)
             if number == self._last_layer and output is not None:
                 self._end_pass()
 

@@ -52,16 +52,20 @@ class Checkpoint:
             torch.Size(self.shapes[name]).numel() * self.dtypes[name].itemsize for name in self.resident
         )
 
-    @property
-    def readable_in_place(self) -> bool:
-        """Whether every weight is stored in the dtype and with the alignment that it needs in memory."""
-        stored = self.weights.stored
-        return all(
-            name in stored
-            and stored[name].dtype == self.dtypes[name]
-            and stored[name].offset % TENSOR_ALIGNMENT == 0
-            for name in self.order
-        )
+    def why_not_in_place(self) -> str | None:
+        """Return why the files cannot be read in place; None if they can.
+
+        Then every weight is stored in the dtype and with the alignment that it needs in memory.
+        """
+        for name in self.order:
+            stored = self.weights.stored.get(name)
+            if stored is None:
+                return f"{name} is not stored as such, but converted"
+            if stored.dtype != self.dtypes[name]:
+                return f"{name} is stored as {stored.dtype}, and used as {self.dtypes[name]}"
+            if stored.offset % TENSOR_ALIGNMENT != 0:
+                return f"{name} is at byte {stored.offset}, not at a multiple of {TENSOR_ALIGNMENT}"
+        return None
 
 
 def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
