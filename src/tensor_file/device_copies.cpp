@@ -1,9 +1,38 @@
 #include "tensor_file/device_copies.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 namespace trunkline::tensor_file {
+namespace {
+
+constexpr trace::Kind kToDevice{"copy to the GPU", trace::Category::copy, trace::Kind::Fields::bytes};
+constexpr trace::Kind kFromDevice{"copy from the GPU", trace::Category::copy, trace::Kind::Fields::bytes};
+
+}  // namespace
+
+CopyTrace::CopyTrace(const FileLayout& layout, Direction direction)
+    : start_ns_(trace::start()), direction_(direction), layout_(&layout) {}
+
+void CopyTrace::add(const Device& device, std::uint64_t bytes) {
+  if (start_ns_ == 0) return;
+  auto part = std::ranges::find(parts_, &device, &Part::device);
+  if (part == parts_.end()) part = parts_.insert(part, {.device = &device});
+  part->bytes += bytes;
+}
+
+void CopyTrace::end(const std::optional<Error>& error) const {
+  for (const Part& part : parts_) {
+    trace::record({.kind = direction_ == Direction::from_host ? &kToDevice : &kFromDevice,
+                   .start_ns = start_ns_,
+                   .end_ns = trace::now(),
+                   .text = trace::intern(layout_->path),
+                   .device = trace::intern(part.device->name()),
+                   .bytes = error ? 0 : part.bytes,
+                   .result = error ? -EIO : 0});
+  }
+}
 
 Device* device_of(const FileLayout& layout, const Block& block) {
   for (const Extent& extent : extents_in(layout, block.offset, block.end())) {
@@ -15,6 +44,7 @@ Device* device_of(const FileLayout& layout, const Block& block) {
 void DeviceCopies::start(const FileLayout& layout, const Block& block, std::byte* staged, Direction direction,
                          Done done) {
   std::vector<std::pair<Device*, Copy>> copies;
+  CopyTrace trace(layout, direction);
   for (const Extent& extent : extents_in(layout, block.offset, block.end())) {
     if (is_host(extent.memory)) continue;
     const std::uint64_t begin = std::max(extent.offset, block.offset);
@@ -23,12 +53,14 @@ void DeviceCopies::start(const FileLayout& layout, const Block& block, std::byte
                                                    .device = extent.memory.data + (begin - extent.offset),
                                                    .bytes = std::min(extent.end(), block.end()) - begin,
                                                    .after = extent.after});
+    trace.add(*extent.memory.device, copies.back().second.bytes);
   }
   std::uint32_t tag = 0;
   {
     const std::scoped_lock lock(jobs_mutex_);
     tag = next_tag_++;
-    jobs_[tag] = {.left = copies.size(), .done = std::move(done), .error = {}};
+    jobs_[tag] = {
+        .left = copies.size(), .done = std::move(done), .error = {}, .trace = std::move(trace)};
   }
   const std::scoped_lock lock(queues_mutex_);
   for (auto& [device, copy] : copies) {
@@ -71,6 +103,7 @@ void DeviceCopies::ended(const std::vector<CopyQueue::Ended>& copies) {
       over = std::move(job->second);
       jobs_.erase(job);
     }
+    over.trace.end(over.error);
     over.done(over.error ? Status(std::unexpected(*over.error)) : Status());
   }
 }

@@ -9,10 +9,35 @@
 #include <optional>
 #include <vector>
 
+#include "base/trace.h"
 #include "device/device.h"
 #include "tensor_file/block_plan.h"
 
 namespace trunkline::tensor_file {
+
+// What a trace shows of the copies of one block: a slice for each device, on the device's track.
+class CopyTrace {
+ public:
+  CopyTrace() = default;
+  // The layout must outlive this.
+  CopyTrace(const FileLayout& layout, Direction direction);
+
+  void add(const Device& device, std::uint64_t bytes);
+
+  // All have ended, with `error` if any failed.
+  void end(const std::optional<Error>& error) const;
+
+ private:
+  struct Part {
+    const Device* device = nullptr;
+    std::uint64_t bytes = 0;
+  };
+
+  std::uint64_t start_ns_ = 0;  // 0 while no trace is recorded
+  Direction direction_ = Direction::to_host;
+  const FileLayout* layout_ = nullptr;
+  std::vector<Part> parts_;
+};
 
 // Thread-safe. Destruction waits for copies in flight.
 class DeviceCopies {
@@ -34,6 +59,7 @@ class DeviceCopies {
     std::size_t left = 0;
     Done done;
     std::optional<Error> error;
+    CopyTrace trace;
   };
 
   Result<CopyQueue*> queue_of(Device& device);

@@ -5,7 +5,10 @@
 #include <chrono>
 #include <future>
 #include <list>
+#include <map>
+#include <string>
 
+#include "base/trace.h"
 #include "support/gpu.h"
 #include "tensor_file/file_layout_fixture.h"
 #include "tensor_file/file_reader.h"
@@ -143,6 +146,36 @@ TEST_F(FileLayoutGpuTest, GpuMemoryIsFilled) {
   }
   EXPECT_GT(fakeCudaCopies(), scaled(20U));
   EXPECT_EQ(fakeCudaPageableCopies(), 0U);
+}
+
+// One slice for each block that has bytes on a device.
+TEST_F(FileLayoutGpuTest, CopiesAreTraced) {
+  const Engine engine = make_engine();
+  const GpuMemory first(5 * kMiB);
+  const GpuMemory second(kMiB, 1);
+  FileLayout layout = layout_of(first);
+  layout.extents.push_back({.offset = layout.bytes, .memory = second.view()});
+  layout.bytes += kMiB;
+  layout.checksums.front().end = layout.bytes;
+  ASSERT_TRUE(trace::begin());
+  const Status saved = save(engine, layout, {.durable = false});
+  const Status loaded = load(engine, layout);
+  const trace::Recording recording = trace::collect();
+  ASSERT_TRUE(saved) << saved.error().message;
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  std::map<std::string, std::uint64_t> bytes;  // by what was copied, and the device
+  for (const trace::Event& event : recording.events) {
+    if (event.device == trace::kNoText) continue;
+    EXPECT_EQ(event.kind->category, trace::Category::copy);
+    EXPECT_EQ(recording.texts[event.text], layout.path);
+    EXPECT_GE(event.end_ns, event.start_ns);
+    bytes[std::string(event.kind->name) + " " + recording.texts[event.device]] += event.bytes;
+  }
+  const std::map<std::string, std::uint64_t> expected = {{"copy from the GPU cuda:0", 5 * kMiB},
+                                                         {"copy from the GPU cuda:1", kMiB},
+                                                         {"copy to the GPU cuda:0", 5 * kMiB},
+                                                         {"copy to the GPU cuda:1", kMiB}};
+  EXPECT_EQ(bytes, expected);
 }
 
 TEST_F(FileLayoutGpuTest, AFlippedBitIsFound) {
