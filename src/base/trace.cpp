@@ -42,13 +42,17 @@ class Ring {
 
   bool valid() const { return words_ != nullptr; }
 
-  void append(const Event& event) {
-    const auto words = std::bit_cast<Words>(event);
+  void append(const Event& event, ThreadNumber thread) {
+    Event stored = event;
+    stored.thread = thread;
+    const auto words = std::bit_cast<Words>(stored);
     const std::uint64_t number = done_.load(std::memory_order_relaxed);
     begun_.store(number + 1, std::memory_order_relaxed);
     std::atomic<std::uint64_t>* slot = words_ + number % kEventsPerThread * kWords;
     for (std::size_t i = 0; i < kWords; ++i) slot[i].store(words[i], std::memory_order_release);
     done_.store(number + 1, std::memory_order_release);
+    // The next event should not wait for its cache line.
+    __builtin_prefetch(words_ + (number + 1) % kEventsPerThread * kWords, 1);
   }
 
   // What comes next is the first event of a recording.
@@ -73,8 +77,9 @@ class Ring {
     return whole - first_;
   }
 
-  // Gives the memory back until it is written again. A late event may be lost, which is of no trace.
-  void forget() { ::madvise(words_, kBytes, MADV_DONTNEED); }
+  // Lets the kernel take the memory when it needs some. Until then, the next trace finds it mapped, and need
+  // not wait for pages. A late event may be lost, which is of no trace.
+  void forget() { ::madvise(words_, kBytes, MADV_FREE); }
 
   bool is_used = false;  // by a thread; guarded by the registry's lock
 
@@ -201,12 +206,11 @@ bool enter(std::uint32_t session) {
 
 }  // namespace
 
-void record(Event event) {
+void record(const Event& event) {
   const std::uint32_t session = detail::session.load(std::memory_order_relaxed);
   if (session == 0 || event.start_ns == 0) return;
   if (thread_state.session != session && !enter(session)) return;
-  event.thread = thread_state.number;
-  thread_state.ring->append(event);
+  thread_state.ring->append(event, thread_state.number);
 }
 
 ThreadNumber this_thread() {

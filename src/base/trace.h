@@ -68,7 +68,7 @@ inline std::uint64_t start() { return is_on() ? now() : 0; }
 
 // Records an event of this thread, unless no trace is recorded or its start was not. Never blocks for long:
 // the first event of a thread allocates its ring.
-void record(Event event);
+void record(const Event& event);
 
 // The number of a text in the trace that is recorded. Takes a lock: what happens often keeps it (Text).
 inline std::uint32_t intern(std::string_view text) {
