@@ -47,8 +47,8 @@ constexpr std::string_view kNumpyRemedy =
 constexpr std::string_view kTorchRemedy =
     ".contiguous() for a write, or read into a contiguous tensor and copy_() from it";
 
-// The parts of torch that views of tensors need, looked up once the program has imported torch. The references
-// are kept as long as the process, like torch itself.
+// The parts of torch that views of tensors need, looked up once the program has imported torch. The
+// references are kept as long as the process, like torch itself.
 struct TorchNames {
   PyTypeObject* tensor;
   PyObject* strided;

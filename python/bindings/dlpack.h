@@ -48,8 +48,8 @@ struct DlpackView {
   bool complex;     // its elements are complex numbers
 };
 
-// The table of C functions that a type may have besides __dlpack__ (DLPack 1.2). It costs a tenth of reading a
-// tensor's Python attributes.
+// The table of C functions that a type may have besides __dlpack__ (DLPack 1.2). It costs a tenth of reading
+// a tensor's Python attributes.
 class DlpackExchange {
  public:
   // nullopt if `type` has none, or one of an unknown version. Tables live as long as the process.

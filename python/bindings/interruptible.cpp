@@ -20,8 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// How long to wait for a cancelled operation: a device that works has completed its transfers by then, and the
-// caller may use the memory again.
+// How long to wait for a cancelled operation: a device that works has completed its transfers by then, and
+// the caller may use the memory again.
 constexpr std::chrono::milliseconds kCancelPatience{500};
 
 // Before `requests` are submitted, room is made for those that write beyond the end of their file: that takes

@@ -7,8 +7,8 @@ namespace {
 
 using Execute = int (*)(PyObject* module);
 
-// Nanobind's own initialization, and the names that it defined. Both are kept until the process ends, like the
-// types. Guarded by the GIL of the main interpreter.
+// Nanobind's own initialization, and the names that it defined. Both are kept until the process ends, like
+// the types. Guarded by the GIL of the main interpreter.
 Execute initialize = nullptr;
 PyObject* names = nullptr;
 

@@ -12,8 +12,8 @@ namespace trunkline::python {
 namespace nb = nanobind;
 
 Notifier& Notifier::instance() {
-  // Never destroyed: lanes may push until the process ends. A forked child abandons its parent's notifier: the
-  // child does not have its thread, and its mutex may have been locked at the fork.
+  // Never destroyed: lanes may push until the process ends. A forked child abandons its parent's notifier:
+  // the child does not have its thread, and its mutex may have been locked at the fork.
   static std::shared_ptr<Notifier>* current = nullptr;
   static unsigned generation = 0;
   if (current == nullptr || generation != os::fork_generation()) {

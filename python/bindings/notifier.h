@@ -29,8 +29,8 @@ class Notifier : public std::enable_shared_from_this<Notifier> {
   // This process's notifier; a forked child gets a fresh one. Needs the GIL.
   static Notifier& instance();
 
-  // Runs `task` once `future` is done. The first call starts the thread; if it cannot, the task stays with the
-  // caller. Needs the GIL.
+  // Runs `task` once `future` is done. The first call starts the thread; if it cannot, the task stays with
+  // the caller. Needs the GIL.
   Status when_done(Future future, std::unique_ptr<Task>& task);
 
   // Waits up to `timeout`, without the GIL, until all tasks have ended, also those of pending operations;

@@ -1,6 +1,7 @@
-// Records wait in a queue for the thread that delivers them: only that thread runs handlers before the exit. A
-// thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging. A signal handler
-// may have interrupted the owner of that lock, and wait for the save that the logging thread carries out.
+// Records wait in a queue for the thread that delivers them: only that thread runs handlers before the exit.
+// A thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging. A signal
+// handler may have interrupted the owner of that lock, and wait for the save that the logging thread carries
+// out.
 #include "python_log.h"
 
 #include <nanobind/stl/optional.h>
@@ -56,8 +57,8 @@ PyObject* current_levels = nullptr;
 
 thread_local bool is_delivering = false;
 
-// Delivers the records that are pending now. An exception of a handler is reported like one of a callback, and
-// stops nothing. Needs the GIL.
+// Delivers the records that are pending now. An exception of a handler is reported like one of a callback,
+// and stops nothing. Needs the GIL.
 void deliver(Delivery& delivery) {
   if (is_delivering) return;
   std::deque<log::Record> records;
@@ -228,10 +229,10 @@ void register_log(nb::module_& module) {
       "Hands log records to `handle` (level, component, time, thread, message), on a thread of its own. "
       "`levels` returns the level of each component. Levels: -1 off, 0 error, 1 warn, "
       "2 info, 3 debug.");
-  module.def(
-      "log", &log_from_python, "level"_a, "component"_a, "message"_a,
-      "Logs a message (UTF-8) like the library itself: `logging` gets it in the thread that delivers records, "
-      "so that the caller waits for none of its locks. Levels: 0 error, 1 warn, 2 info, 3 debug.");
+  module.def("log", &log_from_python, "level"_a, "component"_a, "message"_a,
+             "Logs a message (UTF-8) like the library itself: `logging` gets it in the thread that delivers "
+             "records, "
+             "so that the caller waits for none of its locks. Levels: 0 error, 1 warn, 2 info, 3 debug.");
   module.def("log_components", &components, "The components of TRUNKLINE_LOG, in the order of their levels.");
   module.def("log_levels_from_environment", &levels_from_environment,
              "What TRUNKLINE_LOG says, a level for each component; None where it is unset or wrong, which is "

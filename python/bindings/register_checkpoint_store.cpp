@@ -314,8 +314,8 @@ struct Verification {
   std::atomic<std::uint64_t> done{0};
 };
 
-// The verification runs in a separate thread, and is cancelled when a signal handler or `progress` raises. If a
-// device hangs, it does not end: so the wait for it is short.
+// The verification runs in a separate thread, and is cancelled when a signal handler or `progress` raises. If
+// a device hangs, it does not end: so the wait for it is short.
 nb::dict verify(const StoreObject& self, nb::handle step_value, nb::handle engine_value,
                 const nb::object& progress) {
   const std::uint64_t step = count_argument(step_value, "step");

@@ -125,8 +125,8 @@ bool await_operations(Notifier& notifier) {
 
 // 1. Held commands are released, so that everything can end.
 // 2. All operations end, and callbacks have run; unless a device hangs, or Ctrl-C ends the wait. Then the
-//    process ends without the steps that would wait for them, and with an exit code that reports it. Memory of
-//    operations in flight is never freed: the kernel may write to it.
+//    process ends without the steps that would wait for them, and with an exit code that reports it. Memory
+//    of operations in flight is never freed: the kernel may write to it.
 // 3. Log records are delivered; later ones go to stderr, if anywhere.
 // 4. The notifier ends, and other threads that are in a call of the package stay there: no thread may ask for
 //    the GIL once the interpreter is finalizing.

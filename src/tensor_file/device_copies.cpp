@@ -59,8 +59,7 @@ void DeviceCopies::start(const FileLayout& layout, const Block& block, std::byte
   {
     const std::scoped_lock lock(jobs_mutex_);
     tag = next_tag_++;
-    jobs_[tag] = {
-        .left = copies.size(), .done = std::move(done), .error = {}, .trace = std::move(trace)};
+    jobs_[tag] = {.left = copies.size(), .done = std::move(done), .error = {}, .trace = std::move(trace)};
   }
   const std::scoped_lock lock(queues_mutex_);
   for (auto& [device, copy] : copies) {

@@ -37,8 +37,9 @@ struct LaneOptions {
 };
 
 // The thread repeats three phases: submit (take transfers while there is room), reap (wait for completions),
-// and finish (handle each result: resume, retry, copy out, release). Meanwhile device memory is copied: before
-// a write is submitted, and after a read. Only the lane's thread accesses its transfers, so they need no lock.
+// and finish (handle each result: resume, retry, copy out, release). Meanwhile device memory is copied:
+// before a write is submitted, and after a read. Only the lane's thread accesses its transfers, so they need
+// no lock.
 class Lane {
  public:
   Lane(const LaneOptions& options, WorkQueue& queue) : options_(options), queue_(queue) {}

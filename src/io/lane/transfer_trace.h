@@ -17,8 +17,8 @@ inline constexpr trace::Kind kCopyIn{"copy into the slot", trace::Category::copy
 inline constexpr trace::Kind kCopyOut{"copy out of the slot", trace::Category::copy,
                                       trace::Kind::Fields::bytes};
 
-// A command that ended at `now`: from submitted_ns, with what the kernel returned. The last one of a transfer has
-// the bytes of its payload, as the engine's statistics count them; those that are sent again have none.
+// A command that ended at `now`: from submitted_ns, with what the kernel returned. The last one of a transfer
+// has the bytes of its payload, as the engine's statistics count them; those that are sent again have none.
 void trace_command(const Transfer& transfer, const Outcome& outcome, std::int64_t result, std::uint64_t now);
 
 // The same of GPUDirect Storage, which moved so many bytes of the payload.

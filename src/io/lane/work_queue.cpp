@@ -23,8 +23,7 @@ void report_wait(std::uint64_t began_ns, std::size_t capacity) {
 
 }  // namespace
 
-std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations,
-                            Future::Timeout timeout) {
+std::size_t WorkQueue::push(std::span<const std::shared_ptr<Operation>> operations, Future::Timeout timeout) {
   std::unique_lock lock(mutex_);
   const auto ready = [this] { return closed_.load() || operations_.size() < capacity_; };
   const std::uint64_t began_ns = ready() ? 0 : trace::now();
