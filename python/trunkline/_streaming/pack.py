@@ -132,7 +132,11 @@ def make(
         len(headers),
     )
     with source, span("stream", "make a pack", location.display_name):
-        previous = location.check_no_conflict(headers)
+        try:
+            previous = location.check_no_conflict(headers)
+        except Exception as error:
+            _log.info("%s: no pack was made: %s", location.display_name, error)
+            raise
         if previous is not None:
             _log.info("%s: removing the weights of the pack before", previous.display_name)
             previous.remove_weights()
