@@ -14,6 +14,7 @@ from support_log import every_wait_is_long, in_threads, logged
 from torch.distributed.checkpoint.api import CheckpointException
 
 import trunkline as tl
+from trunkline._flock import DirectoryLock
 from trunkline.dcp import _directory, _saves
 
 __all__ = ["every_wait_is_long"]  # a fixture
@@ -72,7 +73,7 @@ def test_a_distributed_save_without_locks(
     def unsupported(lock: object) -> bool:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(_directory.DirectoryLock, "try_lock", unsupported)
+    monkeypatch.setattr(DirectoryLock, "try_lock", unsupported)
     with logged(caplog) as records:
         dcp.save(nested(1), storage_writer=tl.dcp.StorageWriter(tmp_path / "step"))
     assert any("committing without a lock: the filesystem supports none" in each for each in records)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -128,8 +130,9 @@ def test_a_directory_that_is_locked(
     monkeypatch.setattr(step_save, "_LOCK_TIMEOUT_SECONDS", 0.05)
     checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
     checkpoints.save(1, {}, block=True)
-    with (tmp_path / "run" / "lock").open("rb") as lock, logged(caplog) as records:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (tmp_path / "run" / "lock").open("r+b") as lock, logged(caplog) as records:
+        last_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 2**63 - 2, 1, 0)
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, last_byte)
         with pytest.raises(tl.Error, match="another process"):
             checkpoints.save(2, {}, block=True)
     assert any("waiting for the lock of a directory of checkpoints: " in each for each in records)
