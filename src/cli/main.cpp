@@ -1,37 +1,26 @@
 // The command line: selects the command and turns its result into an exit status.
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <iostream>
-#include <string>
+#include <span>
+#include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "cli/bench/bench_command.h"
 #include "cli/checkpoint/checkpoint_command.h"
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "cli/usage_errors.h"
 #include "os/trace_file.h"
 
+namespace trunkline::cli {
 namespace {
-
-// CLI11 reports that a subcommand is required even where an unknown one was given.
-void name_unknown_subcommand(const CLI::App& app) {
-  const CLI::App* group = &app;
-  while (!group->get_subcommands().empty()) group = group->get_subcommands().front();
-  const std::vector<std::string> left = group->remaining();
-  std::string known;
-  for (const CLI::App* each : group->get_subcommands([](const CLI::App*) { return true; }))
-    known += (known.empty() ? "" : ", ") + each->get_name();
-  if (left.empty() || known.empty()) return;
-  std::cerr << group->get_name() << ": unknown subcommand '" << left.front() << "'; there are " << known
-            << '\n';
-}
 
 // Opens standard streams that are closed (cron, `>&-`): otherwise files that are opened later would get their
 // numbers, and receive what is printed.
@@ -41,7 +30,32 @@ void open_standard_streams() {
   }
 }
 
+int run(int argc, char** argv) {
+  CLI::App app("Tensors between NVMe and memory at the speed of the hardware", "trunkline");
+  app.set_version_flag("--version", TRUNKLINE_VERSION);
+  app.require_subcommand(1);
+  std::function<int()> chosen;
+  add_doctor(app, chosen);
+  add_bench(app, chosen);
+  add_checkpoint(app, chosen);
+  // After the subcommands, which would inherit it.
+  app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
+  const std::span arguments(argv, static_cast<std::size_t>(argc));
+  // Whether or not parsing gets as far as the option.
+  const bool wants_json =
+      std::ranges::any_of(arguments, [](std::string_view each) { return each == "--json"; });
+  try {
+    app.parse(argc, argv);
+    return chosen();
+  } catch (const CLI::ParseError& error) {
+    return report_usage(app, error, wants_json);
+  } catch (const std::exception& error) {
+    return report_exception(app, error, wants_json);
+  }
+}
+
 }  // namespace
+}  // namespace trunkline::cli
 
 int main(int argc, char** argv) {
   using namespace trunkline::cli;
@@ -49,25 +63,7 @@ int main(int argc, char** argv) {
   catch_interrupts();
   int status = kExitFailed;
   try {
-    CLI::App app("Tensors between NVMe and memory at the speed of the hardware", "trunkline");
-    app.set_version_flag("--version", TRUNKLINE_VERSION);
-    app.require_subcommand(1);
-    std::function<int()> chosen;
-    add_doctor(app, chosen);
-    add_bench(app, chosen);
-    add_checkpoint(app, chosen);
-    // After the subcommands, which would inherit it.
-    app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::RequiredError& error) {
-      name_unknown_subcommand(app);
-      app.exit(error);
-      return kExitUsage;
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? kExitOk : kExitUsage;
-    }
-    status = chosen();
+    status = run(argc, argv);
   } catch (const std::exception& error) {
     std::cerr << "trunkline: " << error.what() << '\n';
   }
