@@ -267,8 +267,81 @@ def test_wrong_usage_exits_2(tmp_path: Path, arguments: list[str], message: str)
 def test_no_command_and_unknown_commands_exit_2() -> None:
     run(expect=2)
     run("measure", expect=2)
+    assert "unknown option '--measure'" in run("--measure", expect=2).stderr
     assert "bench" in run("--help").stdout
     assert run("--version").stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["foo"], None),
+        (["plam"], "plan"),
+        (["bnech"], None),  # two of five characters differ
+        (["docter", "--json"], "doctor"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_those_there_are(arguments: list[str], meant: str | None) -> None:
+    told = run(*arguments, expect=2).stderr
+    assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'; there are doctor, bench, check")
+    assert "with the Python package pack, plan" in told
+    assert ("Did you mean" in told) is (meant is not None)
+    assert meant is None or f"Did you mean '{meant}'?" in told
+
+
+def test_a_command_of_the_package_is_not_called_unknown() -> None:
+    """Where the program is run without the package, as after cmake --install."""
+    assert "'plan' needs the Python package" in run("plan", "model", expect=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "status"),
+    [
+        (["foo"], "trunkline", 2),
+        (["bench"], "bench", 2),
+        (["bench", "/no/such/directory"], "bench", 2),
+        (["bench", ".", "--block", "1000"], "bench", 2),
+        (["bench", ".", "--repeat", "0"], "bench", 2),
+        (["bench", ".", "--report="], "bench", 2),
+        (["bench", ".", "--size", "1000TB"], "bench", 1),
+        (["doctor", "--no-such-option"], "doctor", 2),
+        (["checkpoint", "delete", "."], "checkpoint", 2),
+        (["checkpoint", "show", ".", "--step", "latest"], "checkpoint show", 2),
+        (["checkpoint", "ls", "/no/such/directory"], "checkpoint ls", 2),
+        (["pack"], "pack", 2),
+        (["pack", "/no/such/directory", "out"], "pack", 1),
+        (["plan", "/no/such/directory"], "plan", 1),
+        (["plan", ".", "--batch", "many"], "plan", 2),
+    ],
+)
+def test_every_failure_is_json_with_json(
+    tmp_path: Path, arguments: list[str], command: str, status: int
+) -> None:
+    if command in ("pack", "plan"):
+        pytest.importorskip("transformers")
+    result = subprocess.run(
+        [sys.executable, "-m", "trunkline", *arguments, "--json"],
+        cwd=tmp_path,
+        env=os.environ | {"TRUNKLINE_CLI": str(PROGRAM)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == status, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["command"], document["schema"]) == (command, 1)
+    assert document["error"].keys() == {"kind", "errno", "message", "path"}
+    assert document["error"]["message"]
+    assert result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_path_is_answered_with_what_to_do() -> None:
+    told = run("bench", "nope", "--json", expect=2)
+    error = json.loads(told.stdout)["error"]
+    assert (error["kind"], error["path"]) == ("system", "nope")
+    assert error["message"].startswith("cannot measure nope: ENOENT (No such file or directory); create")
 
 
 def test_missing_space_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -126,6 +126,14 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
     return exception_type(code or None, message, path or None)
 
 
+def kind_of(error: BaseException) -> str:
+    """Return the name of the ErrorKind that the library would give the error."""
+    if isinstance(error, ValueError | TypeError):
+        return "invalid_argument"
+    kinds = {exception_type: kind for kind, exception_type in _BY_KIND.items()}
+    return next((kinds[each] for each in type(error).__mro__ if each in kinds), "system")
+
+
 def add_note(error: BaseException, text: str) -> None:
     """Add a line to the traceback of the error, from Python 3.11 on."""
     if hasattr(error, "add_note"):

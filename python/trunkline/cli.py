@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from types import FrameType
 from typing import NoReturn
 
 from trunkline import report
+from trunkline._cli_errors import report_error
+from trunkline._errors import Error, Unsupported
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
@@ -23,7 +26,7 @@ def _program() -> Path:
     return Path(named) if named else Path(__file__).parent / "bin" / "trunkline"
 
 
-class _UsageError(Exception):
+class _UsageError(ValueError):
     """The command line is not valid; nothing was started."""
 
 
@@ -106,6 +109,7 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
     try:
         report.write_report(document, path)
     except OSError as error:
+        # The results are on stdout already; a second document would make them unreadable.
         print(f"trunkline bench: cannot write the report {path}: {error.strerror}", file=sys.stderr)
         return _FAILED
     print(f"report: {path}", file=sys.stderr)
@@ -118,10 +122,10 @@ def _with_transformers(arguments: list[str]) -> int:
 
         from trunkline.stream import cli
     except ModuleNotFoundError as error:
-        print(
-            f"trunkline {arguments[0]}: requires the package {error.name}: pip install torch transformers",
-            file=sys.stderr,
+        lacking = Unsupported(
+            errno.EOPNOTSUPP, f"requires the package {error.name}: pip install torch transformers"
         )
+        report_error(arguments[0], lacking, "--json" in arguments)
         return _FAILED
     return cli.main(arguments)
 
@@ -142,8 +146,9 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()
         os.execv(program, [program, *arguments])
     except _UsageError as error:
-        print(f"trunkline bench: {error}", file=sys.stderr)
+        report_error("bench", error, "--json" in arguments)
         return _USAGE
     except FileNotFoundError:
-        print(f"trunkline: the program {_program()} is missing; reinstall the package", file=sys.stderr)
+        missing = f"the program {_program()} is missing; reinstall the package"
+        report_error(arguments[0] if arguments else "", Error(errno.ENOENT, missing), "--json" in arguments)
         return _FAILED

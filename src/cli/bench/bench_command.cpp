@@ -100,7 +100,9 @@ int present(const BenchOptions& options, BenchResults& results) {
     file << document.dump(2) << "\n";
     file.flush();
     if (!file) {
-      std::cerr << "trunkline bench: writing the results to " << options.output << " failed\n";
+      // As for wrong usage, it is not written to the output, too.
+      report_failure(system_error(errno, "writing the results to " + options.output, options.output), options,
+                     true);
       return kExitFailed;
     }
   }
@@ -156,8 +158,6 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->required();
   // So that a script can append options to a command line that already sets them.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  command.option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);  // for scripts that append options
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
