@@ -19,8 +19,21 @@ std::unexpected<Error> wrong(std::string message, std::string_view path) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message), path));
 }
 
-std::unexpected<Error> failed(std::string_view what, const BenchFile& file) {
-  return std::unexpected(system_error(errno, fmt::format("{} {}", what, file.path), file.path));
+std::unexpected<Error> failed(std::string_view what, const std::string& path) {
+  return std::unexpected(system_error(errno, fmt::format("{} {}", what, path), path));
+}
+
+// After stat() of a path that was passed failed.
+std::unexpected<Error> unusable(const std::string& path) {
+  if (errno != ENOENT) return failed("examining", path);
+  Error error = make_error(
+      ErrorKind::system,
+      fmt::format("cannot measure {}: ENOENT (No such file or directory); create the directory first, or "
+                  "name an existing directory or file",
+                  path),
+      path);
+  error.code = ENOENT;
+  return std::unexpected(std::move(error));
 }
 
 std::string name_of_own_file(const std::string& directory, const std::string& run, unsigned index) {
@@ -55,10 +68,7 @@ Result<BenchFiles> BenchFiles::find(const BenchOptions& options) {
   for (std::size_t target = 0; target < options.paths.size(); ++target) {
     const std::string& path = options.paths[target];
     struct stat status{};
-    if (::stat(path.c_str(), &status) != 0) {
-      return wrong(fmt::format("{}: {}; name a directory or an existing file", path, errno_name(errno)),
-                   path);
-    }
+    if (::stat(path.c_str(), &status) != 0) return unusable(path);
     if (S_ISDIR(status.st_mode)) {
       for (unsigned file = 0; file < options.files; ++file) {
         found.files_.push_back({.path = name_of_own_file(path, run, index++),
@@ -105,7 +115,7 @@ Status BenchFiles::check_space() const {
     struct stat status{};
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
-      return failed("determining the free space in the directory of", file);
+      return failed("determining the free space in the directory of", file.path);
     }
     Need& need = needs[status.st_dev];
     need.bytes += file.bytes;
@@ -129,12 +139,12 @@ Status BenchFiles::check_space() const {
 
 Status BenchFiles::create_empty(BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd.valid()) return failed("creating", file);
+  if (!fd.valid()) return failed("creating", file.path);
   return {};
 }
 
 Status BenchFiles::remove(BenchFile& file) {
-  if (::unlink(file.path.c_str()) != 0 && errno != ENOENT) return failed("removing", file);
+  if (::unlink(file.path.c_str()) != 0 && errno != ENOENT) return failed("removing", file.path);
   file.complete = false;
   file.pattern.reset();
   return {};
@@ -142,21 +152,21 @@ Status BenchFiles::remove(BenchFile& file) {
 
 Status BenchFiles::preallocate(BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd.valid()) return failed("creating", file);
+  if (!fd.valid()) return failed("creating", file.path);
   if (const int code = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(file.bytes)); code != 0) {
     errno = code;
-    return failed("reserving the blocks of", file);
+    return failed("reserving the blocks of", file.path);
   }
-  if (::fsync(fd.get()) != 0) return failed("fsync of", file);
+  if (::fsync(fd.get()) != 0) return failed("fsync of", file.path);
   return {};
 }
 
 Status BenchFiles::drop_page_cache(const BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return failed("opening", file);
+  if (!fd.valid()) return failed("opening", file.path);
   if (const int code = ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED); code != 0) {
     errno = code;
-    return failed("dropping the page cache of", file);
+    return failed("dropping the page cache of", file.path);
   }
   return {};
 }
