@@ -85,6 +85,7 @@ def test_large_models_from_their_configurations_alone(
     assert [row["batch_size"] for row in planned["batch_sizes"]] == [1, 4, 16, 64, 256]
     assert planned["memory"][-1]["memory_budget"] == total
     assert planned["memory"][-1]["bound"] == "compute"
+    assert [row["disks"] for row in planned["disks"]] == [1, 2, 4, 8]
     assert planned["disks"][2]["storage_seconds"] == pytest.approx(planned["storage_seconds"] / 4)
 
 

@@ -101,7 +101,6 @@ def plan(
         "disks": [
             {"disks": disks, **predictor.rate(budget, bytes_per_second * disks, batch_size)}
             for disks in _DISKS
-            for disks in _DISKS
         ],
     }
 
