@@ -143,6 +143,10 @@ def layers() -> list[str]:
     ]
 
 
+def python_sizes() -> list[str]:
+    return check([sys.executable, "scripts/check_python_sizes.py"])
+
+
 def docs() -> list[str]:
     """The documentation site, built strictly, and what is generated into docs/."""
     return check(["scripts/install_package.sh"]) or check(["scripts/build_docs.sh"])
@@ -158,6 +162,7 @@ CHECKS: dict[str, Callable[[], list[str]]] = {
     "ruff-check": ruff_check,
     "ruff-format": ruff_format,
     "layers": layers,
+    "python-sizes": python_sizes,
     "shellcheck": shellcheck,
     "docs": docs,
     "mypy": mypy,
