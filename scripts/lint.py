@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -60,8 +59,7 @@ def clang_format() -> list[str]:
 
 
 def configure_release() -> list[str]:
-    ccache = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    return check(["cmake", "--preset", "release", "-DTRUNKLINE_TESTS=ON", *ccache])
+    return check(["cmake", "--preset", "release", "-DTRUNKLINE_TESTS=ON"])
 
 
 def clang_tidy(fresh: bool = False) -> list[str]:

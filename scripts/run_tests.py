@@ -51,10 +51,6 @@ def run_code(*command: str | Path, env: dict[str, str] | None = None, cwd: Path 
     ).returncode
 
 
-def launcher() -> list[str]:
-    return ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-
-
 def fixed_addresses() -> list[str]:
     """The thread sanitizer of GCC 12 and 13 refuses the address layouts of kernels that randomise 32 bits."""
     command = ["setarch", platform.machine(), "-R"]
@@ -65,7 +61,7 @@ def fixed_addresses() -> list[str]:
 
 def ctest(preset: str, build_only: bool) -> Outcome:
     prefix = fixed_addresses() if preset == "tsan" else []
-    run("cmake", "--preset", preset, "-DTRUNKLINE_TESTS=ON", *launcher())
+    run("cmake", "--preset", preset, "-DTRUNKLINE_TESTS=ON")
     run(*prefix, "cmake", "--build", "--preset", preset)
     outcome = Outcome()
     if build_only:
@@ -102,7 +98,7 @@ def python(build_only: bool) -> Outcome:
 
 def example(build_only: bool) -> Outcome:
     """The installed library as others use it: find_package(trunkline) from outside the tree."""
-    run("cmake", "--preset", "release", *launcher())
+    run("cmake", "--preset", "release")
     run("cmake", "--build", "--preset", "release")
     with tempfile.TemporaryDirectory(prefix="trunkline-example-") as name:
         scratch = Path(name)
