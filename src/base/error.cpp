@@ -15,8 +15,8 @@ struct Hint {
   std::string_view text;
 };
 
-// The likely cause of an errno in an I/O library and what to try next; none where the errno's own text says
-// it all.
+// What the errno's own text, which precedes it, does not say: the likely cause in an I/O library, and what to
+// try next.
 constexpr std::array kHints{
     Hint{ENOSPC,
          "the filesystem is full (of bytes or of inodes), see df and df -i; free some or write elsewhere"},
@@ -33,8 +33,8 @@ constexpr std::array kHints{
          "the kernel does not allow it for this process: an immutable file, a security policy (seccomp, LSM) "
          "or a "
          "missing capability; check lsattr and the container's profile"},
-    Hint{EROFS, "the filesystem is mounted read-only; remount it writable or use another path"},
-    Hint{ENOENT, "the file or a directory of its path is missing; check the path"},
+    Hint{EROFS, "remount it writable or use another path"},
+    Hint{ENOENT, "check the path; a directory in it may be what is missing"},
     Hint{EEXIST, "remove it first, or open it in a mode that may overwrite"},
     Hint{EMFILE, "this process is at its limit of open files; raise it (ulimit -n) or close some"},
     Hint{ENFILE, "the machine is at its limit of open files; raise fs.file-max or close some"},
@@ -42,11 +42,11 @@ constexpr std::array kHints{
          "memory or a limit on it (memlock, cgroup) is used up; see ulimit -l and the container's limits, or "
          "use smaller buffers"},
     Hint{EFBIG, "the file would exceed the largest size that the filesystem or ulimit -f allows"},
-    Hint{EISDIR, "the path is a directory; name a file in it"},
-    Hint{ENOTDIR, "a part of the path is not a directory; check the path"},
-    Hint{ENAMETOOLONG, "the path or a name in it is too long; shorten it"},
+    Hint{EISDIR, "name a file in it"},
+    Hint{ENOTDIR, "a part of the path is a file; check the path"},
+    Hint{ENAMETOOLONG, "shorten the path or the longest name in it"},
     Hint{ELOOP, "the path leads through too many symbolic links; check for a loop"},
-    Hint{ENOTEMPTY, "the directory is not empty"},
+    Hint{ENOTEMPTY, "remove what it holds, or use another"},
     Hint{EXDEV, "the two paths are on different filesystems"},
     Hint{EBUSY, "something else is using it; see lsof and mount"},
     Hint{ETXTBSY, "the file is a program that is running"},
@@ -57,7 +57,7 @@ constexpr std::array kHints{
     Hint{ETIMEDOUT, "the storage did not answer in time; see dmesg and the network"},
     Hint{ENOSYS, "this kernel lacks the system call, or a sandbox hides it; see trunkline doctor"},
     Hint{EOPNOTSUPP, "the filesystem or device does not support this; see trunkline doctor"},
-    Hint{EAGAIN, "a resource is temporarily unavailable; try again, or with fewer concurrent operations"},
+    Hint{EAGAIN, "try again, or with fewer concurrent operations"},
     Hint{ESPIPE, "it is a pipe or socket, which has no offsets; use a regular file or a block device"},
     Hint{EFAULT,
          "the memory handed in is not mapped (or not writable) in this process; was it freed too early?"},

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cerrno>
+#include <cstring>
 
 namespace trunkline {
 namespace {
@@ -30,6 +32,22 @@ TEST(SystemError, CommonFileErrorsSayWhatToTry) {
   for (const int code : {ENOSPC, EDQUOT, EIO, EBADF, EINVAL, EACCES, EPERM, EROFS, ENOENT, EEXIST, EMFILE,
                          ENOMEM, EFBIG, EISDIR, ENOTDIR, ENAMETOOLONG}) {
     EXPECT_NE(system_error(code, "x").message.find("); "), std::string::npos) << errno_name(code);
+  }
+}
+
+TEST(SystemError, SaysTheCauseOnce) {
+  const auto lower = [](std::string text) {
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
+  for (int code = 1; code < 134; ++code) {
+    const char* const description = ::strerrordesc_np(code);
+    if (description == nullptr) continue;
+    const std::string message = lower(system_error(code, "x").message);
+    const std::string cause = lower(description);
+    const std::size_t first = message.find(cause);
+    ASSERT_NE(first, std::string::npos) << message;
+    EXPECT_EQ(message.find(cause, first + 1), std::string::npos) << message;
   }
 }
 

@@ -70,13 +70,14 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
   for (std::size_t i = 0; !presence.any_descriptor() && i < files.members().size(); ++i) {
     if (!presence.members[i]) continue;
     const std::string& path = files.members()[i];
-    return std::unexpected(system_error(
-        EEXIST,
-        fmt::format(
-            "creating striped file {}: {} exists, and no descriptor says that it is part of a striped "
-            "file; choose another name or remove it",
-            files.name(), path),
-        path));
+    Error error = make_error(
+        ErrorKind::system,
+        fmt::format("creating striped file {}: {} exists (EEXIST), and no descriptor says that it is part of "
+                    "a striped file; choose another name or remove it",
+                    files.name(), path),
+        path);
+    error.code = EEXIST;
+    return std::unexpected(std::move(error));
   }
   return {};
 }

@@ -100,8 +100,12 @@ Status FileCore::begin(Op op, std::uint64_t offset, std::uint64_t bytes, unsigne
                    name));
   }
   if (op != Op::read && options.mode == Mode::read) {
-    return std::unexpected(system_error(
-        EBADF, fmt::format("writing {}, which was opened with mode \"r\"; open it with \"r+\"", name), name));
+    Error error = make_error(
+        ErrorKind::system,
+        fmt::format("cannot write {} (EBADF): it was opened with mode \"r\"; open it with \"r+\"", name),
+        name);
+    error.code = EBADF;
+    return std::unexpected(std::move(error));
   }
   forget_parent_operations();
   if (op != Op::read && sync_failed_.load()) {
