@@ -508,9 +508,19 @@ def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(path)
     with pytest.raises(tl.Format, match="looks like a safetensors file"):
         tl.load(path)
-    torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(tl.Format, match=r"with torch\.load"):
+    for protocol in (2, 5):
+        torch.save({"a": torch.ones(3)}, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        with pytest.raises(tl.Format, match=r"torch < 1\.6.*with torch\.load"):
+            tl.load(path)
+
+
+@pytest.mark.parametrize("content", [b"x", b"no model at all", pickle.dumps([1, 2]), bytes(5000)])
+def test_other_files_are_not_called_old_ones_of_torch(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    with pytest.raises(tl.Format, match="is not a file that torch.save writes: it does not begin") as caught:
         tl.load(path)
+    assert "1.6" not in str(caught.value)
 
 
 def test_a_name_that_is_no_dtype_imports_nothing(tmp_path: Path, run_script: Callable[..., str]) -> None:

@@ -199,8 +199,14 @@ class Archive:
             self.check(record, crc)
 
 
+_HEAD_BYTES = 32
+# How the first pickle of older files holds torch.serialization.MAGIC_NUMBER: as a long of ten bytes, after
+# the opcodes for the protocol and, from protocol 4 on, the frame.
+_LEGACY_MAGIC = b"\x8a\x0a" + 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
+
+
 def _check_start(source: Source) -> None:
-    head = source.read(0, min(9, source.size))
+    head = source.read(0, min(_HEAD_BYTES, source.size))
     if head.startswith(b"PK\3\4"):
         return
     if source.size == 0:
@@ -208,7 +214,6 @@ def _check_start(source: Source) -> None:
     part = part_of_checkpoint(source.path)
     if part is not None:
         raise Format(None, f"{source.path} {part}", source.path)
-    what = "is not a zip archive that torch.save writes"
     if head.startswith(b"GGUF"):
         raise Unsupported(
             None,
@@ -216,13 +221,16 @@ def _check_start(source: Source) -> None:
             "(gguf_file=...) or llama.cpp, or use the model's safetensors files",
             source.path,
         )
-    if head[8:] == b"{":
-        what += "; it looks like a safetensors file: give it a name that ends in .safetensors"
-    else:
-        what += (
-            "; load a file of torch < 1.6 or of _use_new_zipfile_serialization=False with "
+    what = "is not a file that torch.save writes: it does not begin as a zip archive; "
+    if _LEGACY_MAGIC in head:
+        what = (
+            "was written by torch < 1.6, or with _use_new_zipfile_serialization=False; load it with "
             "torch.load(path, weights_only=True), and convert it with torch.save"
         )
+    elif head[8:9] == b"{":
+        what += "it looks like a safetensors file: give it a name that ends in .safetensors"
+    else:
+        what += "check the path, and that the file was copied completely"
     raise Format(None, f"{source.path} {what}", source.path)
 
 
