@@ -1,5 +1,6 @@
 """Saves in the background: what is saved is what was there when it began; handles may be dropped."""
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -404,6 +405,34 @@ def test_tensors_that_change_before_they_are_staged(
                 wait(60)
         assert_version(load(tmp_path), 1)
         assert list(tmp_path.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "root"),
+    [(begin_steps, "state"), (begin_file("file.pt"), "obj")],
+    ids=["checkpoint", "pt"],
+)
+@pytest.mark.parametrize("resized", [False, True])
+def test_the_place_of_a_tensor_that_changed_is_named(
+    tmp_path: Path, faults: tl.Faults, begin: Begin, root: str, resized: bool
+) -> None:
+    moment = torch.zeros(10 << 20)
+    shared = torch.ones(3)
+    inner = {0: {"exp_avg": moment, "step": torch.ones(1)}, 1: {"exp_avg": torch.zeros(3)}}
+    state = {"a": [shared, (shared, torch.ones(5))], "optimizer": {"state": inner}}
+    with tl.Engine("threads", faults=faults) as engine:
+        faults.hold("write", faults.commands("write"), ALL)
+        handle = begin(state, tmp_path, engine, "16MiB")
+        with pytest.raises(tl.Timeout):
+            handle.wait_staged(0.05)  # it waits for the writes
+        if resized:
+            state["a"][1][1].untyped_storage().resize_(1000)  # type: ignore[index]
+        else:
+            in_place(moment)
+        faults.release()
+        place = "['a'][1][1]" if resized else "['optimizer']['state'][0]['exp_avg']"
+        with pytest.raises(tl.Error, match=re.escape(f"{root}{place} was ")):
+            handle.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The memory that a save reads, which must not move or change until it is staged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -20,12 +20,15 @@ class Sources:
         self,
         storages: Sequence[torch.UntypedStorage],
         tensors: Sequence[torch.Tensor],
-        names: Sequence[str] = (),
+        name_of: "Callable[[int], str | None]" = lambda _: None,
     ) -> None:
-        """`names`: of the tensors, for messages; none, or as many."""
+        """`name_of`: called with an index of `tensors`, for a message: what the user calls that tensor.
+
+        It may be called from another thread while the user changes the objects that hold the tensors.
+        """
         self._storages = storages
         self._tensors = tensors
-        self._names = names
+        self._name_of = name_of
         self._seen = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
         self._watched: _Watched | None = None
 
@@ -39,15 +42,22 @@ class Sources:
 
         Not raised here: a traceback would keep the tensors alive.
         """
-        for index, (storage, seen) in enumerate(zip(self._storages, self._seen, strict=True)):
+        for storage, seen in zip(self._storages, self._seen, strict=True):
             if (storage.data_ptr(), storage.nbytes()) != seen:
-                of = self._named(index) if len(self._storages) == len(self._tensors) else "a tensor"
+                of = self._named(self._tensor_on(storage))
                 return self._error(what, f"the memory of {of} was resized or freed", path)
         changed = None if self._watched is None else self._watched.first_change()
         return None if changed is None else self._error(what, f"{self._named(changed)} was changed", path)
 
-    def _named(self, index: int) -> str:
-        return f"the tensor {self._names[index]!r}" if self._names else "a tensor"
+    def _tensor_on(self, storage: torch.UntypedStorage) -> int | None:
+        for index, tensor in enumerate(self._tensors):
+            with suppress(*_UNUSUAL):
+                if tensor.untyped_storage()._cdata == storage._cdata:
+                    return index
+        return None
+
+    def _named(self, index: int | None) -> str:
+        return "a tensor" if index is None else self._name_of(index) or "a tensor"
 
     @staticmethod
     def _error(what: str, happened: str, path: str) -> Error:

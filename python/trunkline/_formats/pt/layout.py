@@ -73,8 +73,8 @@ class _Pickler(pickle.Pickler):
         if not is_in_reach(device):
             raise Unsupported(
                 None,
-                f"saving {self._path}: a tensor is on the device {device}, but only tensors on the CPU and "
-                "CUDA GPUs can be saved; move it first, for example with tensor.cpu()",
+                f"saving {self._path}: {self._place_of(storage)} is on the device {device}, but only tensors "
+                "on the CPU and CUDA GPUs can be saved; move it first, for example with tensor.cpu()",
                 self._path,
             )
         address = storage.data_ptr()
@@ -89,9 +89,18 @@ class _Pickler(pickle.Pickler):
         location = "cpu" if device.type == "cpu" else torch.serialization.location_tag(storage)
         return ("storage", kind, key, location, elements)
 
+    def _place_of(self, storage: torch.UntypedStorage) -> str:
+        """Return the place of the tensor whose storage is being pickled, or of the storage."""
+        last = self.tensors[-1:]  # a tensor is pickled immediately before its storage
+        where = path_in_object(self._root, last[0]) if last and last[0].device == storage.device else None
+        return where or path_in_object(self._root, storage) or "a tensor"
+
 
 def path_in_object(root: object, wanted: object) -> str | None:
-    """Return the path of an object in `root`, as Python code that begins with `obj`; None if not found."""
+    """Return the path of an object in `root`, as Python code that begins with `obj`; None if not found.
+
+    Another thread may change `root` meanwhile; then it may not be found.
+    """
     seen: set[int] = set()
     pending: list[tuple[str, Any]] = [("obj", root)]
     while pending:
@@ -100,8 +109,8 @@ def path_in_object(root: object, wanted: object) -> str | None:
             return place
         if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
-            children = value.items() if isinstance(value, dict) else enumerate(value)
-            pending.extend((f"{place}[{key!r}]", child) for key, child in children)
+            children = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+            pending.extend((f"{place}[{key!r}]", child) for key, child in reversed(children))
     return None
 
 
@@ -145,7 +154,9 @@ def lay_out(obj: object, path: str) -> SourceLayout:
     storages = pickler.storages
     sizes = [storage.nbytes() for storage in storages]
     archive = lay_out_records(pickled, sizes)
-    layout = SourceLayout(path, archive.nbytes, Sources(storages, pickler.tensors))
+    tensors = pickler.tensors
+    sources = Sources(storages, tensors, lambda index: path_in_object(obj, tensors[index]))
+    layout = SourceLayout(path, archive.nbytes, sources)
     addresses = [storage.data_ptr() if storage.device.type == "cpu" else 0 for storage in storages]
     layout.add_archive(archive, addresses, storages)
     if 0 in addresses:  # empty, or on a GPU

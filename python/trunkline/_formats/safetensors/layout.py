@@ -67,7 +67,12 @@ def lay_out(
         shift = ALIGNMENT
         head = _padded(head, shift)
 
-    sources = Sources([tensor.untyped_storage() for tensor in kept.values()], list(kept.values()), list(kept))
+    names = list(kept)
+    sources = Sources(
+        [tensor.untyped_storage() for tensor in kept.values()],
+        list(kept.values()),
+        lambda index: f"the tensor {names[index]!r}",
+    )
     layout = SourceLayout(path, file_bytes + shift, sources)
     if checksum:
         sums_at = checksums.fill_in(head)

@@ -32,6 +32,7 @@ from trunkline.checkpoint.ranks.outcomes import (
     root_cause,
 )
 from trunkline.checkpoint.state.difference import first_difference, marks_of
+from trunkline.checkpoint.state.places import place_of_tensor
 from trunkline.checkpoint.state.tree import flatten_with_features
 
 T = TypeVar("T")
@@ -197,9 +198,12 @@ class StepSave:
             self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose current CUDA stream orders the copies.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
+        skeleton, names = self._skeleton, list(tensors)
         with GcPause():
             self._sources: Sources | None = Sources(
-                [tensor.untyped_storage() for tensor in self._tensors], self._tensors, list(tensors)
+                [tensor.untyped_storage() for tensor in self._tensors],
+                self._tensors,
+                lambda index: place_of_tensor(skeleton, names[index]),
             )
         if stage_all:
             self._sources.watch()
