@@ -113,12 +113,35 @@ TEST(Trace, AFullRingDropsTheOldestAndCountsThem) {
 }
 
 TEST(Trace, RingsOfThreadsThatEndedServeOthers) {
+  constexpr std::uint64_t kEach = kEventsPerThread / 2 + 10;  // those of two threads do not fit into one ring
   ASSERT_TRUE(begin());
-  for (int i = 0; i < 20; ++i)
-    std::thread([] { record({.kind = &kCopy, .start_ns = now(), .end_ns = now(), .bytes = 1}); }).join();
+  for (int i = 0; i < 2; ++i) {
+    std::thread([] {
+      for (std::uint64_t event = 0; event < kEach; ++event)
+        record({.kind = &kCopy, .start_ns = now(), .end_ns = now(), .bytes = 1});
+    }).join();
+  }
   const Recording recording = collect();
-  EXPECT_EQ(recording.events.size(), 20U);
-  EXPECT_EQ(recording.threads.size(), 21U);
+  EXPECT_EQ(recording.events.size(), kEventsPerThread);
+  EXPECT_EQ(recording.dropped_events, 20U);
+  EXPECT_EQ(recording.threads.size(), 3U);  // the first stands for no thread
+}
+
+TEST(Trace, AThreadIsNumberedAnewInEachTrace) {
+  const auto record_here = [] { record({.kind = &kRead, .start_ns = now(), .end_ns = now()}); };
+  ASSERT_TRUE(begin());
+  record_here();
+  ASSERT_EQ(collect().events.at(0).thread, 1U);
+  ASSERT_TRUE(begin());
+  std::thread(record_here).join();  // the first of this trace
+  record_here();
+  const Recording recording = collect();
+  ASSERT_EQ(recording.events.size(), 2U);
+  ASSERT_EQ(recording.threads.size(), 3U);
+  const auto mine = std::ranges::count_if(recording.events, [&](const Event& event) {
+    return recording.threads.at(event.thread).id == ::gettid();
+  });
+  EXPECT_EQ(mine, 1);
 }
 
 TEST(Trace, ATextIsInternedAnewInEachTrace) {
@@ -132,8 +155,10 @@ TEST(Trace, ATextIsInternedAnewInEachTrace) {
   ASSERT_TRUE(begin());
   EXPECT_EQ(collect().texts.size(), 1U);
   ASSERT_TRUE(begin());
-  intern("/other");
-  EXPECT_EQ(collect().texts[text.of("/a")], "");  // none is recorded
+  EXPECT_EQ(intern("/other"), number);  // so that a number of the first trace would name another text
+  const std::uint32_t again = text.of("/a");
+  EXPECT_EQ(collect().texts.at(again), "/a");
+  EXPECT_EQ(text.of("/a"), kNoText);  // nothing is recorded
 }
 
 TEST(TraceJson, SaysHowManyEventsAreMissing) {
