@@ -1,27 +1,14 @@
 """The logger "trunkline" and TRUNKLINE_LOG."""
 
 import logging
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from support_scripts import run_code
 
 import trunkline as tl
 from trunkline import _core
-
-
-def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
 
 
 def test_the_choice_of_a_backend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,23 +47,23 @@ with tl.open({str(tmp_path / "data")!r}, engine=engine) as file:
     file.async_pread(bytearray(1 << 16), 0).result()
     assert arrived.wait(30)
 """
-    _run(code)
+    run_code(code)
 
 
 def test_nothing_is_printed_without_the_variable() -> None:
-    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="")
+    result = run_code("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="")
     assert result.stdout == result.stderr == ""
 
 
 def test_the_variable_prints_to_stderr() -> None:
-    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="info")
+    result = run_code("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="info")
     assert "info  engine [" in result.stderr
     assert "backend memory" in result.stderr
     assert result.stdout == ""
 
 
 def test_the_variable_names_components() -> None:
-    result = _run("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="debug,checkpoint")
+    result = run_code("import trunkline as tl; tl.Engine(backend='memory')", TRUNKLINE_LOG="debug,checkpoint")
     assert result.stderr == ""
 
 
@@ -86,22 +73,26 @@ import trunkline as tl, logging
 logging.basicConfig(format="APP %(name)s")
 tl.Engine(backend="memory")
 """
-    lines = _run(code, TRUNKLINE_LOG="info").stderr.splitlines()
+    lines = run_code(code, TRUNKLINE_LOG="info").stderr.splitlines()
     assert lines
     assert set(lines) == {"APP trunkline.engine"}
 
 
 @pytest.mark.parametrize("value", ["loud", "info,motor"])
 def test_a_wrong_value_is_one_line_on_stderr(value: str) -> None:
-    result = _run("import trunkline", TRUNKLINE_LOG=value)
+    result = run_code("import trunkline", TRUNKLINE_LOG=value)
     assert len(result.stderr.splitlines()) == 1
     assert f"TRUNKLINE_LOG={value} is ignored" in result.stderr
 
 
 def test_importing_starts_no_thread() -> None:
-    code = "import trunkline, os; print(len(os.listdir('/proc/self/task')))"
-    bare = "import numpy, logging, os; print(len(os.listdir('/proc/self/task')))"
-    assert int(_run(code, TRUNKLINE_LOG="debug").stdout) <= int(_run(bare).stdout)
+    code = """
+import logging, os, numpy  # which the package imports, and whose threads are not ours
+before = set(os.listdir("/proc/self/task"))
+import trunkline
+print(len(set(os.listdir("/proc/self/task")) - before))
+"""
+    assert run_code(code, TRUNKLINE_LOG="debug").stdout == "0\n"
 
 
 def test_a_handler_that_raises_stops_nothing() -> None:
@@ -115,7 +106,7 @@ import trunkline as tl
 tl.Engine(backend="memory"); tl.Engine(backend="memory")
 print("done")
 """
-    result = _run(code)
+    result = run_code(code)
     assert result.stdout == "done\n"
     assert "RuntimeError: no" in result.stderr
 
@@ -131,7 +122,7 @@ logging.getLogger("trunkline").addHandler(Handler())
 logging.getLogger("trunkline").setLevel(logging.INFO)
 tl.Engine(backend="memory")
 """
-    assert "record" in _run(code).stdout.splitlines()
+    assert "record" in run_code(code).stdout.splitlines()
 
 
 def test_a_forked_child_logs_its_own() -> None:
@@ -148,18 +139,31 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    assert _run(code, TRUNKLINE_LOG="info").stderr.count("backend memory") == 2
+    assert run_code(code, TRUNKLINE_LOG="info").stderr.count("backend memory") == 2
 
 
 def test_records_are_delivered_at_the_exit() -> None:
+    """Those that the log's own thread has not delivered: a handler keeps it busy until the exit has."""
     code = """
-import threading, trunkline as tl, atexit
-from trunkline import _core
-def late():
-    tl.Engine(backend="memory")
-atexit.register(late)
+import atexit, logging, threading, trunkline as tl
+busy, delivered = threading.Event(), threading.Event()
+class Handler(logging.Handler):
+    def createLock(self):
+        self.lock = None  # otherwise the exit would wait for the other thread
+    def emit(self, record):
+        if threading.current_thread() is threading.main_thread():
+            print("at the exit:", record.getMessage())
+            delivered.set()
+        else:
+            busy.set()
+            delivered.wait(60)
+logging.getLogger("trunkline").addHandler(Handler())
+logging.getLogger("trunkline").setLevel(logging.INFO)
+tl.Engine(backend="memory")
+assert busy.wait(60)
+atexit.register(tl.Engine, backend="memory")
 """
-    assert "backend memory" in _run(code, TRUNKLINE_LOG="info").stderr
+    assert "at the exit: backend memory" in run_code(code).stdout
 
 
 def test_removals_of_checkpoints_say_why(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

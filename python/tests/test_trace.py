@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support_scripts import run_code
 
 import trunkline as tl
 
@@ -30,17 +31,6 @@ def _of(events: Iterable[dict[str, Any]], category: str, name: str | None = None
         and event["ph"] in "Xb"
         and name in (None, event["name"])
     ]
-
-
-def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("direct", ["auto", "never"])
@@ -170,7 +160,7 @@ with tl.open(__file__ if "__file__" in globals() else sys.executable) as file:
     ],
 )
 def test_the_variable_traces_the_whole_process(tmp_path: Path, end: str, status: int) -> None:
-    result = _run(_READ + end, TRUNKLINE_TRACE=str(tmp_path / "trace.json"))
+    result = run_code(_READ + end, check=False, TRUNKLINE_TRACE=str(tmp_path / "trace.json"))
     assert result.returncode == status, result.stderr
     assert _of(_events(tmp_path / "trace.json"), "transfer", "read")
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
@@ -185,22 +175,20 @@ if child == 0:
     sys.exit(0)
 os.waitpid(child, 0)
 """
-    result = _run(_READ + code, TRUNKLINE_TRACE=str(tmp_path / "trace.json"))
-    assert result.returncode == 0, result.stderr
+    run_code(_READ + code, TRUNKLINE_TRACE=str(tmp_path / "trace.json"))
     trace = json.loads((tmp_path / "trace.json").read_bytes())
     assert len(_of(trace["traceEvents"], "transfer", "read")) == 1
 
 
 def test_the_variable_can_have_the_process_id(tmp_path: Path) -> None:
-    _run(_READ, TRUNKLINE_TRACE=str(tmp_path / "trace-%p.json"))
+    run_code(_READ, TRUNKLINE_TRACE=str(tmp_path / "trace-%p.json"))
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("trace-")
     assert "%" not in path.name
 
 
 def test_a_variable_that_cannot_be_followed_is_one_line(tmp_path: Path) -> None:
-    result = _run(_READ, TRUNKLINE_TRACE=str(tmp_path / "missing" / "trace.json"))
-    assert result.returncode == 0
+    result = run_code(_READ, TRUNKLINE_TRACE=str(tmp_path / "missing" / "trace.json"))
     assert result.stderr.startswith("trunkline: TRUNKLINE_TRACE: ")
 
 
