@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -144,3 +145,29 @@ def test_anchors_quoted_by_messages_exist() -> None:
         (source.name, title, page) for source, title, page in quoted if title not in titles(ROOT / page)
     ]
     assert not missing
+
+
+PUBLIC_ERRORS = {
+    name: value for name, value in vars(tl).items() if isinstance(value, type) and issubclass(value, tl.Error)
+}
+# What no call of docs/checkpoints.md raises.
+NOT_OF_CHECKPOINTS = {"EndOfFile"}
+
+
+def named_in_table(page: Path, header: str) -> str:
+    """Return the first cells of the table whose first row begins with `header`."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    return "\n".join(row.split("|")[1] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "header", "missing"),
+    [("docs/engine.md", "class", set()), ("docs/checkpoints.md", "exception", NOT_OF_CHECKPOINTS)],
+)
+def test_every_public_error_is_in_the_tables(page: str, header: str, missing: set[str]) -> None:
+    table = named_in_table(ROOT / page, header)
+    assert len(PUBLIC_ERRORS) > 10
+    found = {name for name in PUBLIC_ERRORS if re.search(rf"`(tl\.)?{name}`", table)}
+    assert found == PUBLIC_ERRORS.keys() - missing
