@@ -464,6 +464,16 @@ def test_checkpoints_of_another_directory_are_refused(output: Path, tmp_path: Pa
             trainer.train(resume_from_checkpoint=str(output / name))
 
 
+@pytest.mark.parametrize(
+    "state", ["", "{}", "[]", '{"global_step": 1e999}', pytest.param("[" * 100_000, id="nested")]
+)
+def test_the_step_of_a_stock_folder_with_a_damaged_state_is_in_its_name(tmp_path: Path, state: str) -> None:
+    from trunkline.transformers import _resume
+
+    (stock_folder(tmp_path, 7) / "trainer_state.json").write_text(state)
+    assert _resume._stock_step(tmp_path / "checkpoint-7") == 7
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_the_newest_is_ambiguous_beside_a_newer_stock_folder(output: Path, ours: bool) -> None:
     for number in (9, 10):

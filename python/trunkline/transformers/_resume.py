@@ -186,7 +186,7 @@ def _stock_step(folder: Path) -> int:
     """Return the step of a stock checkpoint; 0 if it is unknown."""
     try:
         return int(json.loads((folder / _STOCK_STATE).read_text())["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         match = _STOCK_FOLDER.fullmatch(folder.name)
         return int(match[1]) if match else 0
 
