@@ -46,7 +46,12 @@ _LONG_CHECKS = (
     "-D_GLIBCXX_ASSERTIONS",  # of the bounds of containers and views
     "-fno-sanitize-coverage=trace-cmp",  # the short runs learn from what is compared
 )
-_LONG_LIMITS = ("-max_len=1024",)  # bytes of an input
+_LONG_LIMITS = (
+    "-max_len=1024",  # bytes of an input
+    # More executions a second of a small parser: it matters whether an edge is reached, not how often, and
+    # all inputs are mutated alike. The short runs and the merges count.
+    *("-use_counters=0", "-entropic=0", "-reduce_inputs=0"),
+)
 # What a target does not call is left out of it: libFuzzer looks at every counter after every execution.
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 _DROP_SECTIONS = ("-Wl,--gc-sections", "-Wl,-z,start-stop-gc")
