@@ -188,7 +188,8 @@ class Archive:
 
     def check_all(self) -> None:
         """Read every record and verify its CRC-32."""
-        piece = memoryview(bytearray(_PIECE_BYTES))
+        largest = max((record.nbytes for record in self._records), default=0)
+        piece = memoryview(bytearray(min(_PIECE_BYTES, largest)))
         for record in self._records:
             crc = 0
             end = record.offset + record.nbytes
