@@ -253,12 +253,20 @@ def _is_marked(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            text = file.read(min(length, MARK_BYTES - 8)).decode(errors="replace")
-        if not text.startswith(_METADATA):
-            return False
+            return has_mark(file.read(MARK_BYTES))
+    except FileNotFoundError:
+        return False
+
+
+def has_mark(data: bytes) -> bool:
+    """Whether a file that begins with these bytes (MARK_BYTES of it) begins like a pack."""
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].decode(errors="replace")
+    if not text.startswith(_METADATA):
+        return False
+    try:
         metadata, _ = json.JSONDecoder().raw_decode(text, len(_METADATA))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return isinstance(metadata, dict) and MARK in metadata
 
@@ -266,7 +274,15 @@ def _is_marked(path: Path) -> bool:
 def _read_descriptor(descriptor: Path) -> tuple[str, int, int] | None:
     """Return id, member and number of members; None if the file is not a descriptor."""
     try:
-        found = json.loads(descriptor.read_bytes())
-        return str(found["id"]), found["member"], found["members"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return parse_descriptor(descriptor.read_bytes())
+    except (OSError, *NOT_A_DESCRIPTOR):
         return None
+
+
+NOT_A_DESCRIPTOR = (ValueError, TypeError, KeyError, RecursionError)
+
+
+def parse_descriptor(text: bytes) -> tuple[str, int, int]:
+    """Return id, member and number of members. Raises NOT_A_DESCRIPTOR."""
+    found = json.loads(text)
+    return str(found["id"]), found["member"], found["members"]

@@ -128,11 +128,15 @@ class UnknownError(Exception):
     """The pickle contains opcodes that torch.save never writes; torch decides about it."""
 
 
+# What Machine raises for a pickle that scan() cannot scan.
+NOT_SCANNED = (UnknownError, IndexError, KeyError, struct.error, UnicodeDecodeError)
+
+
 def scan(data: bytes) -> Scan | None:
     """Scan a pickle, without running it; None if it uses unknown opcodes, or is truncated."""
     try:
         return Machine(data).run()
-    except (UnknownError, IndexError, KeyError, struct.error, UnicodeDecodeError):
+    except NOT_SCANNED:
         return None
 
 
