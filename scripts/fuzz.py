@@ -4,9 +4,8 @@
     scripts/fuzz.py                                    every target for a few seconds, as `make test` does
     scripts/fuzz.py --executions 100000000             the long run: every target as often as that in total
     scripts/fuzz.py --seconds 600 strict_json units    these two, for ten minutes each
-    scripts/fuzz.py --python --executions 1000000      the parsers in Python (python/tests/fuzz_targets.py);
-                                                       needs `.venv/bin/pip install --no-deps atheris`
-    scripts/fuzz.py --keep                             no run: what long runs found, into tests/fuzz/kept
+    scripts/fuzz.py --python --executions 1000000      the parsers in Python (python/tests/fuzz_targets.py)
+    scripts/fuzz.py --keep [--python]                  no run: what long runs found, into tests/fuzz/kept
 
 Inputs that reach something new stay in build/fuzz-corpus/TARGET, merged to the smallest set with the same
 coverage, and so does the count of executions: a run that was interrupted goes on from there.
@@ -38,6 +37,7 @@ KEPT = ROOT / "tests/fuzz/kept"
 CLANG = "clang++-19"
 SLICE_SECONDS = 300  # a long run is merged and counted that often
 _MAX_KEPT_BYTES = 512  # of a kept input
+_MAX_KEPT_PYTHON_BYTES = 2048  # the smallest archive of torch.save has more than a kilobyte
 _SANITIZERS = "address,undefined"
 # A long run tries inputs with what costs a quarter as much; what it keeps is tried again with all of the
 # checks, and short runs look for more with them.
@@ -72,7 +72,7 @@ def targets() -> list[str]:
 
 
 def command_of(name: str, build: Path = BUILD) -> list[str | Path]:
-    """Return what runs a target, with the options of libFuzzer behind it."""
+    """Return what runs a target, with the options of libFuzzer after it."""
     if name in targets():
         return [build / f"fuzz_{name}"]
     return [ROOT / ".venv/bin/python", ROOT / "python/tests/fuzz_python.py", name]
@@ -127,7 +127,8 @@ def keep(name: str) -> bool:
         tempfile.TemporaryDirectory() as second,
     ):
         corpora = [CORPUS / name, *starting_corpora(name, Path(first))]
-        limits = ("-set_cover_merge=1", f"-max_len={_MAX_KEPT_BYTES}")
+        max_bytes = _MAX_KEPT_BYTES if name in targets() else _MAX_KEPT_PYTHON_BYTES
+        limits = ("-set_cover_merge=1", f"-max_len={max_bytes}")
         failure = merge_into(name, Path(second), corpora, *limits)
         inputs = {path.read_bytes() for path in Path(second).iterdir()}
     if failure:
@@ -205,14 +206,15 @@ def fuzz(name: str, executions: int | None, seconds: int) -> bool:
             if total >= executions:
                 print(f"{name}: {total} executions, which is what was wanted", flush=True)
                 return True
-            limits += [f"-runs={executions - total}", *_LONG_LIMITS]
+            limits.append(f"-runs={executions - total}")
+            limits += _LONG_LIMITS if name in targets() else ()
         done = run(name, corpus, *limits, build=LONG_BUILD if executions else BUILD)
         total += done.executions
         record.write_text(json.dumps({"executions": total, "coverage": done.coverage}) + "\n")
         if executions and done.code == 0 and name in targets():
             done = run(name, corpus, "-runs=0")  # what it kept, with all of the checks
         failure = done.failure if done.code != 0 else ""
-        if done.code == 0 and name in targets():  # atheris keeps nothing when it merges
+        if done.code == 0:
             failure = merge(name, corpus)
         if done.code != 0 or failure:
             print(failure)
@@ -230,12 +232,8 @@ def main() -> int:
     parser.add_argument("--python", action="store_true", help="the targets in Python, not those in C++")
     parser.add_argument("--executions", type=int, help="of each target in all runs together")
     parser.add_argument("--seconds", type=int, default=5, help="for each target, without --executions (5)")
-    parser.add_argument(
-        "--keep", action="store_true", help="no run: write tests/fuzz/kept, of the C++ targets"
-    )
+    parser.add_argument("--keep", action="store_true", help="no run: write tests/fuzz/kept")
     options = parser.parse_args()
-    if options.keep and options.python:
-        parser.error("--keep: atheris cannot merge; the targets in Python have no kept inputs")
     try:
         known = python_targets() if options.python else targets()
         names = options.targets or known

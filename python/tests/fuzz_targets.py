@@ -1,17 +1,20 @@
 """The parsers of untrusted bytes that are in Python: what feeds them, and valid inputs to begin with.
 
-test_fuzz.py tries a few thousand mutations of the seeds; `scripts/fuzz.py --python` as many as are asked for,
-led by coverage (fuzz_python.py).
+test_fuzz.py tries a few thousand mutations of the seeds and the kept inputs; `scripts/fuzz.py --python` as
+many as are requested, led by coverage (fuzz_python.py). Inputs are parsed from memory.
 """
 
 import functools
 import io
 import json
 import random
-from collections.abc import Callable
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import fuzz_mutator
 import numpy
 import torch
 
@@ -21,31 +24,16 @@ from trunkline._formats.pt import archive as archives
 from trunkline._formats.pt import pickle as pickles
 from trunkline._formats.pt import zip as zips
 from trunkline._formats.safetensors import folder
+from trunkline._streaming import location
 from trunkline._streaming import manifest as pack_manifest
 from trunkline.checkpoint.state import restore as restoring
 from trunkline.checkpoint.state import tree
 from trunkline.dcp import _manifest as dcp_manifest
 
-Target = Callable[[bytes], bool]  # whether it was read
+# Returns the error with which the input was rejected, None if it was read; raises any other error.
+Target = Callable[[bytes], BaseException | None]
 _REFUSED = (tl.Format, tl.Corrupt, tl.Unsupported)
-_INTS = (0, 1, 2, 3, 4, 8, 64, 255, 256, 4095, 4096, 0xFFFF, 0xFFFFFFFF, 1 << 32, 1 << 63, (1 << 64) - 1, -1)
-_VALUES: tuple[Any, ...] = (
-    *_INTS,
-    1 << 80,
-    1.5,
-    -0.0,
-    "",
-    "x",
-    "../x",
-    "\0",
-    "\ud800",
-    None,
-    True,
-    [],
-    {},
-    [[]],
-    [0],
-)
+_KEPT = Path(__file__).resolve().parents[2] / "tests/fuzz/kept"
 
 
 class _Memory:
@@ -56,19 +44,17 @@ class _Memory:
         self.size = len(data)
 
     def pread(self, buffer: Any, offset: int = 0) -> int:
-        assert offset >= 0
-        assert offset + len(buffer) <= self.size
-        buffer[:] = self._data[offset : offset + len(buffer)]
+        end = offset + len(buffer)
+        assert 0 <= offset <= end <= self.size
+        buffer[:] = self._data[offset:end]
         return len(buffer)
 
 
-def pt_directory(data: bytes) -> bool:
+def pt_directory(data: bytes) -> BaseException | None:
     """Records lie within the file, and none overlaps another."""
 
     def read(offset: int, nbytes: int) -> bytes:
-        assert offset >= 0
-        assert nbytes >= 0
-        assert offset + nbytes <= len(data)
+        assert 0 <= offset <= offset + nbytes <= len(data)
         return data[offset : offset + nbytes]
 
     try:
@@ -77,154 +63,234 @@ def pt_directory(data: bytes) -> bool:
             data[entry.header : entry.header + zips.header_bytes(entry)] for entry in directory.entries
         ]
         records = list(zips.place_records(directory, headers, "fuzz"))
-    except _REFUSED:
-        return False
+    except _REFUSED as error:
+        return error
     end = 0
     for record in records:
         assert end <= record.header < record.offset <= record.offset + record.nbytes <= directory.begin
         end = record.offset + record.nbytes
-    return True
+    return None
 
 
-def pt_pickle(data: bytes) -> bool:
+def pt_pickle(data: bytes) -> BaseException | None:
     """Nothing of the pickle runs; what it does is known, or not."""
-    found = pickles.scan(data)
-    if found is None:
-        return False
+    try:
+        found = pickles.Machine(data).run()
+    except pickles.NOT_SCANNED as error:
+        return error
     assert all(storage.nbytes >= 0 for storage in found.storages)
     assert set(found.names()) <= {storage.key for storage in found.storages}
-    return True
+    return None
 
 
-def pt_archive(data: bytes) -> bool:
+def pt_archive(data: bytes) -> BaseException | None:
     """The whole of what is known before torch.load runs."""
     try:
         archive = archives.Archive(archives.Source(_Memory(data), "fuzz"), "auto")  # type: ignore[arg-type]
+        archive.check_storages()
         archive.check_all()
-    except _REFUSED:
-        return False
+    except _REFUSED as error:
+        return error
     assert archive.pickle.offset + archive.pickle.nbytes <= len(data)
-    return True
+    assert archive.payload_at(archive.pickle.offset) in (archive.pickle, None)
+    assert archive.foreign_byte_order in (True, False)
+    return None
 
 
-def pack(data: bytes) -> bool:
+_PACK_PATH = Path("fuzz/pack.json")
+
+
+def pack(data: bytes) -> BaseException | None:
     """Tensors lie within the weights."""
     try:
-        manifest = pack_manifest.parse(data, Path("fuzz/pack.json"))
-    except tl.Format:
-        return False
+        manifest = pack_manifest.parse(data, _PACK_PATH)
+    except tl.Format as error:
+        return error
     for stored in manifest.tensors:
         assert 0 <= stored.offset <= stored.offset + stored.nbytes <= manifest.nbytes
-    return True
+    return None
 
 
-def safetensors_index(data: bytes) -> bool:
+def pack_descriptor(data: bytes) -> BaseException | None:
+    """The file beside a pack that is striped over several directories: its members, or it is not one."""
+    try:
+        location.parse_descriptor(data)
+    except location.NOT_A_DESCRIPTOR as error:
+        return error
+    return None
+
+
+def pack_mark(data: bytes) -> BaseException | None:
+    """The beginning of the file of weights says that it is a pack, or it does not."""
+    return None if location.has_mark(data) else ValueError()
+
+
+def safetensors_index(data: bytes) -> BaseException | None:
     """Files are below the index."""
     try:
         files = folder.parse_index(data, "fuzz.safetensors.index.json")
-    except tl.Format:
-        return False
+    except tl.Format as error:
+        return error
     for name in files.values():
-        assert not Path(name).is_absolute()
-        assert ".." not in Path(name).parts
-    return True
+        assert not name.startswith("/")
+        assert ".." not in name.split("/")
+    return None
 
 
-def dcp(data: bytes) -> bool:
-    """As they are, and with the first line that the text should have; what is read is written as itself."""
-    line = b"trunkline-dcp %d crc32c=%08x bytes=%d\n" % (dcp_manifest.VERSION, crc32c(data), len(data))
-    was_read = False
-    for text in (data, line + data):
-        try:
-            metadata = dcp_manifest.parse_manifest(text, "fuzz")
-        except _REFUSED:
-            continue
-        again = dcp_manifest.parse_manifest(dcp_manifest.format_manifest(metadata), "fuzz")
-        assert repr(again) == repr(metadata)
-        was_read = True
-    return was_read
+def dcp(data: bytes) -> BaseException | None:
+    """What is read is written as itself; JSON gets the first line that it should have."""
+    if data.startswith(b"{"):
+        line = b"trunkline-dcp %d crc32c=%08x bytes=%d\n"
+        data = line % (dcp_manifest.VERSION, crc32c(data), len(data)) + data
+    try:
+        metadata = dcp_manifest.parse_manifest(data, "fuzz")
+    except _REFUSED as error:
+        return error
+    written = dcp_manifest.format_manifest(metadata)
+    again = dcp_manifest.parse_manifest(written, "fuzz")
+    assert again == metadata
+    assert dcp_manifest.format_manifest(again) == written
+    return None
 
 
 @functools.cache
-def _skeleton_state() -> dict[str, Any]:
-    """A state with views: of a tensor that is there as a whole, and of memory with gaps between them."""
+def _states() -> list[dict[str, Any]]:
+    """States with views of a whole tensor and of memory with gaps, and with leaves of all kinds."""
     whole, memory = torch.zeros(2, 3), torch.zeros(64)
-    return {
-        "w": whole,
-        "row": whole[1],
-        "v": [memory[4:12], memory[8:20:2]],
-        "t": torch.zeros(3, 2).t(),
-        "n": [1, 2.5, None, b"x", (3, "y")],
-        "a": numpy.zeros(3),
-        "s": {1, "z"},
-    }
+    return [
+        {
+            "w": whole,
+            "row": whole[1],
+            "v": [memory[4:12], memory[8:20:2]],
+            "t": torch.zeros(3, 2).t(),
+            "n": [1, 2.5, None, b"x", (3, "y")],
+            "a": numpy.zeros(3),
+            "s": {1, "z"},
+        },
+        {"p": torch.nn.Parameter(torch.zeros(2)), "c": torch.zeros(1, dtype=torch.complex128)},
+        {"d": numpy.zeros(2, [("x", "<i4"), ("y", "<f8", (2,))])},
+        {
+            "l": [float("nan"), 1 << 70, 1j, "\ud800", torch.float16, torch.device("cpu"), torch.Size([2])],
+            "m": [numpy.dtype("<f4"), numpy.float32(1), numpy.str_("x"), numpy.bytes_(b"x")],
+            "o": OrderedDict(i={(1, "x"): frozenset([2])}),
+            "k": Counter("xxy"),
+        },
+    ]
 
 
 @functools.cache
-def _skeleton() -> tuple[Any, dict[str, torch.Tensor]]:
-    return tree.flatten(_skeleton_state())
+def _state() -> dict[str, Any]:
+    return {key: value for state in _states() for key, value in state.items()}
 
 
-def skeleton(data: bytes) -> bool:
-    """The state of a checkpoint, whose tensors are there."""
+@functools.cache
+def _stored() -> list[tuple[bytes, str, torch.Tensor]]:
+    """The tensors of all states: the name as JSON has it, and as it is."""
+    tensors = [each for state in _states() for each in tree.flatten(state)[1].items()]
+    return [(json.dumps(name).encode(), name, tensor) for name, tensor in tensors]
+
+
+@functools.cache
+def _quoted_keys() -> list[tuple[bytes, str]]:
+    return [(json.dumps(key).encode(), key) for key in _state()]
+
+
+class _NotJson(Exception):
+    """Nothing that the library gets to see."""
+
+
+def _document(data: bytes) -> Any:
     try:
-        document = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError):
-        return False
-    try:
-        restoring.restore(document, _skeleton()[1])
-    except tl.Format:
-        return False
-    return True
+        raise _NotJson from None
 
 
-def skeleton_into(data: bytes) -> bool:
-    """The same, into tensors that are there: what does not fit is a ValueError that says so."""
+def skeleton(data: bytes) -> BaseException | None:
+    """The state of a checkpoint, which has the tensors that the text names."""
+    tensors = {name: tensor for quoted, name, tensor in _stored() if quoted in data}
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    stored = _skeleton()[1]
+        restoring.restore(_document(data), tensors)
+    except (_NotJson, tl.Format) as error:
+        return error
+    return None
+
+
+def skeleton_into(data: bytes) -> BaseException | None:
+    """The same, into tensors that exist: what does not fit is a ValueError that says so."""
+    into = {key: _state()[key] for quoted, key in _quoted_keys() if quoted in data}
+    stored = {name: tensor.nbytes for quoted, name, tensor in _stored() if quoted in data}
     try:
-        _, targets, finish = restoring.restore_into(document, _skeleton_state())
+        _, targets, finish = restoring.restore_into(_document(data), into)
         for name, target in targets.items():  # sizes are compared with the manifest before anything is read
-            if name not in stored or target.nbytes != stored[name].nbytes:
-                return False
+            if stored.get(name) != target.nbytes:
+                return KeyError(name)
         finish()
-    except tl.Format:
-        return False
+    except (_NotJson, tl.Format) as error:
+        return error
     except ValueError as error:
         if not str(error).startswith("into: "):
             raise
-        return False
-    return True
+        return error
+    return None
 
 
 TARGETS: dict[str, Target] = {
     each.__name__: each
-    for each in (pt_directory, pt_pickle, pt_archive, pack, safetensors_index, dcp, skeleton, skeleton_into)
+    for each in (
+        *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
+        *(skeleton, skeleton_into),
+    )
 }
 
 
 def _pt() -> list[bytes]:
+    """Archives of torch, and smaller ones: with and without checksums, and with zip64 fields."""
     tensor = torch.arange(6.0).reshape(2, 3)
     made = []
     for state in ({"w": tensor, "n": 3}, {"a": [tensor[0], tensor[1:]], "p": torch.nn.Parameter(tensor)}):
         file = io.BytesIO()
         torch.save(state, file)
         made.append(file.getvalue())
-    return made
+    pickled = _pickle_of(made[0])
+    for zip64 in (False, True):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in (("a/data.pkl", pickled), ("a/byteorder", b"little"), ("a/data/0", bytes(24))):
+                with archive.open(zipfile.ZipInfo(name), "w", force_zip64=zip64) as record:
+                    record.write(data)
+        made.append(file.getvalue())
+    return [*made, _without_checksums(made[2])]
+
+
+def _without_checksums(archive: bytes) -> bytes:
+    """Return the archive as under torch.serialization.set_crc32_options(False)."""
+    changed = bytearray(archive)
+    directory = zips.read_directory(lambda at, nbytes: archive[at : at + nbytes], len(archive), "seed")
+    for entry in directory.entries:
+        for at in (entry.position + zips.ENTRY_CRC_AT, entry.header + 14):
+            changed[at : at + 4] = bytes(4)
+    return bytes(changed)
 
 
 def _pickle_of(archive: bytes) -> bytes:
-    directory = zips.read_directory(
-        lambda offset, nbytes: archive[offset : offset + nbytes], len(archive), "seed"
-    )
-    headers = [archive[entry.header : entry.header + zips.header_bytes(entry)] for entry in directory.entries]
-    record = next(
-        each for each in zips.place_records(directory, headers, "seed") if each.name.endswith("/data.pkl")
-    )
-    return archive[record.offset : record.offset + record.nbytes]
+    with zipfile.ZipFile(io.BytesIO(archive)) as records:
+        return records.read(next(name for name in records.namelist() if name.endswith("/data.pkl")))
+
+
+def _pickles() -> list[bytes]:
+    """The pickles of torch, and pieces of them: smaller ones, of one thing each."""
+    storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000X\3\0\0\0cpuK\6tQ"
+    rebuilt = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0K\2K\3\x86K\3K\1\x86\x89NtR"
+    pieces = [
+        b"\x80\2" + rebuilt + b".",
+        b"\x80\2}q\0X\1\0\0\0w" + storage + b"s.",
+        b"\x80\2]q\0(h\0K\1M\0\1J\xff\xff\xff\xffG?\xf0\0\0\0\0\0\0\x8a\2\xff\0U\1x\x88Ne.",
+        b"\x80\2ccollections\nOrderedDict\n)R}X\1\0\0\0a(K\1K\2tsb.",
+        b"\x80\2ctorch\ndevice\nX\3\0\0\0cpu\x85R.",
+        b"\x80\2cbuiltins\nset\n]\x85R.",
+    ]
+    return [*map(_pickle_of, _pt()[:2]), *pieces]
 
 
 def _pack_seed() -> bytes:
@@ -246,7 +312,7 @@ def _pack_seed() -> bytes:
         "source": [source],
         "tensors": [stored],
     }
-    return json.dumps(document).encode()
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _dcp_seeds() -> list[bytes]:
@@ -258,7 +324,14 @@ def _dcp_seeds() -> list[bytes]:
         state = {"model": {"w": torch.zeros(2, 3), "b": torch.zeros(0)}, "step": 3}
         torch_dcp.save(state, storage_writer=tl.dcp.StorageWriter(directory), no_dist=True)
         manifest = next(Path(directory).glob("*.manifest")).read_bytes()
-    return [manifest, manifest.partition(b"\n")[2]]
+    empty = {"version": None, "state_dict": {}, "storage_meta": None, "files": [], "items": []}
+    planned = {"a": {"tuple": [1, -2, None, True, {"float": "0x1.8000000000000p+0"}, ["x"]]}}
+    return [
+        manifest,
+        manifest.partition(b"\n")[2],
+        json.dumps({**empty, "planner_data": None}, separators=(",", ":")).encode(),
+        json.dumps({**empty, "planner_data": {"dict": planned}}, separators=(",", ":")).encode(),
+    ]
 
 
 def seeds(name: str) -> list[bytes]:
@@ -266,58 +339,47 @@ def seeds(name: str) -> list[bytes]:
     if name in ("pt_directory", "pt_archive"):
         return _pt()
     if name == "pt_pickle":
-        return [_pickle_of(archive) for archive in _pt()]
+        return _pickles()
     if name == "pack":
         return [_pack_seed()]
+    if name == "pack_descriptor":
+        return [b'{"id":"0123456789abcdef","member":0,"members":2,"stripe_bytes":4096}']
+    if name == "pack_mark":
+        return [_marked(b'{"__metadata__":{"%s":"{}","x":"\\u00e9"},"w":1}' % location.MARK.encode())]
     if name == "safetensors_index":
         return [
-            b'{"metadata": {"total_size": 9}, "weight_map": {"a": "b-1.safetensors", "c": "d/e.safetensors"}}'
+            b'{"metadata":{"total_size":9},"weight_map":{"a":"b-1.safetensors","c":"d/e.safetensors"}}',
+            b'{"weight_map":{"a":"b"}}',
         ]
     if name == "dcp":
         return _dcp_seeds()
-    return [json.dumps(_skeleton()[0]).encode()]
+    return [json.dumps(tree.flatten(state)[0], separators=(",", ":")).encode() for state in _parts()]
 
 
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Change an input in a few places: its bytes, or, of JSON, its values."""
-    if rng.random() < 0.5:
-        try:
-            document = json.loads(data)
-        except ValueError:
-            pass
-        else:
-            for _ in range(rng.randint(1, 3)):
-                document = _mutated_value(document, rng)
-            return json.dumps(document).encode("utf-8", "surrogatepass")
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        kind = rng.randrange(5)
-        if kind == 0 and at < len(changed):
-            changed[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            width = rng.choice((1, 2, 4, 8))
-            changed[at : at + width] = (rng.choice(_INTS) % (1 << 8 * width)).to_bytes(width, "little")
-        elif kind == 2:
-            del changed[at : at + rng.randint(1, 16)]
-        elif kind == 3:
-            changed[at:at] = changed[rng.randrange(len(changed) + 1) :][: rng.randint(1, 64)]
-        else:
-            del changed[at:]
-    return bytes(changed)
+def _marked(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
 
 
-def _mutated_value(value: Any, rng: random.Random) -> Any:
-    if not isinstance(value, dict | list) or not value or rng.random() < 0.1:
-        return rng.choice(_VALUES)
-    keys = list(value) if isinstance(value, dict) else range(len(value))
-    key = rng.choice(keys)
-    if rng.random() < 0.1:
-        return (
-            [each for index, each in enumerate(value) if index != key]
-            if isinstance(value, list)
-            else {each: value[each] for each in value if each != key}
-        )
-    made = dict(value) if isinstance(value, dict) else list(value)
-    made[key] = _mutated_value(value[key], rng)
-    return made
+def _parts() -> list[dict[str, Any]]:
+    """The states, and each of their values alone, except for views of what would be left out."""
+    alone = [{key: value} for key, value in _state().items() if key not in ("w", "row")]
+    return [*_states(), *alone]
+
+
+def kept_inputs(name: str) -> list[bytes]:
+    """Return the inputs that long runs found (scripts/fuzz.py --keep), one a line, escaped."""
+    lines = (_KEPT / f"{name}.txt").read_text("ascii").split("\n")[:-1]
+    return [line.encode().decode("unicode_escape").encode("latin-1") for line in lines]
+
+
+def new_mutator(name: str, rng: random.Random, inputs: Collection[bytes]) -> fuzz_mutator.Mutator:
+    """Return what makes mutations of the inputs of a target."""
+    split, tokens = fuzz_mutator.split_json, {"value": fuzz_mutator.JSON_TOKENS}
+    if name in ("pt_directory", "pt_archive"):
+        split, tokens = fuzz_mutator.split_zip, fuzz_mutator.zip_tokens()
+    elif name == "pt_pickle":
+        split, tokens = fuzz_mutator.split_pickle, {}
+    mutator = fuzz_mutator.Mutator(split, tokens, rng)
+    for data in inputs:
+        mutator.add(data)
+    return mutator
