@@ -80,13 +80,32 @@ struct Explanation {
   std::vector<Refusal> refused;
 };
 
-// One read or write of a batch.
+// A range of a file, and where its bytes go.
+struct FileRange {
+  std::uint64_t offset = 0;    // bytes from the file's start
+  std::uint64_t length = 0;    // bytes
+  std::uint64_t position = 0;  // bytes from the start of the memory
+  std::uint32_t file = 0;      // index into FileRanges::files
+};
+
+// Many ranges that are read as one operation. They are read in the order of their offsets, and neighbours
+// together; ranges of a file may overlap. Where positions overlap, the memory holds the bytes of either
+// range.
+struct FileRanges {
+  std::vector<File> files;
+  std::vector<FileRange> ranges;
+};
+
+// One read or write of a batch, or one read of many ranges.
 struct Request {
   Op op = Op::read;  // read or write
   const File* file = nullptr;
   MemoryView memory = {};
   std::uint64_t offset = 0;  // bytes from the file's start
   Keepalive keepalive = {};
+  // If given, the ranges to read, in place of `file` and `offset`. Its Future reports the sum of their
+  // lengths; an error names the range.
+  std::shared_ptr<const FileRanges> ranges = {};
 };
 
 // A shared handle: copies refer to the same engine. Every member function is thread-safe. The last handle

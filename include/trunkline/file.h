@@ -70,6 +70,12 @@ class File {
   Future async_pread(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
   Future async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive keepalive = {}) const;
 
+  // Reads many ranges into `memory` as one operation, which costs much less than one for each: see
+  // FileRanges. The Future reports the sum of the lengths. Engine::submit does the same for the ranges of
+  // many files.
+  Future async_read_ranges(MemoryView memory, std::vector<FileRange> ranges, Keepalive keepalive = {}) const;
+  Result<std::uint64_t> read_ranges(MemoryView memory, std::vector<FileRange> ranges) const;
+
   Result<std::uint64_t> size() const;          // bytes
   Status truncate(std::uint64_t bytes) const;  // waits for the writes submitted before
 

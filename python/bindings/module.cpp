@@ -21,6 +21,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_file(module);
   tlp::register_volume(module);
   tlp::register_batch(module);
+  tlp::register_ranges(module);
   tlp::register_safetensors(module);
   tlp::register_tensor_files(module);
   tlp::register_manifest(module);

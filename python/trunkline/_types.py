@@ -38,6 +38,9 @@ class CudaArray(Protocol):
 ReadableBuffer: TypeAlias = "Buffer | SupportsDlpack | NumpyLike | CudaArray"
 WritableBuffer: TypeAlias = ReadableBuffer
 
+# A one-dimensional array of integers (numpy, torch, array.array), or a sequence of int.
+Integers: TypeAlias = "Sequence[int] | Buffer | SupportsDlpack | NumpyLike"
+
 Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 # [dir, dir, ..., name] or ([dir, dir, ...], name)
 StripedPath: TypeAlias = "Sequence[Path] | tuple[Sequence[Path], Path]"

@@ -150,6 +150,7 @@ bool EngineCore::is_lane_thread() const {
 }
 
 Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& request) {
+  if (request.ranges != nullptr) return make_read_of_ranges(request);
   if (request.file == nullptr || !request.file->valid())
     return std::unexpected(
         make_error(ErrorKind::invalid_argument, "file: is not open; a request requires an open file"));
@@ -173,28 +174,62 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
     if (!ready) return std::unexpected(ready.error());
     return Operation::finished(0);
   }
-  Fence fence;
-  bool gpu_direct = false;
-  if (!is_host(memory)) {
-    auto recorded = memory.device->fence(memory.stream);
-    if (!recorded) {
-      file->end(request.op, write_epoch);
-      return std::unexpected(recorded.error());
-    }
-    fence = std::move(*recorded);
-    const Status reaches = file->gpu_reaches(*memory.device, config_.gpu);
-    gpu_direct = reaches.has_value();
-    if (!gpu_direct && io::is_gds_required(config_.gpu)) {
-      file->end(request.op, write_epoch);
-      return std::unexpected(reaches.error());
-    }
+  auto fence = fence_for(memory);
+  auto gpu_direct = fence ? can_use_gds(*file, memory) : std::unexpected(fence.error());
+  if (!gpu_direct) {
+    file->end(request.op, write_epoch);
+    return std::unexpected(gpu_direct.error());
   }
   auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset,
-                                               request.keepalive, std::move(fence));
+                                               request.keepalive, *std::move(fence));
   operation->write_epoch = write_epoch;
-  operation->cursor.gpu_direct = gpu_direct;
+  operation->cursor.gpu_direct = *gpu_direct;
   operation->cursor.gds_required = io::is_gds_required(config_.gpu);
   return operation;
+}
+
+Result<std::shared_ptr<Operation>> EngineCore::make_read_of_ranges(const Request& request) {
+  const MemoryView& memory = request.memory;
+  if (request.op != Op::read)
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, "op: ranges can be read only; write each by a request"));
+  if (auto status = usable(); !status) return std::unexpected(status.error());
+  if (memory.data == nullptr && memory.bytes > 0)
+    return std::unexpected(make_error(ErrorKind::invalid_argument, "memory: a null pointer with a size"));
+  auto list = io::RangeList::create(*request.ranges, memory);
+  if (!list) return std::unexpected(list.error());
+  if (auto begun = list->begin(); !begun) return std::unexpected(begun.error());
+  if (list->items.empty()) {
+    list->end();
+    return Operation::finished(0);
+  }
+  auto fence = fence_for(memory);
+  auto gpu_direct = fence ? Result<bool>(true) : std::unexpected(fence.error());
+  for (std::size_t index = 0; index < list->files.size() && gpu_direct && *gpu_direct; ++index)
+    gpu_direct = can_use_gds(*list->files[index], memory);
+  if (!gpu_direct) {
+    list->end();
+    return std::unexpected(gpu_direct.error());
+  }
+  auto operation = std::make_shared<Operation>(*std::move(list), shared_from_this(), memory,
+                                               request.keepalive, *std::move(fence));
+  operation->cursor.gpu_direct = *gpu_direct;
+  operation->cursor.gds_required = io::is_gds_required(config_.gpu);
+  return operation;
+}
+
+// What copies of a device's memory must come after; none for host memory.
+Result<Fence> EngineCore::fence_for(const MemoryView& memory) {
+  if (is_host(memory)) return Fence();
+  return memory.device->fence(memory.stream);
+}
+
+// Whether a device can access the file directly; an error if it must, and cannot.
+Result<bool> EngineCore::can_use_gds(FileCore& file, const MemoryView& memory) {
+  if (is_host(memory)) return false;
+  const Status reaches = file.gpu_reaches(*memory.device, config_.gpu);
+  if (!reaches && io::is_gds_required(config_.gpu)) return std::unexpected(reaches.error());
+  return reaches.has_value();
 }
 
 std::vector<Future> EngineCore::submit(std::span<const Request> requests) {

@@ -85,6 +85,9 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   bool belongs_to_parent() const;
 
  private:
+  Result<std::shared_ptr<Operation>> make_read_of_ranges(const Request& request);
+  Result<Fence> fence_for(const MemoryView& memory);
+  Result<bool> can_use_gds(FileCore& file, const MemoryView& memory);
   Status start_lanes(BackendKind kind);
   void log_choice(std::string_view why) const;
   unsigned bounce_slots(unsigned most) const;

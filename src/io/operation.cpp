@@ -24,6 +24,14 @@ Operation::Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<
       keepalive_(std::move(keepalive)),
       fence_(std::move(fence)) {}
 
+Operation::Operation(io::RangeList ranges, std::shared_ptr<EngineCore> engine, MemoryView memory,
+                     Keepalive keepalive, Fence fence)
+    : Operation(Op::read, std::move(engine), ranges.items.front().file->shared_from_this(), memory,
+                ranges.items.front().offset, std::move(keepalive), std::move(fence)) {
+  ranges_ = std::move(ranges);
+  cursor.ranges = &ranges_;
+}
+
 std::shared_ptr<Operation> Operation::failed(Error error) {
   auto operation = std::make_shared<Operation>(Op::read, nullptr, nullptr, MemoryView{}, 0, nullptr);
   operation->error_ = std::move(error);
@@ -100,7 +108,10 @@ std::string Operation::description() const {
   }
   if (file == nullptr) return {};
   if (op() == Op::sync) return fmt::format("fsync of {}", file->name);
-  // The lanes write to neither of these.
+  // The lanes write to none of these.
+  if (cursor.ranges != nullptr)
+    return fmt::format("reading {} bytes in {} ranges of {}", ranges_.bytes, ranges_.items.size(),
+                       ranges_.file_count == 1 ? file->name : fmt::format("{} files", ranges_.file_count));
   return fmt::format("{} {} bytes at {} of {}", op() == Op::read ? "reading" : "writing", cursor.memory.bytes,
                      cursor.offset, file->name);
 }
@@ -129,10 +140,14 @@ void Operation::trace_end(FileCore& file, const std::optional<Error>& error) con
   trace::Event event = io::operation_event(op(), trace_start_ns_, trace_caller_);
   event.text = file.trace_text.of(file.name);
   event.offset = cursor.offset;
-  event.bytes = cursor.memory.bytes;
+  event.bytes = requested_bytes();
   event.result = static_cast<std::int64_t>(bytes_done());
   if (error) event.result = error->code != 0 ? -error->code : -EIO;
   trace::record(event);
+}
+
+std::uint64_t Operation::requested_bytes() const {
+  return cursor.ranges != nullptr ? ranges_.bytes : cursor.memory.bytes;
 }
 
 void Operation::complete() {
@@ -157,7 +172,10 @@ void Operation::complete() {
     const std::scoped_lock lock(mutex_);
     // Under the lock: a thread that waited until the file had nothing pending finds the operation done, and
     // vice versa.
-    file->end(op(), write_epoch);
+    if (cursor.ranges != nullptr)
+      ranges_.end();
+    else
+      file->end(op(), write_epoch);
     file.reset();
     done_ = true;
     callbacks = std::move(callbacks_);

@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "device/device.h"
 #include "io/lane/cursor.h"
+#include "io/lane/range_list.h"
 #include "trunkline/error.h"
 #include "trunkline/fault.h"
 #include "trunkline/file.h"
@@ -29,6 +30,9 @@ class Operation {
  public:
   Operation(Op op, std::shared_ptr<EngineCore> engine, std::shared_ptr<FileCore> file, MemoryView memory,
             std::uint64_t offset, Keepalive keepalive, Fence fence = {});
+  // A read of ranges, of which there is at least one, into `memory`.
+  Operation(io::RangeList ranges, std::shared_ptr<EngineCore> engine, MemoryView memory, Keepalive keepalive,
+            Fence fence);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
@@ -71,6 +75,7 @@ class Operation {
 
  private:
   void complete();
+  std::uint64_t requested_bytes() const;
   void trace_end(FileCore& file, const std::optional<Error>& error) const;
   bool belongs_to_parent() const;
 
@@ -81,7 +86,8 @@ class Operation {
   const trace::ThreadNumber trace_caller_;
 
   std::shared_ptr<EngineCore> engine_;  // these two and the memory are released at completion
-  std::shared_ptr<FileCore> file_;
+  std::shared_ptr<FileCore> file_;      // of ranges: the first one's
+  io::RangeList ranges_;                // or none
   Keepalive keepalive_;
   Fence fence_;
 

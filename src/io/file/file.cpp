@@ -53,6 +53,18 @@ Future File::async_pwrite(MemoryView memory, std::uint64_t offset, Keepalive kee
   return start(Op::write, *this, memory, offset, std::move(keepalive));
 }
 
+Future File::async_read_ranges(MemoryView memory, std::vector<FileRange> ranges, Keepalive keepalive) const {
+  auto engine = core_->engine();
+  if (!engine) return Future(Operation::failed(engine.error()));
+  Request request{.memory = memory, .keepalive = std::move(keepalive)};
+  request.ranges = std::make_shared<const FileRanges>(FileRanges{{*this}, std::move(ranges)});
+  return engine->submit({&request, 1}).front();
+}
+
+Result<std::uint64_t> File::read_ranges(MemoryView memory, std::vector<FileRange> ranges) const {
+  return async_read_ranges(memory, std::move(ranges)).result();
+}
+
 Result<std::uint64_t> File::size() const { return core_->size(); }
 
 Status File::truncate(std::uint64_t bytes) const { return core_->truncate(bytes); }

@@ -11,8 +11,15 @@ std::byte* payload(const Transfer& transfer) {
 
 void copy_out(const Transfer& transfer) {
   if (!transfer.piece.through_slot || transfer.op != Op::read) return;
-  const trace::Span span(kCopyOut, {}, transfer.piece.length);
-  streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
+  const trace::Span span(kCopyOut, {}, transfer.payload_bytes());
+  if (transfer.ranges.size() < 2) {
+    streaming_copy(transfer.memory, payload(transfer), transfer.piece.length);
+    return;
+  }
+  // In the file as the caller sees it: the ranges lie in one run of the member.
+  const std::uint64_t start = transfer.ranges.front().offset;
+  for (const RangeList::Item& item : transfer.ranges)
+    streaming_copy(item.memory, payload(transfer) + (item.offset - start), item.length);
 }
 
 void copy_in(const Transfer& transfer) {

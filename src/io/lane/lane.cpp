@@ -136,6 +136,8 @@ void Lane::submit_ready() {
     if (!ready) {
       transfer.operation->fail(std::move(ready.error()));
       transfer.operation->release_ref();
+    } else if (*ready && transfer.ranges.size() > 1 && !transfer.slot.valid()) {
+      read_one_by_one(std::move(transfer));
     } else if (!*ready) {
       if (slot_wait_start_ns_ == 0) slot_wait_start_ns_ = trace::now();
       waiting_for_slot_ = std::move(transfer);
@@ -295,8 +297,25 @@ void Lane::push(Transfer& transfer, std::uint32_t tag) {
 }
 
 void Lane::count_moved(const Transfer& transfer) {
-  counters_.count_payload(transfer.effective_path(), transfer.piece.length);
-  transfer.operation->add_bytes(transfer.piece.length);
+  const std::uint64_t bytes = transfer.payload_bytes();
+  counters_.count_payload(transfer.effective_path(), bytes);
+  transfer.operation->add_bytes(bytes);
+}
+
+// Ranges that cannot be read together: without a slot, or where a read of them and the gaps between them
+// failed, which a damaged gap must not cause, and whose error would not name the range.
+void Lane::read_one_by_one(Transfer transfer) {
+  for (const RangeList::Item& item : transfer.ranges) {
+    std::uint64_t done = 0;
+    while (done < item.length) {
+      Transfer& alone = retry_queue_.emplace_back();
+      transfer.operation->cursor.plan_alone(item, done, options_.slot_bytes, alone);
+      alone.operation = transfer.operation;
+      alone.operation->add_ref();
+      done += alone.piece.length;
+    }
+  }
+  transfer.operation->release_ref();
 }
 
 void Lane::finish(const Completion& completion) {
@@ -320,6 +339,11 @@ void Lane::finish(const Completion& completion) {
       count_moved(transfer);
       break;
     case Outcome::Step::failed:
+      if (transfer.ranges.size() > 1 && !transfer.operation->aborted()) {
+        free_tags_.push_back(completion.tag);
+        read_one_by_one(std::exchange(transfer, Transfer{}));
+        return;
+      }
       transfer.operation->fail(std::move(outcome.error));
       break;
   }

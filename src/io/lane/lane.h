@@ -79,6 +79,7 @@ class Lane {
   void finish_gds(GdsQueue::Ended& ended);
   void move_rest_through_slot(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
+  void read_one_by_one(Transfer transfer);
   void finish(const Completion& completion);
   void release(std::uint32_t tag);
   SlotPool& slots();

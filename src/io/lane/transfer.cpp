@@ -17,8 +17,10 @@ constexpr unsigned kMaxAttempts = 1000;
 
 std::string describe(const Transfer& transfer) {
   const auto with_range = [&](std::string_view call) {
-    return fmt::format("{} of {} bytes at {} of {}", call, transfer.piece.length, transfer.piece.offset,
-                       transfer.member->path);
+    const std::string range =
+        transfer.ranges.empty() ? "" : fmt::format("range {}: ", transfer.ranges.front().index);
+    return fmt::format("{}{} of {} bytes at {} of {}", range, call, transfer.piece.length,
+                       transfer.piece.offset, transfer.member->path);
   };
   switch (transfer.op) {
     case Op::read:
@@ -82,6 +84,13 @@ Command Transfer::next_command() const {
   command.offset = piece.span_offset + moved;
   command.registered = piece.through_slot && slot_registered;
   return command;
+}
+
+std::uint64_t Transfer::payload_bytes() const {
+  if (ranges.size() < 2) return piece.length;
+  std::uint64_t bytes = 0;
+  for (const RangeList::Item& item : ranges) bytes += item.length;
+  return bytes;
 }
 
 std::uint64_t Transfer::needed() const {

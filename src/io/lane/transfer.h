@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "io/backends/backend.h"
 #include "io/lane/plan.h"
+#include "io/lane/range_list.h"
 #include "mem/slot_pool.h"
 
 namespace trunkline {
@@ -22,8 +24,13 @@ struct Transfer {
   Member* member = nullptr;
   Op op = Op::read;
   Piece piece;
-  std::byte* memory = nullptr;  // of the payload, in the caller's memory
-  SlotPool::Lease slot;         // held by pieces that go through one
+  std::byte* memory =
+      nullptr;  // of the payload, in the caller's memory; of the first range, if there are several
+  // Of an operation with ranges: those that this transfer reads, all or parts of one. Several are read
+  // through a slot, with the gaps between them, and lie in one run of the member in the order of their
+  // offsets.
+  std::span<const RangeList::Item> ranges = {};
+  SlotPool::Lease slot;  // held by pieces that go through one
   bool slot_registered = false;
 
   std::uint64_t moved = 0;     // bytes of the span
@@ -38,6 +45,9 @@ struct Transfer {
 
   // The command that moves the rest of the span.
   Command next_command() const;
+
+  // Bytes for the caller.
+  std::uint64_t payload_bytes() const;
 
   // Bytes of the span that must be moved: a bounced read needs those up to the payload's end, not the padding
   // after it.
