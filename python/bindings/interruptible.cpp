@@ -22,7 +22,7 @@ namespace {
 
 // How long to wait for a cancelled operation: a device that works has completed its transfers by then, and
 // the caller may use the memory again.
-constexpr std::chrono::milliseconds kCancelPatience{500};
+constexpr std::chrono::milliseconds kCancelTimeout{500};
 
 // Before `requests` are submitted, room is made for those that write beyond the end of their file: that takes
 // system calls, which the submission then finds done. What fails now fails there again, and is reported
@@ -101,7 +101,7 @@ Result<std::uint64_t> result_or_cancel(std::unique_ptr<FutureObject> object) {
     const GilReleased unlocked;
     Future future = object->future();
     future.cancel();
-    future.wait(kCancelPatience);
+    future.wait(kCancelTimeout);
     throw;
   }
 }

@@ -26,18 +26,18 @@ class BlockingCopies::Signal {
   bool set_ = false;
 };
 
-BlockingCopies::BlockingCopies() : ended_(std::make_unique<Signal>()) {}
+BlockingCopies::BlockingCopies() : completed_(std::make_unique<Signal>()) {}
 BlockingCopies::BlockingCopies(BlockingCopies&&) noexcept = default;
 BlockingCopies& BlockingCopies::operator=(BlockingCopies&& other) noexcept {
   queue_ = std::move(other.queue_);
-  ended_ = std::move(other.ended_);
+  completed_ = std::move(other.completed_);
   return *this;
 }
 BlockingCopies::~BlockingCopies() = default;
 
 Result<BlockingCopies> BlockingCopies::open(Device& device) {
   BlockingCopies copies;
-  auto queue = device.open_queue([ended = copies.ended_.get()] { ended->notify(); });
+  auto queue = device.open_queue([completed = copies.completed_.get()] { completed->notify(); });
   if (!queue) return std::unexpected(queue.error());
   copies.queue_ = std::move(*queue);
   return copies;
@@ -46,12 +46,12 @@ Result<BlockingCopies> BlockingCopies::open(Device& device) {
 Status BlockingCopies::copy(Direction direction, std::byte* host, std::byte* device, std::uint64_t bytes) {
   queue_->start({.direction = direction, .host = host, .device = device, .bytes = bytes, .after = {}});
   queue_->send();
-  std::vector<CopyQueue::Ended> ended;
-  while (ended.empty()) {
-    queue_->take(ended);
-    if (ended.empty()) ended_->wait();
+  std::vector<CopyQueue::Completion> completions;
+  while (completions.empty()) {
+    queue_->take(completions);
+    if (completions.empty()) completed_->wait();
   }
-  std::optional<Error>& error = ended.front().error;
+  std::optional<Error>& error = completions.front().error;
   if (error) return std::unexpected(std::move(*error));
   return {};
 }

@@ -22,8 +22,8 @@ class BlockingCopies {
   class Signal;
   BlockingCopies();
 
-  std::unique_ptr<Signal> ended_;
-  std::unique_ptr<CopyQueue> queue_;  // destroyed first: it notifies ended_
+  std::unique_ptr<Signal> completed_;
+  std::unique_ptr<CopyQueue> queue_;  // destroyed first: it notifies completed_
 };
 
 }  // namespace trunkline

@@ -35,7 +35,7 @@ struct Copy {
 // thread calls take(). The destructor waits for all copies in flight.
 class CopyQueue {
  public:
-  struct Ended {
+  struct Completion {
     std::uint32_t tag = 0;
     std::optional<Error> error;
   };
@@ -47,7 +47,7 @@ class CopyQueue {
   virtual void send() = 0;
 
   // Appends the copies that have ended since the last call.
-  virtual void take(std::vector<Ended>& ended) = 0;
+  virtual void take(std::vector<Completion>& completions) = 0;
 };
 
 // An open file that a device reads and writes itself, without host memory in between (GPUDirect Storage). It
@@ -90,16 +90,16 @@ struct GdsTransfer {
 // Transfers in flight between files and one device's memory. Used like a CopyQueue.
 class GdsQueue {
  public:
-  struct Ended {
+  struct Completion {
     std::uint32_t tag = 0;
     Result<std::uint64_t> bytes = 0;  // transferred, from the beginning; an error: none were
-    bool again = false;               // later transfers of this file will fail alike
+    bool permanent = false;           // later transfers of this file will fail alike
   };
 
   virtual ~GdsQueue() = default;
   virtual void start(GdsTransfer transfer) = 0;
   virtual void send() = 0;
-  virtual void take(std::vector<Ended>& ended) = 0;
+  virtual void take(std::vector<Completion>& completions) = 0;
 };
 
 // Thread-safe. Exists until the process ends.
@@ -113,8 +113,8 @@ class Device {
   // engine's host memory, copied by a CopyQueue.
   virtual bool host_accessible() const = 0;
 
-  // `on_ended` is called, on any thread, whenever take() has something new.
-  virtual Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_ended) = 0;
+  // `on_completion` is called, on any thread, whenever take() has something new.
+  virtual Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_completion) = 0;
 
   // The end of the work that `stream` of this device (null: the default stream) holds now.
   virtual Result<Fence> fence(void* stream) = 0;
@@ -131,7 +131,7 @@ class Device {
   // a file that is created beside it.
   virtual Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe probe) = 0;
 
-  virtual Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_ended) = 0;
+  virtual Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_completion) = 0;
 
   // Registers memory of this device that many GdsTransfers will use: they need no copy within the device
   // then. Undone when the returned handle is dropped, which must happen before the memory is freed. Null

@@ -133,7 +133,7 @@ void Operation::fail(Error error) {
 }
 
 void Operation::release_ref() {
-  if (shares_.fetch_sub(1, std::memory_order_acq_rel) == 1) complete();
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) complete();
 }
 
 void Operation::trace_end(FileCore& file, const std::optional<Error>& error) const {

@@ -23,7 +23,7 @@
 
 namespace trunkline {
 
-// Life: created -> shares of it are issued as transfers (under the work queue's lock) -> each transfer ends
+// Life: created -> issued piece by piece as transfers (under the work queue's lock) -> each transfer ends
 // -> when nothing is left to issue and no transfer is in flight, the operation is done, once. The first error
 // wins; what was not issued by then is dropped, and what was is awaited.
 class Operation {
@@ -62,9 +62,9 @@ class Operation {
   void fail(Error error);
   void add_bytes(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  // Shares: one for the part that is not issued yet, one for each transfer in flight. Ending the last one
-  // completes the operation.
-  void add_ref() { shares_.fetch_add(1, std::memory_order_relaxed); }
+  // References: one for the part that is not issued yet, one for each transfer in flight. Releasing the last
+  // one completes the operation.
+  void add_ref() { references_.fetch_add(1, std::memory_order_relaxed); }
   void release_ref();
 
   // Separates the issued part from the rest. Guarded by the work queue's lock.
@@ -91,7 +91,7 @@ class Operation {
   Keepalive keepalive_;
   Fence fence_;
 
-  std::atomic<std::uint64_t> shares_{1};
+  std::atomic<std::uint64_t> references_{1};
   std::atomic<std::uint64_t> bytes_done_{0};
   std::atomic<bool> aborted_{false};
 

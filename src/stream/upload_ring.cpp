@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kDeviceAlignment = 512;  // as for allocators of CUDA memory
-constexpr std::chrono::milliseconds kPatience{50};
+constexpr std::chrono::milliseconds kAcquireTimeout{50};
 
 std::uint64_t since(Clock::time_point start) {
   return static_cast<std::uint64_t>(
@@ -180,7 +180,7 @@ void UploadRing::upload(Lock& lock, Slot& slot) {
 
 Result<MemoryView> UploadRing::acquire_from_host(std::size_t unit) {
   while (true) {
-    auto source = host_.acquire(unit, kPatience);
+    auto source = host_.acquire(unit, kAcquireTimeout);
     if (source || source.error().kind != ErrorKind::timed_out) return source;
     const std::scoped_lock lock(mutex_);
     if (stopping_) return source;
@@ -188,9 +188,9 @@ Result<MemoryView> UploadRing::acquire_from_host(std::size_t unit) {
 }
 
 void UploadRing::copies_ended() {
-  std::vector<CopyQueue::Ended> ended;
-  copies_->take(ended);
-  for (const CopyQueue::Ended& copy : ended) {
+  std::vector<CopyQueue::Completion> completions;
+  copies_->take(completions);
+  for (const CopyQueue::Completion& copy : completions) {
     Slot& slot = slots_[copy.tag];
     {
       const std::scoped_lock lock(mutex_);

@@ -79,7 +79,7 @@ Result<CopyQueue*> DeviceCopies::queue_of(Device& device) {
   }
   Queue& queue = queues_.emplace_back();
   auto opened = device.open_queue([this, &queue] {
-    std::vector<CopyQueue::Ended> copies;
+    std::vector<CopyQueue::Completion> copies;
     queue.copies->take(copies);
     ended(copies);
   });
@@ -91,8 +91,8 @@ Result<CopyQueue*> DeviceCopies::queue_of(Device& device) {
   return queue.copies.get();
 }
 
-void DeviceCopies::ended(const std::vector<CopyQueue::Ended>& copies) {
-  for (const CopyQueue::Ended& copy : copies) {
+void DeviceCopies::ended(const std::vector<CopyQueue::Completion>& copies) {
+  for (const CopyQueue::Completion& copy : copies) {
     Job over;
     {
       const std::scoped_lock lock(jobs_mutex_);

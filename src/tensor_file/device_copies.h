@@ -63,7 +63,7 @@ class DeviceCopies {
   };
 
   Result<CopyQueue*> queue_of(Device& device);
-  void ended(const std::vector<CopyQueue::Ended>& copies);
+  void ended(const std::vector<CopyQueue::Completion>& copies);
 
   std::mutex jobs_mutex_;
   std::map<std::uint32_t, Job> jobs_;  // by the tags of their copies

@@ -17,26 +17,27 @@ namespace {
 // The copies that have ended and were not taken yet.
 class Results {
  public:
-  explicit Results(std::function<void()> on_ended) : on_ended_(std::move(on_ended)) {}
+  explicit Results(std::function<void()> on_completion) : on_completion_(std::move(on_completion)) {}
 
   void add(std::span<const std::uint32_t> tags, const std::optional<Error>& error) {
     {
       const std::scoped_lock lock(mutex_);
-      for (const std::uint32_t tag : tags) ended_.push_back({tag, error});
+      for (const std::uint32_t tag : tags) completions_.push_back({tag, error});
     }
-    on_ended_();
+    on_completion_();
   }
 
-  void take(std::vector<CopyQueue::Ended>& ended) {
+  void take(std::vector<CopyQueue::Completion>& completions) {
     const std::scoped_lock lock(mutex_);
-    ended.insert(ended.end(), std::make_move_iterator(ended_.begin()), std::make_move_iterator(ended_.end()));
-    ended_.clear();
+    completions.insert(completions.end(), std::make_move_iterator(completions_.begin()),
+                       std::make_move_iterator(completions_.end()));
+    completions_.clear();
   }
 
  private:
-  const std::function<void()> on_ended_;
+  const std::function<void()> on_completion_;
   std::mutex mutex_;
-  std::vector<CopyQueue::Ended> ended_;
+  std::vector<CopyQueue::Completion> completions_;
 };
 
 // The copies in one direction: a stream, and a thread that waits for them to end. The thread that starts
@@ -187,8 +188,8 @@ class DirectionQueue {
 
 class CudaCopyQueue final : public CopyQueue {
  public:
-  CudaCopyQueue(const CudaDevice& device, std::function<void()> on_ended)
-      : results_(std::move(on_ended)),
+  CudaCopyQueue(const CudaDevice& device, std::function<void()> on_completion)
+      : results_(std::move(on_completion)),
         from_host_(device, Direction::from_host, results_),
         to_host_(device, Direction::to_host, results_) {}
 
@@ -199,7 +200,7 @@ class CudaCopyQueue final : public CopyQueue {
     from_host_.send();
     to_host_.send();
   }
-  void take(std::vector<Ended>& ended) override { results_.take(ended); }
+  void take(std::vector<Completion>& completions) override { results_.take(completions); }
 
  private:
   Results results_;
@@ -209,9 +210,10 @@ class CudaCopyQueue final : public CopyQueue {
 
 }  // namespace
 
-Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device, std::function<void()> on_ended) {
+Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device,
+                                                   std::function<void()> on_completion) {
   if (auto status = device.usable(); !status) return std::unexpected(status.error());
-  return std::make_unique<CudaCopyQueue>(device, std::move(on_ended));
+  return std::make_unique<CudaCopyQueue>(device, std::move(on_completion));
 }
 
 }  // namespace trunkline::cuda

@@ -7,6 +7,7 @@
 
 namespace trunkline::cuda {
 
-Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device, std::function<void()> on_ended);
+Result<std::unique_ptr<CopyQueue>> open_copy_queue(const CudaDevice& device,
+                                                   std::function<void()> on_completion);
 
 }  // namespace trunkline::cuda

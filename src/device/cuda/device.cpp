@@ -47,8 +47,8 @@ Status CudaDevice::usable() const {
                   name_)));
 }
 
-Result<std::unique_ptr<CopyQueue>> CudaDevice::open_queue(std::function<void()> on_ended) {
-  return open_copy_queue(*this, std::move(on_ended));
+Result<std::unique_ptr<CopyQueue>> CudaDevice::open_queue(std::function<void()> on_completion) {
+  return open_copy_queue(*this, std::move(on_completion));
 }
 
 Result<Fence> CudaDevice::fence(void* stream) {
@@ -117,9 +117,9 @@ Result<std::shared_ptr<const GdsFile>> CudaDevice::open_gds(const GdsSource& sou
   return cufile::open_file(*this, source, probe);
 }
 
-Result<std::unique_ptr<GdsQueue>> CudaDevice::open_gds_queue(std::function<void()> on_ended) {
+Result<std::unique_ptr<GdsQueue>> CudaDevice::open_gds_queue(std::function<void()> on_completion) {
   if (auto status = usable(); !status) return std::unexpected(status.error());
-  return cufile::open_queue(*this, std::move(on_ended));
+  return cufile::open_queue(*this, std::move(on_completion));
 }
 
 Result<std::shared_ptr<const void>> CudaDevice::register_for_gds(std::span<std::byte> memory) {

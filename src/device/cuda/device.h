@@ -22,12 +22,12 @@ class CudaDevice final : public Device {
 
   std::string_view name() const override { return name_; }
   bool host_accessible() const override { return false; }
-  Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_ended) override;
+  Result<std::unique_ptr<CopyQueue>> open_queue(std::function<void()> on_completion) override;
   Result<Fence> fence(void* stream) override;
   Result<std::shared_ptr<void>> allocate(std::uint64_t bytes) override;
   Result<std::shared_ptr<const void>> pin(std::span<std::byte> memory) override;
   Result<std::shared_ptr<const GdsFile>> open_gds(const GdsSource& source, GdsProbe probe) override;
-  Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_ended) override;
+  Result<std::unique_ptr<GdsQueue>> open_gds_queue(std::function<void()> on_completion) override;
   Result<std::shared_ptr<const void>> register_for_gds(std::span<std::byte> memory) override;
 
   // `unsupported` in a forked child of the process that opened it.

@@ -24,8 +24,8 @@ using cuda::ScopedContext;
 // stream run one after another, so there are several streams. A thread waits for the calls to finish.
 class CufileQueue final : public GdsQueue {
  public:
-  CufileQueue(const cuda::CudaDevice& device, std::function<void()> on_ended)
-      : device_(device), on_ended_(std::move(on_ended)) {}
+  CufileQueue(const cuda::CudaDevice& device, std::function<void()> on_completion)
+      : device_(device), on_completion_(std::move(on_completion)) {}
   CufileQueue(const CufileQueue&) = delete;
   CufileQueue& operator=(const CufileQueue&) = delete;
 
@@ -72,10 +72,11 @@ class CufileQueue final : public GdsQueue {
 
   void send() override {}  // start() holds nothing back
 
-  void take(std::vector<Ended>& ended) override {
+  void take(std::vector<Completion>& completions) override {
     const std::scoped_lock lock(mutex_);
-    ended.insert(ended.end(), std::make_move_iterator(ended_.begin()), std::make_move_iterator(ended_.end()));
-    ended_.clear();
+    completions.insert(completions.end(), std::make_move_iterator(completions_.begin()),
+                       std::make_move_iterator(completions_.end()));
+    completions_.clear();
   }
 
  private:
@@ -98,7 +99,7 @@ class CufileQueue final : public GdsQueue {
     cuda::Stream stream = nullptr;
     cuda::Event event = nullptr;
     std::optional<Error> failed;  // then the event was not recorded
-    bool again = false;           // the failure: see Ended
+    bool permanent = false;       // the failure: see Completion
     Fence after;
     Registration registration;  // of the memory
     std::shared_ptr<const GdsFile> file;
@@ -149,7 +150,7 @@ class CufileQueue final : public GdsQueue {
       // cuFile may have begun a part of it all the same.
       job.failed = error_of(outcome, transfer.to_file ? "cuFileWriteAsync" : "cuFileReadAsync",
                             action(transfer.to_file));
-      job.again = true;
+      job.permanent = true;
       return {};
     }
     const Code code = api.EventRecord(job.event, queue_stream.handle);
@@ -205,7 +206,7 @@ class CufileQueue final : public GdsQueue {
   void finish_failed(Job& job) {
     Error error = error_of_result(job.moved, action(job.to_file));
     // Not where the kernel says why, as of a full disk: other I/O paths would fail alike.
-    job.again = error.kind == ErrorKind::device;
+    job.permanent = error.kind == ErrorKind::device;
     finish(job, std::unexpected(std::move(error)));
   }
 
@@ -213,20 +214,20 @@ class CufileQueue final : public GdsQueue {
     {
       const std::scoped_lock lock(mutex_);
       if (job.event != nullptr) events_.push_back(job.event);
-      ended_.push_back({.tag = job.tag, .bytes = std::move(bytes), .again = job.again});
+      completions_.push_back({.tag = job.tag, .bytes = std::move(bytes), .permanent = job.permanent});
     }
-    on_ended_();
+    on_completion_();
   }
 
   const cuda::CudaDevice& device_;
-  const std::function<void()> on_ended_;
+  const std::function<void()> on_completion_;
   const Api* api_ = nullptr;  // null until the first transfer
   std::array<QueueStream, kStreams> streams_;
   std::size_t next_stream_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Job>> jobs_;
-  std::vector<Ended> ended_;
+  std::vector<Completion> completions_;
   std::vector<cuda::Event> events_;  // unused ones
   bool stopping_ = false;
   cuda::ContextThread waiter_;
@@ -234,8 +235,9 @@ class CufileQueue final : public GdsQueue {
 
 }  // namespace
 
-Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device, std::function<void()> on_ended) {
-  return std::make_unique<CufileQueue>(device, std::move(on_ended));
+Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device,
+                                             std::function<void()> on_completion) {
+  return std::make_unique<CufileQueue>(device, std::move(on_completion));
 }
 
 }  // namespace trunkline::cufile

@@ -9,6 +9,7 @@
 namespace trunkline::cufile {
 
 // See Device::open_gds_queue.
-Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device, std::function<void()> on_ended);
+Result<std::unique_ptr<GdsQueue>> open_queue(const cuda::CudaDevice& device,
+                                             std::function<void()> on_completion);
 
 }  // namespace trunkline::cufile

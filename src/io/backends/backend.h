@@ -37,7 +37,7 @@ struct Completion {
 
 // How long a lane may delay a completion to wait for others. Bounded, since those may be on a device that
 // hangs.
-constexpr std::chrono::milliseconds kPatience{5};
+constexpr std::chrono::milliseconds kMaxWait{5};
 
 class Backend {
  public:
@@ -49,7 +49,7 @@ class Backend {
   virtual void push(const Command& command) = 0;
 
   // Sends what was pushed, then waits until a command completes or wake() is called, and appends all
-  // available completions. With `wanted` above 1 it may wait for that many, up to kPatience, to save a busy
+  // available completions. With `wanted` above 1 it may wait for that many, up to kMaxWait, to save a busy
   // lane a trip through the scheduler for each; a backend may also return promptly.
   virtual void reap(std::vector<Completion>& completions, unsigned wanted) = 0;
 

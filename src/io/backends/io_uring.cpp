@@ -145,9 +145,9 @@ class IoUringBackend final : public Backend {
     if (wanted == 1 || (ring_.features & IORING_FEAT_EXT_ARG) == 0) {
       return io_uring_submit_and_wait(&ring_, 1);
     }
-    __kernel_timespec patience{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kPatience).count()};
+    __kernel_timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kMaxWait).count()};
     io_uring_cqe* first = nullptr;
-    return io_uring_submit_and_wait_timeout(&ring_, &first, wanted, &patience, nullptr);
+    return io_uring_submit_and_wait_timeout(&ring_, &first, wanted, &timeout, nullptr);
   }
 
   void arm_wake() {

@@ -113,9 +113,9 @@ class LibaioBackend final : public Backend {
 
   bool collect(std::vector<Completion>& completions, unsigned wanted) {
     if (probe_failed_) return true;
-    timespec patience{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kPatience).count()};
+    timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kMaxWait).count()};
     const int count = io_getevents(context_, static_cast<long>(wanted), static_cast<long>(events_.size()),
-                                   events_.data(), wanted == 1 ? nullptr : &patience);
+                                   events_.data(), wanted == 1 ? nullptr : &timeout);
     bool woken = false;
     for (int index = 0; index < count; ++index) {
       const io_event& event = events_[static_cast<std::size_t>(index)];

@@ -68,18 +68,18 @@ void DeviceTransfers::send() {
   for (const auto& [device, queue] : gds_queues_) queue->send();
 }
 
-std::vector<CopyQueue::Ended> DeviceTransfers::take_copies() {
-  std::vector<CopyQueue::Ended> ended;
-  for (const auto& [device, queue] : copy_queues_) queue->take(ended);
-  under_way_ -= static_cast<unsigned>(ended.size());
-  return ended;
+std::vector<CopyQueue::Completion> DeviceTransfers::take_copies() {
+  std::vector<CopyQueue::Completion> completions;
+  for (const auto& [device, queue] : copy_queues_) queue->take(completions);
+  under_way_ -= static_cast<unsigned>(completions.size());
+  return completions;
 }
 
-std::vector<GdsQueue::Ended> DeviceTransfers::take_gds() {
-  std::vector<GdsQueue::Ended> ended;
-  for (const auto& [device, queue] : gds_queues_) queue->take(ended);
-  under_way_ -= static_cast<unsigned>(ended.size());
-  return ended;
+std::vector<GdsQueue::Completion> DeviceTransfers::take_gds() {
+  std::vector<GdsQueue::Completion> completions;
+  for (const auto& [device, queue] : gds_queues_) queue->take(completions);
+  under_way_ -= static_cast<unsigned>(completions.size());
+  return completions;
 }
 
 }  // namespace trunkline::io

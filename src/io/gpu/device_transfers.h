@@ -35,8 +35,8 @@ class DeviceTransfers {
   void send();
 
   unsigned under_way() const { return under_way_; }
-  std::vector<CopyQueue::Ended> take_copies();
-  std::vector<GdsQueue::Ended> take_gds();
+  std::vector<CopyQueue::Completion> take_copies();
+  std::vector<GdsQueue::Completion> take_gds();
 
  private:
   template <class Queue>

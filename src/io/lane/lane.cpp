@@ -193,57 +193,61 @@ Result<bool> Lane::prepare(Transfer& transfer) {
 
 void Lane::finish_device_transfers() {
   if (devices_.under_way() == 0) return;
-  for (CopyQueue::Ended& copy : devices_.take_copies()) finish_copy(copy);
-  for (GdsQueue::Ended& each : devices_.take_gds()) finish_gds(each);
+  for (CopyQueue::Completion& copy : devices_.take_copies()) finish_copy(copy);
+  for (GdsQueue::Completion& each : devices_.take_gds()) finish_gds(each);
 }
 
-void Lane::finish_copy(CopyQueue::Ended& ended) {
-  Transfer& transfer = transfers_[ended.tag];
+void Lane::finish_copy(CopyQueue::Completion& completion) {
+  Transfer& transfer = transfers_[completion.tag];
   if (trace::is_on()) trace_copy(transfer, transfer.copy_start_ns);
-  if (ended.error) {
-    transfer.operation->fail(std::move(*ended.error));
-    release(ended.tag);
+  if (completion.error) {
+    transfer.operation->fail(std::move(*completion.error));
+    release(completion.tag);
   } else if (transfer.op == Op::write && !transfer.operation->aborted()) {
-    push(transfer, ended.tag);
+    push(transfer, completion.tag);
   } else {
     if (transfer.op == Op::read) count_moved(transfer);
-    release(ended.tag);
+    release(completion.tag);
   }
 }
 
-void Lane::finish_gds(GdsQueue::Ended& ended) {
-  Transfer& transfer = transfers_[ended.tag];
+void Lane::finish_gds(GdsQueue::Completion& completion) {
+  Transfer& transfer = transfers_[completion.tag];
   const std::uint64_t length = transfer.piece.length;
-  const bool complete = ended.bytes && *ended.bytes == length;
+  const bool complete = completion.bytes && *completion.bytes == length;
   counters_.count_completion(transfer, {.error = {}, .resumed = !complete}, now_ns() - transfer.submitted_ns);
   if (trace::is_on()) {
-    const std::uint64_t moved = complete ? length : ended.bytes ? whole_gds_blocks(*ended.bytes) : 0;
+    const std::uint64_t moved = complete           ? length
+                                : completion.bytes ? whole_gds_blocks(*completion.bytes)
+                                                   : 0;
     trace_gds(transfer, moved,
-              ended.bytes ? static_cast<std::int64_t>(*ended.bytes) : -std::max(ended.bytes.error().code, 1));
+              completion.bytes ? static_cast<std::int64_t>(*completion.bytes)
+                               : -std::max(completion.bytes.error().code, 1));
   }
   if (complete) {
     count_moved(transfer);
-    release(ended.tag);
-  } else if (ended.bytes && *ended.bytes < length) {
+    release(completion.tag);
+  } else if (completion.bytes && *completion.bytes < length) {
     // The file may end there, or the rest not be contiguous: the kernel says which.
-    move_rest_through_slot(ended.tag, whole_gds_blocks(*ended.bytes));
+    move_rest_through_slot(completion.tag, whole_gds_blocks(*completion.bytes));
   } else {
     Error error =
-        ended.bytes ? make_error(ErrorKind::device,
-                                 fmt::format("GPUDirect Storage moved {} bytes of {}, but {} were requested",
-                                             *ended.bytes, transfer.member->path, length),
-                                 transfer.member->path)
-                    : std::move(ended.bytes.error());
+        completion.bytes
+            ? make_error(ErrorKind::device,
+                         fmt::format("GPUDirect Storage moved {} bytes of {}, but {} were requested",
+                                     *completion.bytes, transfer.member->path, length),
+                         transfer.member->path)
+            : std::move(completion.bytes.error());
     if (is_gds_required(options_.gpu)) {
       transfer.operation->fail(std::move(error));
-      release(ended.tag);
+      release(completion.tag);
       return;
     }
-    if (ended.again || ended.bytes) {
+    if (completion.permanent || completion.bytes) {
       transfer.member->gds_refused.store(true);
       options_.refusals->note(Refused::gds, error);
     }
-    move_rest_through_slot(ended.tag, 0);
+    move_rest_through_slot(completion.tag, 0);
   }
 }
 

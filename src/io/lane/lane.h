@@ -75,8 +75,8 @@ class Lane {
   void submit(Transfer&& transfer);
   void push(Transfer& transfer, std::uint32_t tag);
   void finish_device_transfers();
-  void finish_copy(CopyQueue::Ended& ended);
-  void finish_gds(GdsQueue::Ended& ended);
+  void finish_copy(CopyQueue::Completion& completion);
+  void finish_gds(GdsQueue::Completion& completion);
   void move_rest_through_slot(std::uint32_t tag, std::uint64_t moved);
   void count_moved(const Transfer& transfer);
   void read_one_by_one(Transfer transfer);
