@@ -142,6 +142,59 @@ assert os.waitpid(child, 0)[1] == 0
     assert run_code(code, TRUNKLINE_LOG="info").stderr.count("backend memory") == 2
 
 
+def test_no_fork_copies_a_handler_that_is_writing() -> None:
+    """Its stream would stay locked in the child."""
+    code = """
+import logging, os, threading, trunkline as tl
+writing = threading.Event()
+class Stream:
+    lock = threading.Lock()  # as the stream of a file has one, which is not renewed after a fork
+    def write(self, text):
+        with self.lock:
+            if threading.current_thread() is not threading.main_thread():
+                writing.set()
+                threading.Event().wait(0.3)
+    def flush(self):
+        pass
+logging.basicConfig(level=logging.INFO, stream=Stream())
+tl.Engine(backend="memory")
+assert writing.wait(60)
+child = os.fork()
+if child == 0:
+    os._exit(0 if Stream.lock.acquire(timeout=20) else 7)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run_code(code)
+
+
+def test_a_fork_does_not_wait_for_a_handler_that_waits_for_it() -> None:
+    code = """
+import logging, os, threading, trunkline as tl
+from trunkline import _core
+handling, forked = threading.Event(), threading.Event()
+class Handler(logging.Handler):
+    def emit(self, record):
+        handling.set()
+        assert forked.wait(60)
+        child = os.fork()  # a handler may itself fork
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        print("handled")
+logging.getLogger("trunkline").addHandler(Handler())
+logging.getLogger("trunkline").setLevel(logging.INFO)
+tl.Engine(backend="memory")
+assert handling.wait(60)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+forked.set()
+_core.deliver_log()
+"""
+    assert "handled" in run_code(code).stdout
+
+
 def test_records_are_delivered_at_the_exit() -> None:
     """Those that the log's own thread has not delivered: a handler keeps it busy until the exit has."""
     code = """

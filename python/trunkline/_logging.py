@@ -9,12 +9,14 @@ import sys
 import time
 
 from trunkline import _core
+from trunkline._fork_gate import ForkGate
 
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)  # by the library's numbers
 _NAMES = {logging.ERROR: "error", logging.WARNING: "warn", logging.INFO: "info", logging.DEBUG: "debug"}
 _COMPONENTS = tuple(_core.log_components())
 _ROOT = logging.getLogger("trunkline")
 _LOGGERS = {name: _ROOT.getChild(name) for name in _COMPONENTS}
+_handling = ForkGate()  # while handlers of the user run in the thread that delivers records
 
 
 class Log:
@@ -102,7 +104,8 @@ def _handle(level: int, component: str, created: float, thread: bytes, message: 
     record.created = created
     record.msecs = created * 1000 % 1000
     record.threadName = thread.decode(errors="backslashreplace")
-    target.handle(record)
+    with _handling:
+        target.handle(record)
 
 
 def _levels() -> list[int]:
