@@ -30,7 +30,8 @@ Integers integers_of(const Array& array, const char* name) {
   const auto* const data = static_cast<const T*>(array.data());
   for (std::size_t index = 0; index < integers.size(); ++index) {
     const T value = data[static_cast<std::int64_t>(index) * array.stride(0)];
-    if (value < 0) raise_value_error(fmt::format("{}: item {} is {}; it must be at least 0", name, index, value));
+    if (value < 0)
+      raise_value_error(fmt::format("{}: item {} is {}; it must be at least 0", name, index, value));
     integers[index] = static_cast<std::uint64_t>(value);
   }
   return integers;
@@ -43,8 +44,8 @@ Integers integers_of(const Array& array, nb::handle value, const char* name) {
   if (array.dtype() == nb::dtype<std::uint64_t>()) return integers_of<std::uint64_t>(array, name);
   if (array.dtype() == nb::dtype<std::int32_t>()) return integers_of<std::int32_t>(array, name);
   if (array.dtype() == nb::dtype<std::uint32_t>()) return integers_of<std::uint32_t>(array, name);
-  raise_type_error(fmt::format("{}: must hold integers of 32 or 64 bits; this {} does not", name,
-                               shown_type(value)));
+  raise_type_error(
+      fmt::format("{}: must hold integers of 32 or 64 bits; this {} does not", name, shown_type(value)));
 }
 
 // An array of integers, or a sequence of them.
@@ -55,12 +56,13 @@ Integers integers_argument(nb::handle value, const char* name) {
   const nb::object items = nb::steal(PySequence_Fast(value.ptr(), ""));
   if (!items.is_valid()) {
     PyErr_Clear();
-    raise_type_error(fmt::format("{}: must be an array or a sequence of integers, not {}", name,
-                                 shown_type(value)));
+    raise_type_error(
+        fmt::format("{}: must be an array or a sequence of integers, not {}", name, shown_type(value)));
   }
   Integers integers;
   integers.reserve(nb::len(items));
-  for (const nb::handle item : nb::borrow<nb::sequence>(items)) integers.push_back(count_argument(item, name));
+  for (const nb::handle item : nb::borrow<nb::sequence>(items))
+    integers.push_back(count_argument(item, name));
   return integers;
 }
 
@@ -114,7 +116,8 @@ std::unique_ptr<FutureObject> submit(const Engine& engine, FileRanges ranges, nb
 std::unique_ptr<FutureObject> submit(const FileObject& self, nb::handle buffer, nb::handle offsets,
                                      nb::handle lengths, nb::handle positions, nb::handle stream) {
   return submit(unwrap(self.file().core()->engine()),
-                {.files = {self.file()}, .ranges = ranges_argument(offsets, lengths, positions)}, buffer, stream);
+                {.files = {self.file()}, .ranges = ranges_argument(offsets, lengths, positions)}, buffer,
+                stream);
 }
 
 std::unique_ptr<FutureObject> submit(const EngineObject& self, nb::handle files_value, nb::handle file_index,
@@ -125,8 +128,8 @@ std::unique_ptr<FutureObject> submit(const EngineObject& self, nb::handle files_
   if (!files.is_valid()) throw nb::python_error();
   for (const nb::handle file : nb::borrow<nb::sequence>(files)) {
     if (!nb::isinstance<FileObject>(file))
-      raise_type_error(fmt::format("files: item {} must be trunkline.File, not {}", all.files.size(),
-                                   shown_type(file)));
+      raise_type_error(
+          fmt::format("files: item {} must be trunkline.File, not {}", all.files.size(), shown_type(file)));
     all.files.push_back(nb::cast<FileObject&>(file).file());
   }
   all.ranges = ranges_argument(offsets, lengths, positions);
@@ -134,21 +137,21 @@ std::unique_ptr<FutureObject> submit(const EngineObject& self, nb::handle files_
   check_count(indices, "file_index", all.ranges.size());
   for (std::size_t index = 0; index < indices.size(); ++index) {
     if (indices[index] >= all.files.size())
-      raise_value_error(fmt::format("file_index: item {} is {}, but there are {} files", index, indices[index],
-                                    all.files.size()));
+      raise_value_error(fmt::format("file_index: item {} is {}, but there are {} files", index,
+                                    indices[index], all.files.size()));
     all.ranges[index].file = static_cast<std::uint32_t>(indices[index]);
   }
   return submit(self.engine, std::move(all), buffer, stream);
 }
 
-#define RANGES_SIGNATURE                                                                                  \
-  "offsets: trunkline._types.Integers, lengths: int | trunkline._types.Integers, "                       \
+#define RANGES_SIGNATURE                                                           \
+  "offsets: trunkline._types.Integers, lengths: int | trunkline._types.Integers, " \
   "positions: trunkline._types.Integers | None = None, *, stream: object = None"
-#define RANGES_DOC                                                                                        \
-  "offsets: bytes from the file's start, and lengths: bytes, of each range (an int: of all); arrays of\n" \
+#define RANGES_DOC                                                                                           \
+  "offsets: bytes from the file's start, and lengths: bytes, of each range (an int: of all); arrays of\n"    \
   "int64 (numpy, torch) or sequences of int. positions: where each range goes in `buffer`, bytes from its\n" \
-  "start; None: one after another, in the order of the ranges. Ranges may overlap in the file; where\n"    \
-  "positions overlap, the buffer holds the bytes of either range. Bytes of the buffer outside of all\n"    \
+  "start; None: one after another, in the order of the ranges. Ranges may overlap in the file; where\n"      \
+  "positions overlap, the buffer holds the bytes of either range. Bytes of the buffer outside of all\n"      \
   "ranges are left as they are. The ranges are read in the order of their offsets, neighbours together.\n"
 
 void register_on_file(nb::class_<FileObject>& file) {
@@ -158,12 +161,16 @@ void register_on_file(nb::class_<FileObject>& file) {
              nb::handle positions, nb::handle stream) {
             return unwrap(result_or_cancel(submit(self, buffer, offsets, lengths, positions, stream)));
           },
-          "buffer"_a.none(), "offsets"_a.none(), "lengths"_a.none(), "positions"_a = nb::none(), nb::kw_only(),
-          "stream"_a = nb::none(),
-          nb::sig("def read_ranges(self, buffer: trunkline._types.WritableBuffer, " RANGES_SIGNATURE ") -> int"),
-          "Reads many ranges into `buffer` at once, and returns the sum of their lengths in bytes.\n\n" RANGES_DOC
-          "Raises ValueError for ranges that do not fit into the buffer, EndOfFile if the file ends before a\n"
-          "range does, another trunkline.Error if reading fails; these name the range by its index. What the\n"
+          "buffer"_a.none(), "offsets"_a.none(), "lengths"_a.none(), "positions"_a = nb::none(),
+          nb::kw_only(), "stream"_a = nb::none(),
+          nb::sig("def read_ranges(self, buffer: trunkline._types.WritableBuffer, " RANGES_SIGNATURE
+                  ") -> int"),
+          "Reads many ranges into `buffer` at once, and returns the sum of their lengths in "
+          "bytes.\n\n" RANGES_DOC
+          "Raises ValueError for ranges that do not fit into the buffer, EndOfFile if the file ends before "
+          "a\n"
+          "range does, another trunkline.Error if reading fails; these name the range by its index. What "
+          "the\n"
           "buffer holds after an error is unspecified. Thread-safe. Ctrl-C cancels it.")
       .def(
           "async_read_ranges",
@@ -171,12 +178,14 @@ void register_on_file(nb::class_<FileObject>& file) {
              nb::handle positions, nb::handle stream) {
             return submit(self, buffer, offsets, lengths, positions, stream).release();
           },
-          "buffer"_a.none(), "offsets"_a.none(), "lengths"_a.none(), "positions"_a = nb::none(), nb::kw_only(),
-          "stream"_a = nb::none(),
+          "buffer"_a.none(), "offsets"_a.none(), "lengths"_a.none(), "positions"_a = nb::none(),
+          nb::kw_only(), "stream"_a = nb::none(),
           nb::sig("def async_read_ranges(self, buffer: trunkline._types.WritableBuffer, " RANGES_SIGNATURE
                   ") -> Future"),
-          "Submits a read_ranges and returns one Future for all ranges, which keeps `buffer` alive.\n\n" RANGES_DOC
-          "Raises for an invalid argument; the Future raises ValueError for ranges that do not fit, and errors\n"
+          "Submits a read_ranges and returns one Future for all ranges, which keeps `buffer` "
+          "alive.\n\n" RANGES_DOC
+          "Raises for an invalid argument; the Future raises ValueError for ranges that do not fit, and "
+          "errors\n"
           "of reading.");
 }
 
