@@ -62,9 +62,10 @@ Result<std::shared_ptr<const GdsFile>> open_file(const cuda::CudaDevice& device,
     if (!opened) return std::unexpected(opened.error());
     file = *std::move(opened);
   }
-  const auto why_not = session.probes().probe(device, cufile_file(*file), source, probe);
-  if (!why_not) return std::unexpected(why_not.error());
-  if (*why_not) return unsupported(**why_not);
+  const auto result = session.probes().probe(device, cufile_file(*file), source, probe);
+  if (!result) return std::unexpected(result.error());
+  const WhyNot& why_not = *result;
+  if (why_not) return unsupported(*why_not);
   return file;
 }
 

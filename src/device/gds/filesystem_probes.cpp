@@ -86,8 +86,8 @@ class HostReads {
 
   // Evaluates the read of `bytes` between begin() and end(); true: it did not go through the host.
   bool bypassed(std::size_t bytes) {
-    const std::uint64_t read = *bytes_after_ - *bytes_before_;
-    if (read < bytes && *queues_before_ == *queues_after_) return true;
+    const std::uint64_t read = bytes_after_.value_or(0) - bytes_before_.value_or(0);
+    if (read < bytes && queues_before_ == queues_after_) return true;
     seen_ = seen_ || read >= bytes;
     seen_alone_ = seen_alone_ || (read >= bytes && read < bytes + kCountingBytes);
     return false;
@@ -95,7 +95,7 @@ class HostReads {
 
   // After reads none of which bypassed the host. An error: this is inconclusive, and may differ next time.
   Result<WhyNot> conclusion() const {
-    const std::string by_read = "cuFile reads it with read() in this process (its compatibility mode)";
+    std::string by_read = "cuFile reads it with read() in this process (its compatibility mode)";
     if (seen_alone_) return by_read;
     // Nothing shows whose queue it is: other libraries have some, too.
     return std::unexpected(make_error(
@@ -250,10 +250,12 @@ Result<WhyNot> FilesystemProbes::run(const cuda::CudaDevice& device, const Cufil
     bytes = std::min<std::size_t>(kProbeBytes, static_cast<std::size_t>(status.st_size)) / kGdsAlignment *
             kGdsAlignment;
   if (bytes > 0) {
-    auto why_not = FileProbe(device, *memory, file, source.fd, bytes).run(kind);
+    const auto result = FileProbe(device, *memory, file, source.fd, bytes).run(kind);
+    if (!result) return std::unexpected(result.error());
     // Others may be writing to it, so that a failure says nothing of the filesystem.
-    if (why_not && *why_not) return std::unexpected(unsupported_file(source.path, **why_not));
-    return why_not;
+    const WhyNot& why_not = *result;
+    if (why_not) return std::unexpected(unsupported_file(source.path, *why_not));
+    return std::nullopt;
   }
   if (!probe_file) return std::unexpected(probe_file.error());
   return std::unexpected(unsupported_file(source.path,
