@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -121,6 +122,31 @@ def _interrupted(path: Path) -> None:
     with tl.trace(path):
         os.kill(os.getpid(), signal.SIGINT)
         signal.pause()
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """Nor a device: TRUNKLINE_TRACE=/dev/null must leave it there."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(tl.Unsupported, match="it exists and is not a regular file"), tl.trace(pipe):
+        pass
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    trace = tmp_path / "trace.json"
+    with pytest.raises(tl.Unsupported, match="not a regular file"), tl.trace(trace):
+        os.mkfifo(trace)  # meanwhile
+    assert stat.S_ISFIFO(trace.lstat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "trace.json"]
+
+
+def test_a_link_is_followed_and_a_mode_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "target.json").write_text("")
+    (tmp_path / "target.json").chmod(0o600)
+    (tmp_path / "link.json").symlink_to("target.json")
+    with tl.trace(tmp_path / "link.json"):
+        pass
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text())["traceEvents"] is not None
+    assert stat.S_IMODE((tmp_path / "target.json").stat().st_mode) == 0o600
 
 
 def test_an_interrupt_in_the_block_still_gives_a_trace(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@
 
 #include "base/trace.h"
 #include "base/trace_json.h"
-#include "os/file_type.h"
 #include "os/fork_generation.h"
+#include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/topology.h"
 #include "os/unique_fd.h"
@@ -48,8 +48,9 @@ std::string directory_of(const std::string& path) {
   return std::filesystem::path(path).parent_path().string();
 }
 
-Result<os::UniqueFd> create(const std::string& temporary, const std::string& path) {
-  os::UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+Result<os::UniqueFd> create(const std::string& temporary, const os::ReplacedFile& file) {
+  const std::string& path = file.path();
+  os::UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, file.create_mode()));
   if (!fd.valid())
     return std::unexpected(system_error(
         errno, fmt::format("tracing to {}: creating a file in {}", path, directory_of(path)), path));
@@ -71,15 +72,26 @@ std::string device_of(const std::string& path) {
   return location ? location->device : std::string();
 }
 
-Status write_trace(const trace::Recording& recording, const std::string& path) {
+// The file that a trace replaces; fails where open(path, "w") would, and for a device or a pipe.
+Result<os::ReplacedFile> find_file(const std::string& path) {
+  return os::ReplacedFile::find(path, "tracing to " + path);
+}
+
+Status write_trace(const trace::Recording& recording, const std::string& given) {
+  auto file = find_file(given);
+  if (!file) return std::unexpected(file.error());
+  const std::string& path = file->path();
   const std::string temporary = os::temporary_name(directory_of(path));
-  const auto fd = create(temporary, path);
+  const auto fd = create(temporary, *file);
   if (!fd) return std::unexpected(fd.error());
   const os::WriterClaim claim(fd->get());  // a save into the directory removes files of dead writers
   Status status;
   trace::write_json(recording, {.device_of = device_of}, [&](std::string_view text) {
     if (status) status = write_all(fd->get(), text, path);
   });
+  if (status) {
+    if (auto copied = file->copy_attributes_to(fd->get()); !copied) status = std::unexpected(copied.error());
+  }
   if (status && ::rename(temporary.c_str(), path.c_str()) != 0)
     status = std::unexpected(system_error(errno, fmt::format("renaming {} to {}", temporary, path), path));
   if (!status) ::unlink(temporary.c_str());
@@ -93,7 +105,8 @@ Status start(const std::string& given, bool is_from_environment) {
   std::error_code failed;
   const std::string path = std::filesystem::absolute(given, failed).string();
   if (failed) return std::unexpected(system_error(failed.value(), "tracing to " + given, given));
-  if (os::is_directory(path)) return std::unexpected(system_error(EISDIR, "tracing to " + path, path));
+  const auto replaced = find_file(path);
+  if (!replaced) return std::unexpected(replaced.error());
   TraceFile& file = trace_file();
   const std::scoped_lock lock(file.mutex);
   if (!file.path.empty()) {
@@ -104,8 +117,8 @@ Status start(const std::string& given, bool is_from_environment) {
                     file.is_from_environment ? fmt::format(" ({})", kVariable) : std::string())));
   }
   // What prevents writing shows now, not when there is something to lose.
-  const std::string temporary = os::temporary_name(directory_of(path));
-  if (const auto created = create(temporary, path); !created) return std::unexpected(created.error());
+  const std::string temporary = os::temporary_name(directory_of(replaced->path()));
+  if (const auto created = create(temporary, *replaced); !created) return std::unexpected(created.error());
   ::unlink(temporary.c_str());
   if (!trace::begin())
     return std::unexpected(make_error(ErrorKind::invalid_argument, "a trace is being recorded already"));
