@@ -1,13 +1,14 @@
-// Records wait in a queue for the thread that delivers them: only that thread runs handlers before the exit.
-// A thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging. A signal
-// handler may have interrupted the owner of that lock, and wait for the save that the logging thread carries
-// out.
+// Records wait in a queue for the thread that delivers them: only that thread runs handlers, as long as it
+// runs. A thread that logs waits neither for the GIL nor for a handler or a lock of Python's logging. A
+// signal handler may have interrupted the owner of that lock, and wait for the save that the logging thread
+// carries out.
 #include "python_log.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,8 +17,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,6 +39,8 @@ namespace {
 constexpr std::size_t kMostPending = 10'000;
 // Seconds that the exit, and trunkline._core.deliver_log(), wait for a handler that does not return.
 constexpr std::chrono::seconds kHandlerTimeout{10};
+// How often the exit looks for Ctrl-C meanwhile.
+constexpr std::chrono::milliseconds kSignalInterval{50};
 
 struct Delivery {
   std::mutex mutex;
@@ -190,6 +195,40 @@ std::optional<std::vector<int>> levels_from_environment() {
   return numbers;
 }
 
+// Ends the thread that delivers records, if there is one, once it has delivered all of them. False: a handler
+// was too slow, or Ctrl-C ended the wait. Needs the GIL.
+bool end_thread(Delivery& delivery) {
+  const auto deadline = std::chrono::steady_clock::now() + kHandlerTimeout;
+  while (true) {
+    {
+      const GilReleased unlocked;
+      std::unique_lock lock(delivery.mutex);
+      delivery.stopping = delivery.pending.empty() || !delivery.has_thread;
+      delivery.changed.notify_all();
+      const auto may_stop = [&] {
+        return !delivery.stopping && delivery.pending.empty() && delivery.deliveries == 0;
+      };
+      delivery.changed.wait_for(lock, kSignalInterval, [&] { return !delivery.has_thread || may_stop(); });
+      if (!delivery.has_thread) return true;
+      if (std::chrono::steady_clock::now() >= deadline) {
+        delivery.stopping = true;
+        return false;
+      }
+    }
+    if (PyErr_CheckSignals() != 0) {
+      PyErr_Clear();  // the process is ending already
+      return false;
+    }
+  }
+}
+
+void report_undelivered() {
+  constexpr std::string_view kText =
+      "trunkline: a handler of logging has not returned in time at the exit; records of the log may be "
+      "missing\n";
+  std::ignore = ::write(STDERR_FILENO, kText.data(), kText.size());
+}
+
 }  // namespace
 
 void adopt_log_levels() {
@@ -205,15 +244,11 @@ void adopt_log_levels() {
 void stop_log_delivery() {
   if (handle_record == nullptr) return;
   Delivery& delivery = *current.load();
-  deliver(delivery);
-  {
-    const GilReleased unlocked;
-    std::unique_lock lock(delivery.mutex);
-    delivery.stopping = true;
-    delivery.changed.notify_all();
-    delivery.changed.wait_for(lock, kHandlerTimeout, [&] { return !delivery.has_thread; });
-  }
-  deliver(delivery);
+  const bool has_ended = end_thread(delivery);
+  if (has_ended)
+    deliver(delivery);  // what no thread could be started for
+  else
+    report_undelivered();
   log::Levels off;
   off.fill(log::Level::off);
   log::set_levels(log::levels_from_environment().value_or(off));

@@ -196,27 +196,42 @@ _core.deliver_log()
 
 
 def test_records_are_delivered_at_the_exit() -> None:
-    """Those that the log's own thread has not delivered: a handler keeps it busy until the exit has."""
+    """Those that the log's own thread has not delivered: its handler is busy until the exit has begun."""
     code = """
 import atexit, logging, threading, trunkline as tl
-busy, delivered = threading.Event(), threading.Event()
+busy = threading.Event()
 class Handler(logging.Handler):
-    def createLock(self):
-        self.lock = None  # otherwise the exit would wait for the other thread
     def emit(self, record):
-        if threading.current_thread() is threading.main_thread():
-            print("at the exit:", record.getMessage())
-            delivered.set()
-        else:
-            busy.set()
-            delivered.wait(60)
+        busy.set()
+        threading.main_thread().join()  # returns once the interpreter has begun to exit
+        print("at the exit:", record.getMessage())
 logging.getLogger("trunkline").addHandler(Handler())
 logging.getLogger("trunkline").setLevel(logging.INFO)
 tl.Engine(backend="memory")
 assert busy.wait(60)
+tl.Engine(backend="memory")
 atexit.register(tl.Engine, backend="memory")
 """
-    assert "at the exit: backend memory" in run_code(code).stdout
+    result = run_code(code)
+    assert result.stdout.count("at the exit: backend memory") == 3
+    assert result.stderr == ""
+
+
+def test_the_exit_does_not_wait_for_a_handler_that_never_returns() -> None:
+    code = """
+import logging, threading, trunkline as tl
+class Handler(logging.Handler):
+    def createLock(self):
+        self.lock = None  # else logging itself would wait for it
+    def emit(self, record):
+        threading.Event().wait()
+logging.getLogger("trunkline").addHandler(Handler())
+logging.getLogger("trunkline").setLevel(logging.DEBUG)
+for _ in range(3):
+    tl.Engine(backend="memory")
+"""
+    result = run_code(code)  # for ten seconds
+    assert "a handler of logging has not returned in time" in result.stderr
 
 
 def test_removals_of_checkpoints_say_why(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
