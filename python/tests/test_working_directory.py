@@ -1,7 +1,9 @@
 """Relative paths mean what they meant when they were given, wherever the process goes meanwhile."""
 
 import os
+import pickle
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,3 +239,53 @@ def test_ranks_in_different_directories(tmp_path: Path) -> None:
         ranks.one(1, "change_directory", "/")
         ranks.all("save", 1, {"seed": 1}, block=True)
     assert tl.Checkpointer(tmp_path / "run", process_group=False).steps() == [1]
+
+
+def in_thread(call: Callable[[], None]) -> BaseException | None:
+    """Call it in a thread, as dcp.async_save() does with what follows the call, and return its exception."""
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return caught[0] if caught else None
+
+
+def test_a_checkpoint_id_of_an_async_save_does_not_follow(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = tl.dcp.StorageWriter()
+    assert in_thread(lambda: writer.reset("run/last")) is None
+    monkeypatch.chdir(elsewhere)
+    assert in_thread(lambda: writer.reset(tmp_path / "absolute")) is None
+    error = in_thread(lambda: writer.reset("run/last"))
+    assert isinstance(error, ValueError)
+    assert str(error).startswith(
+        f"checkpoint_id: run/last is relative, and the working directory was {tmp_path}/here when this "
+        f"StorageWriter was made and is {elsewhere} now"
+    )
+    writer.reset("run/last")  # of save(), in the thread that calls it
+    assert writer._directory == elsewhere / "run" / "last"
+
+
+def test_a_checkpoint_id_in_the_process_of_async_saves(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = tl.dcp.StorageWriter()
+    monkeypatch.chdir(elsewhere)
+    sent = pickle.dumps(writer)  # by the call of async_save()
+    monkeypatch.chdir(tmp_path)  # where the other process was started
+    received = pickle.loads(sent)
+    received.reset("run/last")
+    assert received._directory == elsewhere / "run" / "last"
+    received.reset(tmp_path / "run")
+    assert received._directory == tmp_path / "run"
+    monkeypatch.chdir(tmp_path / "here")
+    received.reset("run/last")  # this process goes where it wants
+    assert received._directory == tmp_path / "here" / "run" / "last"

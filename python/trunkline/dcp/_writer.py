@@ -74,6 +74,14 @@ _log = Log("checkpoint")
 _known_directories: set[str] = set()  # this process has saved into them, or warned of them
 
 
+def _working_directory() -> str | None:
+    """Return the absolute path of the working directory; None if it has been removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
 class _Save(threading.local):
     """The state of a writer for the save that runs in this thread.
 
@@ -103,7 +111,9 @@ class StorageWriter(Endpoint, TorchStorageWriter):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
 
     `path`: the directory, created if missing; checkpoint_id of a save replaces it, and is required if `path`
-    is None. All ranks must see the directory under this name.
+    is None. All ranks must see the directory under this name. A relative checkpoint_id of async_save() is
+    rejected (ValueError) if the working directory has changed since the writer was made: torch hands it over
+    in the background, when the directory that was meant is no longer known.
 
     An existing checkpoint in the directory is replaced as a whole: it is loaded until the new one is
     complete, even if the save ends early (an error of a rank, a crash); its files are removed afterwards.
@@ -147,6 +157,8 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save = _Save()
+        self._cwd = _working_directory()
+        self._sender_cwd: str | None = None
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -181,12 +193,14 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to another process, without that of a running save."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_save"}
+        state = {name: value for name, value in super().__getstate__().items() if name != "_save"}
+        return {**state, "_sender_cwd": self._sender_cwd or _working_directory()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo __getstate__()."""
         self.__dict__.update(state)
         self._save = _Save()
+        self._cwd = _working_directory()
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the entry of the metadata that identifies this save."""
@@ -194,7 +208,7 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
-        given = None if checkpoint_id is None else checkpoint_path_of(checkpoint_id, "checkpoint_id")
+        given = None if checkpoint_id is None else self._path_of(checkpoint_id)
         self._reject_nested(sys._getframe(), given or self._current_path())
         if given is not None:
             self._path = self._save.next_path = given
@@ -202,6 +216,26 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._save.has_token = False
         self._save.number = _saves.next_number()
         self._save.leftovers, self._save.manifests = frozenset(), None
+
+    def _path_of(self, checkpoint_id: "str | os.PathLike[str]") -> CheckpointPath:
+        """Return the directory of a save.
+
+        Torch hands checkpoint_id over in the thread or process of async_save(), some time after the call. The
+        working directory may be another one by then: a relative path must not lead there.
+        """
+        path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
+        cwd = _working_directory()
+        if Path(path.given).is_absolute():
+            return path
+        if self._sender_cwd is not None and cwd == self._cwd:  # it has not been changed in this process
+            return CheckpointPath(path.given, Path(self._sender_cwd, path.given))
+        if threading.current_thread() is threading.main_thread() or cwd == self._cwd:
+            return path
+        raise ValueError(
+            f"checkpoint_id: {path.given} is relative, and the working directory was {self._cwd} when this "
+            f"StorageWriter was made and is {cwd} now, while the save runs in the background: which of them "
+            "is meant is not known; pass an absolute path"
+        )
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Store which rank this is, and whether one rank commits for all."""
