@@ -84,7 +84,7 @@ def test_a_save_that_fails(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> 
         faults.fail("write", 0, 5)
         with pytest.raises(OSError, match="pwrite"):
             tl.save_async({"a": torch.ones(1 << 16)}, tmp_path / "a.pt", engine=engine).wait(LONG)
-    assert any(f"saving {tmp_path / 'a.pt'} failed, and what it wrote is removed" in each for each in records)
+    assert any(f"saving {tmp_path / 'a.pt'} failed: " in each for each in records)
 
 
 def test_a_wait_for_a_save(

@@ -296,7 +296,7 @@ class SaveHandle:
             self._error = error
             with suppress(BaseException):
                 self._error = job.abandon(error)
-                _log.info("%s failed, and what it wrote is removed: %s", self._what, self._error)
+                _log.info("%s failed: %s", self._what, self._error)
             if isinstance(self._error, Cancelled):
                 why = self._why()
                 text = self._in_errors.removesuffix(": ") + " was cancelled"
