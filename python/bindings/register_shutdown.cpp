@@ -152,6 +152,9 @@ void shut_down() {
 
 void register_shutdown(nb::module_& module) {
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&shut_down));
+  module.def(
+      "exit_timeout", [] { return std::chrono::duration<double>(os::exit_timeout()).count(); },
+      "How long the exit waits without progress, in seconds: TRUNKLINE_EXIT_TIMEOUT, else 120.");
   module.def("end_by_interrupt", &end_by_interrupt, nb::sig("def end_by_interrupt() -> None"),
              "Makes the process end as if SIGINT had killed it, once the interpreter has ended.");
 }

@@ -230,3 +230,42 @@ def test_ctrl_c_ends_the_wait_at_the_exit(tmp_path: Path) -> None:
     )
     assert code == -signal.SIGINT, text
     assert text.startswith("trunkline: the exit waits for reading 100000 bytes at 0 of file;")
+
+
+@pytest.mark.parametrize("call", ["tl.save(state, 'a.pt', engine=engine)", "checkpointer.load()"])
+def test_ctrl_c_ends_a_call_that_moves_tensors_and_the_exit_gives_up(tmp_path: Path, call: str) -> None:
+    code = f"""
+import os, signal, threading
+import torch
+import trunkline as tl
+faults = tl.Faults()
+engine = tl.Engine(faults=faults)
+state = {{"w": torch.ones(1_000_000)}}
+checkpointer = tl.Checkpointer("run", engine=engine, process_group=False)
+checkpointer.save(1, state, block=True)
+for operation in ("read", "write"):
+    faults.hold(operation, faults.commands(operation), 1 << 40)
+ended = threading.Event()
+def interrupt():
+    while not ended.wait(0.5):
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    {call}
+    print("was not held up")
+except KeyboardInterrupt:
+    ended.set()
+    print("interrupted")
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "TRUNKLINE_EXIT_TIMEOUT": "3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.stdout == "interrupted\n", result.stderr
+    assert "gave up waiting for interrupted reads and writes" in result.stderr
+    assert result.returncode == 1

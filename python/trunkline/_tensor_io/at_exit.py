@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trunkline.checkpoint.save import SaveHandle
 
 _NOTICE_SECONDS = 1.0  # until a message says what the exit waits for
+_OTHERS_NOTICE_SECONDS = 2.0  # the same for what is not a save; as for operations (register_shutdown.cpp)
 _MAX_NAMED = 3  # saves that the message names
 
 
@@ -174,9 +175,30 @@ class ExitWatch:
         _report_later(saves, can_abandon)
         for save in saves:
             save._done.wait()
+        self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """Wait for calls that were interrupted, as long as they may take.
+
+        Each was cancelled by the interrupt, so that nothing is left of it but transfers that a device has not
+        answered yet. What does not end in time is left to the exit handler of the library, which ends the
+        process with an error while operations are pending.
+        """
+        began = time.monotonic()
+        timeout = _core.exit_timeout()
+        has_notified = False
         while flags := list(self._unfinished):
-            for flag in flags:
-                flag.wait()
+            passed = time.monotonic() - began
+            if passed >= timeout:
+                say(f"gave up waiting for interrupted reads and writes after {passed:.0f} s")
+                for flag in flags:
+                    self._unfinished.pop(flag, None)
+                end_by_failure()
+                return
+            if passed >= _OTHERS_NOTICE_SECONDS and not has_notified:
+                has_notified = True
+                say("waiting for reads and writes that were interrupted and that the device has not answered")
+            flags[0].wait(min(timeout - passed, _OTHERS_NOTICE_SECONDS))
 
     def _take_interrupts(self) -> bool:
         """Make Ctrl-C abandon saves, unless the program has its own handler; return whether it does."""

@@ -72,8 +72,26 @@ def write_files(files: FileSet) -> None:
     try:
         _run(job, files.cancel)
     except BaseException:
-        files.discard()  # also when the job never began
+        _discard(files)  # also when the job never began
         raise
+
+
+def _discard(files: FileSet) -> None:
+    """Remove what was written, once no transfer is in flight.
+
+    On the main thread in a thread of its own: on a device that hangs Ctrl-C ends the wait, and the removal
+    goes on.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        files.discard()
+        return
+    done = Flag()
+    try:
+        start_thread(files.discard, done)
+    except RuntimeError:  # no thread can be started
+        files.discard()
+        return
+    done.wait()
 
 
 def read_layouts(layouts: Sequence[FileLayout], *, engine: Engine | None = None, verify: bool = True) -> None:
