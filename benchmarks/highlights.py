@@ -82,5 +82,6 @@ def markdown(rows: list[Row]) -> str:
         others = [
             f"{row['peer']} {row['peer_median']:.{digits}f}" for row in found if row["value"] is not None
         ]
-        lines.append(f"| {label} | {found[0]['median']:.{digits}f} {unit} | {'; '.join(others)} |")
+        ours = next((row for row in found if "earlier" not in row), found[0])
+        lines.append(f"| {label} | {ours['median']:.{digits}f} {unit} | {'; '.join(others)} |")
     return "\n".join(lines)

@@ -26,6 +26,30 @@ def newest() -> Path:
     return files[-1]
 
 
+def shown(path: Path) -> Document:
+    """What the documents show of a file: with rows of earlier files for peers that were not installed.
+
+    Such a row is a whole one, ours and the peer's as measured together, with the date in `earlier` and beside
+    the peer's name.
+    """
+    document = load(path)
+    others = [load(other) for other in FOLDER.glob("*.json") if other.resolve() != path.resolve()]
+    before = sorted((other for other in others if _when(other) <= _when(document)), key=_when, reverse=True)
+    rows = [
+        next((_dated(old, row) for old in before if _dated(old, row)), row) if row["value"] is None else row
+        for row in document["comparisons"]
+    ]
+    return {**document, "comparisons": rows}
+
+
+def _dated(document: Document, row: tables.Row) -> tables.Row:
+    """The measured row of this case and peer, with the date; empty if there is none."""
+    for old in document["comparisons"]:
+        if key(old) == key(row) and old["value"] is not None:
+            return {**old, "peer": f"{old['peer']} ({document['date']})", "earlier": document["date"]}
+    return {}
+
+
 def _when(document: Document) -> tuple[str, str]:
     return document["date"], document.get("time", "")
 

@@ -30,6 +30,8 @@ def performance(results: Document) -> str:
     commit = f" Commit {results['commit']}." if results.get("commit") else ""
     about.append(f"Disks: {results['disks']}.{commit} Command: `{results['command']}`.")
     about += [results["about"]] if "about" in results else []
+    if any("earlier" in row for row in results["comparisons"]):
+        about.append("A row with a date was measured then: its peer was not installed in this run.")
     return "\n".join([*about, "", tables.markdown(results["comparisons"], results.get("notes"))])
 
 
@@ -48,7 +50,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a document is not current")
     options = parser.parse_args()
     path = options.results or kept_results.newest()
-    results = kept_results.load(path)
+    results = kept_results.shown(path)
     stale = []
     for name, block in (
         ("docs/performance.md", performance(results)),

@@ -99,7 +99,7 @@ def draw(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams.update({"svg.hashsalt": "trunkline", "font.size": 9, "font.family": "DejaVu Sans"})
-    figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 5.6), layout="constrained")
     for panel, ax in zip(PANELS, axes.flat, strict=True):
         _draw_panel(panel, bars(panel, rows), ax)
     figure.savefig(path, metadata={"Date": None, "Description": digest(rows)})

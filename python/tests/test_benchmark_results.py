@@ -144,3 +144,27 @@ def test_documents_show_the_newest_results() -> None:
     pytest.importorskip("matplotlib")
     done = run("make_tables.py", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_peer_that_was_not_installed_is_shown_from_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import kept_results
+
+    monkeypatch.setattr(kept_results, "FOLDER", tmp_path)
+    missing = {"value": None, "why_not": "it is not installed"}
+    other = row("one disk", "GB/s", [1.0], [0.9], "fio")
+    runs = {
+        "2026-01-01": [row("one disk", "GB/s", [0.8], [0.4], "DeepSpeed")],
+        "2026-01-02": [row("one disk", "GB/s", [0.9], [0.5], "DeepSpeed"), other],
+        "2026-01-03": [{**row("one disk", "GB/s", [1.0], [0.0001], "DeepSpeed"), **missing}, other],
+        "2026-01-04": [row("one disk", "GB/s", [0.7], [0.7], "DeepSpeed")],  # later
+    }
+    for date, rows in runs.items():
+        (tmp_path / f"{date}.json").write_text(json.dumps({**results(*rows), "date": date}))
+    shown = kept_results.shown(tmp_path / "2026-01-03.json")["comparisons"]
+    assert [(each["peer"], each["median"], each["peer_median"]) for each in shown] == [
+        ("DeepSpeed (2026-01-02)", 0.9, 0.5),
+        ("fio", 1.0, 0.9),
+    ]
