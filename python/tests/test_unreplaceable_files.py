@@ -43,7 +43,7 @@ def sharded(directory):
     # What the save calls before it writes; dcp.save would wrap the error.
     writer.set_up_storage_writer(True)
     try:
-        writer.prepare_local_plan(None)
+        writer.prepare_local_plan(dcp.SavePlan([]))
         print("prepared")
     except tl.Error as error:
         print(errno.errorcode[error.errno], error.filename, error)
