@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/rounding.h"
 #include "mem/pinned_budget.h"
 #include "trunkline/units.h"
 
@@ -15,8 +16,6 @@ namespace {
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 std::uint64_t alignment_for(std::uint64_t bytes) {
   return bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;

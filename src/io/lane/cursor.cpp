@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "device/device.h"
 #include "io/file/file_core.h"
 #include "io/lane/plan.h"
@@ -91,7 +92,7 @@ std::size_t Cursor::extend_group(std::uint64_t block_bytes, Transfer& transfer) 
         other.piece.offset > end + kMaxGapBytes)
       break;
     const std::uint64_t new_end = std::max(end, other.piece.offset + other.piece.length);
-    const std::uint64_t span_end = (new_end + alignment - 1) / alignment * alignment;
+    const std::uint64_t span_end = round_up(new_end, alignment);
     if (span_end - piece.span_offset > slot_bytes(block_bytes)) break;
     piece.length = new_end - piece.offset;
     piece.span_length = span_end - piece.span_offset;

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/rounding.h"
+
 namespace trunkline::io {
 namespace {
-
-std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) { return value / unit * unit; }
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return round_down(value + unit - 1, unit); }
 
 Piece exact(IoPath path, std::uint64_t offset, std::uint64_t end) {
   return {path, offset, end - offset, offset, end - offset, path == IoPath::bounced};
