@@ -22,15 +22,7 @@ class ModelTest : public testing::TestWithParam<std::tuple<BackendKind, bool, Di
  protected:
   void SetUp() override {
     const auto [kind, disturbed, direct] = GetParam();
-    EngineOptions options{.backend = kind,
-                          .lanes = 2,
-                          .queue_depth = 16,
-                          .block_bytes = 64 * kKiB,
-                          .pinned_budget_bytes = 16 * kMiB};
-    if (disturbed) {
-      options.faults = Faults::create();
-      options.faults->disturb(11, 0.1, 0.3);
-    }
+    const EngineOptions options = test::small_engine(kind, disturbed, 16);
     faults_ = options.faults;
     auto engine = Engine::create(options);
     if (!engine) GTEST_SKIP() << engine.error().message;

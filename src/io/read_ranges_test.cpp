@@ -27,16 +27,7 @@ class ReadRangesTest : public testing::TestWithParam<std::tuple<BackendKind, boo
  protected:
   void SetUp() override {
     const auto [kind, disturbed, direct] = GetParam();
-    EngineOptions options{.backend = kind,
-                          .lanes = 2,
-                          .queue_depth = 16,
-                          .block_bytes = 64 * kKiB,
-                          .pinned_budget_bytes = 16 * kMiB};
-    if (disturbed) {
-      options.faults = Faults::create();
-      options.faults->disturb(11, 0.1, 0.3);
-    }
-    auto engine = Engine::create(options);
+    auto engine = Engine::create(test::small_engine(kind, disturbed, 16));
     if (!engine) GTEST_SKIP() << engine.error().message;
     engine_ = *engine;
   }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "trunkline/engine.h"
+#include "trunkline/fault.h"
+#include "trunkline/units.h"
 
 namespace trunkline::test {
 
@@ -20,6 +22,21 @@ inline const std::vector<BackendKind>& all_backends() {
 
 inline std::string backend_name(const testing::TestParamInfo<BackendKind>& info) {
   return std::string(to_string(info.param));
+}
+
+// Options with which small files take every path: small blocks, and a budget for few of them. Where
+// `disturbed`, commands are interrupted and cut short at random, which must not change a result.
+inline EngineOptions small_engine(BackendKind kind, bool disturbed, unsigned queue_depth) {
+  EngineOptions options{.backend = kind,
+                        .lanes = 2,
+                        .queue_depth = queue_depth,
+                        .block_bytes = 64 * kKiB,
+                        .pinned_budget_bytes = 16 * kMiB};
+  if (disturbed) {
+    options.faults = Faults::create();
+    options.faults->disturb(11, 0.1, 0.3);
+  }
+  return options;
 }
 
 // A fixture over backends: skips one that the kernel does not support, with the reason.

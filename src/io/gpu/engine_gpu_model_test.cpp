@@ -28,16 +28,7 @@ class GpuModelTest : public GpuTest,
   void SetUp() override {
     const auto [kind, disturbed, direct, with_cufile] = GetParam();
     if (with_cufile) ::setenv("TRUNKLINE_CUFILE", FAKE_CUDA_LIBRARY, 1);  // NOLINT(concurrency-mt-unsafe)
-    EngineOptions options{.backend = kind,
-                          .lanes = 2,
-                          .queue_depth = 8,
-                          .block_bytes = 64 * kKiB,
-                          .pinned_budget_bytes = 16 * kMiB};
-    if (disturbed) {
-      options.faults = Faults::create();
-      options.faults->disturb(11, 0.1, 0.3);
-    }
-    auto made = Engine::create(options);
+    auto made = Engine::create(test::small_engine(kind, disturbed, 8));
     if (!made) GTEST_SKIP() << made.error().message;
     engine_ = *made;
     open_.direct = direct;
