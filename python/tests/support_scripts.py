@@ -1,4 +1,4 @@
-"""Runs Python code in a process of its own, whose environment matters: modules read it when imported."""
+"""Runs Python code in a separate process, since modules read the environment when they are imported."""
 
 import os
 import subprocess

@@ -79,7 +79,7 @@ class FileWriter {
   const File& file(std::size_t layout) const { return targets_[layout].file; }
 
  private:
-  struct Held {  // filled, and waiting for checksums that stand in it
+  struct Held {  // filled, but some checksums have yet to be written into it
     std::size_t block;
     StagingRing::Index slot;
     std::size_t after;  // until so many blocks are folded

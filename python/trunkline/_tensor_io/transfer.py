@@ -79,8 +79,8 @@ def write_files(files: FileSet) -> None:
 def _discard(files: FileSet) -> None:
     """Remove what was written, once no transfer is in flight.
 
-    On the main thread in a thread of its own: on a device that hangs Ctrl-C ends the wait, and the removal
-    goes on.
+    The main thread only waits while another thread does it, so that Ctrl-C ends the wait for a device that
+    hangs. The removal continues.
     """
     if threading.get_ident() != threading.main_thread().ident:
         files.discard()

@@ -59,7 +59,7 @@ Result<CudaProcess*> CudaProcess::current() {
                      "CUDA cannot be used in a forked child of a process that has used it; start processes "
                      "by spawn, as torch.multiprocessing does"));
     }
-    // A forked child of a process that has not loaded the driver begins with an object of its own: a thread
+    // If the parent has not loaded the driver, a forked child gets a new object: a thread
     // of the parent, which the child does not have, may have held the mutex of the parent's.
     auto made = std::make_unique<CudaProcess>();
     if (instance.compare_exchange_strong(known, made.get())) return made.release();
