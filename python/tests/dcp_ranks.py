@@ -418,6 +418,12 @@ def value_of(run: int, rank: int) -> dict[str, Any]:
     return {"w": torch.full((1000,), float(10 * run + rank))}
 
 
+def wait_for_files(directory: Path, pattern: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(directory.glob(pattern))) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def wait_for_nobody(*args: Any, **kwargs: Any) -> None:
     """In place of the barrier that ends a save without collectives."""
 
@@ -432,11 +438,8 @@ def save_apart(rank: int, path: Path, argument: str) -> None:
         """End at once: the process group cannot be ended in order. Rank 0, which has the store, is last."""
         sys.stdout.flush()
         (path / f"left-{run}-{rank}").touch()
-        deadline = time.monotonic() + 60
-        while rank == 0 and time.monotonic() < deadline:
-            if len(list(path.glob(f"left-{run}-*"))) == dist.get_world_size():
-                break
-            time.sleep(0.01)
+        if rank == 0:
+            wait_for_files(path, f"left-{run}-*", dist.get_world_size())
         os._exit(status)
 
     if str(rank) in dying:
@@ -565,6 +568,10 @@ def run_rank(name: str, rank: int, world: int, directory: Path, argument: str) -
         world_size=world,
         timeout=datetime.timedelta(seconds=60),
     )
+    # A program may end its process at once, which must not happen while another rank still connects to it.
+    joined = f"joined-{name}-{world}-{argument}"
+    (directory / f"{joined}-{rank}").touch()
+    wait_for_files(directory, f"{joined}-*", world)
     {program.__name__: program for program in PROGRAMS}[name](rank, directory, argument)
     dist.barrier()
     dist.destroy_process_group()
