@@ -1,0 +1,227 @@
+#include "records/batch_reader.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/trace.h"
+#include "io/engine_core.h"
+#include "io/submission.h"
+
+namespace trunkline::records {
+namespace {
+
+constexpr trace::Kind kBatchWait{"wait for a batch", trace::Category::wait};
+constexpr trace::Kind kBatchPlan{"plan a batch", trace::Category::operation};
+
+// How often the wait for room in the engine's queue looks whether it is still wanted.
+constexpr std::chrono::milliseconds kSubmitSlice{50};
+// How long close() waits for the thread, which may be in a system call that does not return.
+constexpr std::chrono::seconds kCloseTimeout{5};
+
+// A batch that is being read, or its error.
+struct Reading {
+  Step step;
+  BatchPlan plan = {};
+  std::span<std::byte> memory = {};
+  BatchMemory::Lease lease = {};
+  Future future = {};  // not valid where there is nothing to read
+  std::optional<Error> error = {};
+};
+
+}  // namespace
+
+// What the thread and the caller share; the thread keeps it alive.
+struct BatchReader::Shared {
+  Shared(const Engine& engine_in, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume,
+         const BatchReaderOptions& options_in)
+      : engine(engine_in),
+        options(options_in),
+        order(options_in.order),
+        reader(engine_in, std::move(table), std::move(volume), options_in.reading),
+        memory(BatchMemory::create(engine_in, options_in.slots, options_in.cuda_ordinal)) {}
+
+  void run();
+  Reading begin(const Step& step, BatchMemory::Lease lease);
+  bool submit(Reading& reading);
+  bool push(Reading reading);
+
+  const Engine engine;
+  const BatchReaderOptions options;
+  const SampleOrder order;
+  SampleReader reader;  // of the thread; finish() of the caller
+  const std::shared_ptr<BatchMemory> memory;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Reading> readings;
+  std::optional<Reading> current;  // that next() has begun to wait for
+  std::optional<Error> failure;    // of the last batch, after which there is none
+  bool is_waiting_for_slot = false;
+  bool stopped = false;
+  bool ended = false;  // the thread
+};
+
+void BatchReader::Shared::run() {
+  trace::name_this_thread("trunkline-data", trace::Role::thread);
+  OrderCursor cursor = order.normalized(options.begin);
+  const std::uint64_t epoch = cursor.epoch;
+  for (std::uint64_t number = 0; !(options.one_epoch && cursor.epoch != epoch); ++number) {
+    const Step step = order.step(cursor);
+    cursor = step.end;
+    if (number % options.shares != options.share) continue;
+    {
+      const std::scoped_lock lock(mutex);
+      is_waiting_for_slot = true;
+    }
+    BatchMemory::Lease lease = memory->acquire();
+    {
+      const std::scoped_lock lock(mutex);
+      is_waiting_for_slot = false;
+      if (stopped) break;
+    }
+    Reading reading = begin(step, std::move(lease));
+    const bool failed = reading.error.has_value();
+    if (!push(std::move(reading)) || failed) break;
+  }
+  const std::scoped_lock lock(mutex);
+  ended = true;
+  changed.notify_all();
+}
+
+Reading BatchReader::Shared::begin(const Step& step, BatchMemory::Lease lease) {
+  const trace::Span span(kBatchPlan);
+  Reading reading{.step = step};
+  auto plan = reader.plan(order.samples_of(step));
+  if (!plan) {
+    reading.error = plan.error();
+    return reading;
+  }
+  reading.plan = std::move(*plan);
+  if (reading.plan.bytes == 0) return reading;
+  auto reserved = lease->reserve(reading.plan.bytes);
+  if (!reserved) {
+    reading.error = reserved.error();
+    return reading;
+  }
+  reading.memory = *reserved;
+  reading.lease = std::move(lease);
+  if (!submit(reading)) reading.error = make_error(ErrorKind::cancelled, "reading a batch was cancelled");
+  return reading;
+}
+
+// False once the reader is stopped. The operation keeps the memory until no device writes into it any more.
+bool BatchReader::Shared::submit(Reading& reading) {
+  const Request request = SampleReader::request(reading.plan, reading.memory, reading.lease);
+  io::Submission submission(engine.core(), {&request, 1});
+  while (!submission.advance(kSubmitSlice)) {
+    const std::scoped_lock lock(mutex);
+    if (stopped) return false;
+  }
+  reading.future = submission.take_futures().front();
+  return true;
+}
+
+bool BatchReader::Shared::push(Reading reading) {
+  const std::scoped_lock lock(mutex);
+  if (stopped) {
+    if (reading.future.valid()) reading.future.cancel();
+    return false;
+  }
+  readings.push_back(std::move(reading));
+  changed.notify_all();
+  return true;
+}
+
+BatchReader::BatchReader(Engine engine, std::shared_ptr<const SampleTable> table,
+                         std::optional<Volume> volume, BatchReaderOptions options)
+    : shared_(std::make_shared<Shared>(engine, std::move(table), std::move(volume), options)),
+      thread_(std::make_unique<std::jthread>([shared = shared_] { shared->run(); })) {}
+
+BatchReader::~BatchReader() { close(); }
+
+bool BatchReader::all_slots_held() const {
+  const std::scoped_lock lock(shared_->mutex);
+  return shared_->readings.empty() && !shared_->current && shared_->is_waiting_for_slot &&
+         !shared_->memory->has_free_slot();
+}
+
+Result<std::optional<Batch>> BatchReader::next(Future::Timeout timeout) {
+  const trace::Span span(kBatchWait);
+  const auto timed_out = [] {
+    return std::unexpected(make_error(ErrorKind::timed_out, "the next batch is not there yet"));
+  };
+  const auto closed = [] {
+    return std::unexpected(make_error(ErrorKind::closed, "the reader of batches is closed"));
+  };
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  const auto is_over = [&] {
+    return shared.stopped || shared.failure || shared.current || !shared.readings.empty() || shared.ended;
+  };
+  const auto fail = [&](const Error& error) {
+    const std::scoped_lock failing(shared.mutex);
+    shared.failure = error;
+    return std::unexpected(error);
+  };
+  if (timeout && !shared.changed.wait_for(lock, *timeout, is_over)) return timed_out();
+  shared.changed.wait(lock, is_over);
+  if (shared.stopped) return closed();
+  if (shared.failure) return std::unexpected(*shared.failure);
+  if (!shared.current) {
+    if (shared.readings.empty()) return std::nullopt;
+    shared.current = std::move(shared.readings.front());
+    shared.readings.pop_front();
+  }
+  const Future future = shared.current->future;
+  if (!shared.current->error && future.valid()) {
+    lock.unlock();
+    if (!future.wait(timeout)) return timed_out();
+    lock.lock();
+    if (shared.stopped) return closed();
+  }
+  Reading reading = *std::exchange(shared.current, std::nullopt);
+  lock.unlock();
+  if (reading.error) return fail(*reading.error);
+  const Result<std::uint64_t> read = future.valid() ? future.result() : Result<std::uint64_t>(0);
+  if (auto status = shared.reader.finish(read, reading.memory, reading.plan); !status)
+    return fail(status.error());
+  return Batch{.samples = std::move(reading.plan.samples),
+               .ranges = std::move(reading.plan.ranges),
+               .skipped = std::move(reading.plan.skipped),
+               .memory = reading.memory,
+               .lease = std::move(reading.lease),
+               .step = reading.step};
+}
+
+bool BatchReader::close() {
+  const std::unique_ptr<std::jthread> thread = [&] {
+    const std::scoped_lock lock(shared_->mutex);
+    return std::move(thread_);
+  }();
+  if (!thread) return true;
+  std::deque<Reading> readings;
+  {
+    const std::scoped_lock lock(shared_->mutex);
+    shared_->stopped = true;
+    readings.swap(shared_->readings);
+    if (shared_->current) readings.push_back(*std::exchange(shared_->current, std::nullopt));
+    shared_->changed.notify_all();
+  }
+  shared_->memory->close();
+  for (Reading& reading : readings) {
+    if (reading.future.valid()) reading.future.cancel();
+  }
+  readings.clear();
+  std::unique_lock lock(shared_->mutex);
+  const bool ended = shared_->changed.wait_for(lock, kCloseTimeout, [&] { return shared_->ended; });
+  lock.unlock();
+  if (!ended) thread->detach();
+  return ended;
+}
+
+}  // namespace trunkline::records

@@ -1,0 +1,39 @@
+// The files of a data set that are open: some of them, those that were used last.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "records/sample_table.h"
+#include "trunkline/file.h"
+#include "trunkline/volume.h"
+
+namespace trunkline::records {
+
+// For use by one thread.
+class OpenFiles {
+ public:
+  // Files of `volume` where one is given, else paths.
+  OpenFiles(Engine engine, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume);
+
+  // Fails with `corrupt` where the file is not the one that was indexed: another size, time or inode.
+  Result<File> open(std::uint32_t file);
+
+ private:
+  using Entry = std::pair<std::uint32_t, File>;
+
+  Result<File> open_now(std::uint32_t file) const;
+  Status check_unchanged(const File& opened, std::uint32_t file) const;
+
+  Engine engine_;
+  std::shared_ptr<const SampleTable> table_;
+  std::optional<Volume> volume_;
+  std::size_t capacity_;
+  std::list<Entry> entries_;  // the one used last is first
+  std::unordered_map<std::uint32_t, std::list<Entry>::iterator> by_file_;
+};
+
+}  // namespace trunkline::records

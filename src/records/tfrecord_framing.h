@@ -1,0 +1,24 @@
+// The framing of a TFRecord: the payload's length and the CRC-32C of that before it, the CRC-32C of the
+// payload after it; both checksums "masked" (TensorFlow, core/lib/io/record_writer.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "trunkline/error.h"
+
+namespace trunkline::records {
+
+constexpr std::uint64_t kTfrecordHeadBytes = 12;
+constexpr std::uint64_t kTfrecordTailBytes = 4;
+
+std::uint32_t mask_crc(std::uint32_t crc);
+
+// Verifies a whole record: its framing and its payload. `offset` and `path`, where it is stored, are for
+// errors
+// (`corrupt`).
+Status check_tfrecord(std::span<const std::byte> record, std::uint64_t offset, std::string_view path);
+
+}  // namespace trunkline::records
