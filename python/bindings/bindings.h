@@ -19,6 +19,7 @@ void register_file(nb::module_& module);
 void register_volume(nb::module_& module);
 void register_batch(nb::module_& module);
 void register_ranges(nb::module_& module);
+void register_data(nb::module_& module);
 void register_safetensors(nb::module_& module);
 void register_tensor_files(nb::module_& module);
 void register_manifest(nb::module_& module);

@@ -1,0 +1,316 @@
+// Samples of a training: trunkline.data is on top of it.
+#include <fmt/format.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "interruptible.h"
+#include "os/fork_generation.h"
+#include "records/batch_reader.h"
+#include "trunkline/volume.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+using records::Batch;
+using records::BatchMemory;
+using records::BatchPlan;
+using records::BatchReader;
+using records::BatchReaderOptions;
+using records::EpochOrder;
+using records::OrderOptions;
+using records::SampleOrder;
+using records::SampleReader;
+using records::SampleReaderOptions;
+using records::SampleTable;
+
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The arrays of a table, which stay alive with it.
+struct SampleTableObject {
+  Array<std::uint8_t> path_blob;
+  std::vector<Array<std::uint64_t>> numbers;
+  std::optional<Array<std::int64_t>> mtimes_ns;
+  std::shared_ptr<SampleTable> table = std::make_shared<SampleTable>();
+
+  std::span<const std::uint64_t> keep(const std::optional<Array<std::uint64_t>>& array) {
+    if (!array) return {};
+    numbers.push_back(*array);
+    return {array->data(), array->size()};
+  }
+};
+
+using Numbers = std::optional<Array<std::uint64_t>>;
+
+void make_table(SampleTableObject* self, Array<std::uint8_t> path_blob, const Numbers& path_ends,
+                const Numbers& first_samples, const Numbers& sizes,
+                std::optional<Array<std::int64_t>> mtimes_ns, const Numbers& inodes, const Numbers& offsets,
+                const Numbers& lengths, std::uint64_t ranges_per_sample, std::uint64_t record_bytes,
+                std::uint64_t stride_bytes, const Numbers& first_offsets) {
+  SampleTableObject object{.path_blob = path_blob, .numbers = {}, .mtimes_ns = mtimes_ns};
+  SampleTable& table = *object.table;
+  table.path_blob = {reinterpret_cast<const char*>(path_blob.data()), path_blob.size()};
+  table.path_ends = object.keep(path_ends);
+  table.first_samples = object.keep(first_samples);
+  table.sizes = object.keep(sizes);
+  if (mtimes_ns) table.mtimes_ns = {mtimes_ns->data(), mtimes_ns->size()};
+  table.inodes = object.keep(inodes);
+  table.offsets = object.keep(offsets);
+  table.lengths = object.keep(lengths);
+  table.ranges_per_sample = ranges_per_sample;
+  table.record_bytes = record_bytes;
+  table.stride_bytes = stride_bytes;
+  table.first_offsets = object.keep(first_offsets);
+  unwrap(table.check());
+  new (self) SampleTableObject(std::move(object));
+}
+
+std::optional<Volume> volume_argument(nb::handle value) {
+  if (value.is_none()) return std::nullopt;
+  return nb::cast<Volume&>(value);
+}
+
+SampleReaderOptions reading_options(bool has_tfrecord_framing, bool skip_damaged) {
+  return {.framing = has_tfrecord_framing ? records::Framing::tfrecord : records::Framing::none,
+          .skip_damaged = skip_damaged};
+}
+
+template <class T, class Get>
+nb::object array_of(std::size_t count, const Get& get) {
+  auto* const data = new T[count];
+  for (std::size_t index = 0; index < count; ++index) data[index] = static_cast<T>(get(index));
+  const nb::capsule owner(data, [](void* held) noexcept { delete[] static_cast<T*>(held); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {count}, owner));
+}
+
+// Memory that returns to the reader when the last view of it is gone.
+nb::object memory_array(std::span<std::byte> memory, BatchMemory::Lease lease) {
+  auto held = std::make_unique<BatchMemory::Lease>(std::move(lease));
+  const nb::capsule owner(held.get(),
+                          [](void* kept) noexcept { delete static_cast<BatchMemory::Lease*>(kept); });
+  static_cast<void>(held.release());
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory.data(), {memory.size()}, owner));
+}
+
+nb::list skipped_list(const std::vector<records::SkippedSample>& skipped) {
+  nb::list list;
+  for (const auto& [sample, error] : skipped) list.append(nb::make_tuple(sample, exception_of(error)));
+  return list;
+}
+
+// (memory, positions, lengths, samples, skipped)
+nb::tuple batch_tuple(std::span<std::byte> memory, BatchMemory::Lease lease,
+                      const std::vector<records::PlacedRange>& ranges,
+                      const std::vector<std::uint64_t>& samples,
+                      const std::vector<records::SkippedSample>& skipped) {
+  return nb::make_tuple(
+      memory_array(memory, std::move(lease)),
+      array_of<std::int64_t>(ranges.size(), [&](std::size_t index) { return ranges[index].position; }),
+      array_of<std::int64_t>(ranges.size(), [&](std::size_t index) { return ranges[index].length; }),
+      array_of<std::int64_t>(samples.size(), [&](std::size_t index) { return samples[index]; }),
+      skipped_list(skipped));
+}
+
+class BatchReaderObject {
+ public:
+  BatchReaderObject(nb::object table, const BatchReaderOptions& options, const Engine& engine,
+                    std::optional<Volume> volume)
+      : table_(std::move(table)), generation_(os::fork_generation()) {
+    const GilReleased unlocked;
+    reader_ = std::make_unique<BatchReader>(engine, nb::inst_ptr<SampleTableObject>(table_)->table,
+                                            std::move(volume), options);
+  }
+  BatchReaderObject(const BatchReaderObject&) = delete;
+  BatchReaderObject& operator=(const BatchReaderObject&) = delete;
+  ~BatchReaderObject() {
+    // In a forked child, its thread is the parent's; and a thread that goes on needs the table.
+    if (generation_ != os::fork_generation() || !close()) {
+      static_cast<void>(reader_.release());
+      static_cast<void>(table_.release());
+      return;
+    }
+    const GilReleased unlocked;
+    reader_.reset();
+  }
+
+  bool close() {
+    if (generation_ != os::fork_generation()) return false;
+    const GilReleased unlocked;
+    return reader_->close();
+  }
+
+  // None at the end.
+  nb::object next(nb::handle held_timeout) {
+    if (generation_ != os::fork_generation())
+      raise(make_error(ErrorKind::closed, "the reader of batches belongs to the parent of this process"));
+    const Future::Timeout limit = timeout_argument(held_timeout);
+    std::optional<std::chrono::steady_clock::time_point> held_since;
+    while (true) {
+      Result<std::optional<Batch>> batch = [&] {
+        const GilReleased unlocked;
+        return reader_->next(kSignalLatency);
+      }();
+      if (batch) return *batch ? shown(std::move(**batch)) : nb::none();
+      if (batch.error().kind != ErrorKind::timed_out) raise(batch.error());
+      check_signals();
+      if (!limit || !reader_->all_slots_held()) {
+        held_since.reset();
+        continue;
+      }
+      const auto now = std::chrono::steady_clock::now();
+      if (!held_since) held_since = now;
+      if (now - *held_since >= *limit)
+        raise(make_error(ErrorKind::out_of_budget,
+                         "all buffers are held by batches that are still referenced; copy what is to be kept "
+                         "(batch.copy()), or make the Loader with a larger prefetch"));
+    }
+  }
+
+ private:
+  static nb::object shown(Batch batch) {
+    return nb::make_tuple(
+        batch_tuple(batch.memory, std::move(batch.lease), batch.ranges, batch.samples, batch.skipped),
+        nb::make_tuple(batch.step.begin.epoch, batch.step.begin.position),
+        nb::make_tuple(batch.step.end.epoch, batch.step.end.position));
+  }
+
+  nb::object table_;
+  unsigned generation_;
+  std::unique_ptr<BatchReader> reader_;
+};
+
+// Reads samples at once, without reading ahead.
+class SampleReaderObject {
+ public:
+  SampleReaderObject(nb::object table, const Engine& engine, std::optional<Volume> volume,
+                     SampleReaderOptions options)
+      : table_(std::move(table)),
+        engine_(engine),
+        reader_(engine, nb::inst_ptr<SampleTableObject>(table_)->table, std::move(volume), options) {}
+
+  nb::tuple read(Array<std::int64_t> wanted) {
+    const SampleTable& table = *nb::inst_ptr<SampleTableObject>(table_)->table;
+    std::vector<std::uint64_t> samples;
+    for (std::size_t index = 0; index < wanted.size(); ++index) {
+      const std::int64_t sample = wanted.data()[index];
+      if (sample < 0 || static_cast<std::uint64_t>(sample) >= table.sample_count())
+        raise_value_error(fmt::format("samples: {} of {}", sample, table.sample_count()));
+      samples.push_back(static_cast<std::uint64_t>(sample));
+    }
+    const auto memory = BatchMemory::create(engine_, 1, std::nullopt);
+    const BatchMemory::Lease lease = memory->acquire();
+    auto begun = call_unlocked([&] { return begin(std::move(samples), lease); });
+    auto [plan, span, future] = unwrap(std::move(begun));
+    memory->close();  // once the lease is dropped
+    if (future.valid()) wait_interruptibly(future, std::nullopt);
+    unwrap(call_unlocked([&] {
+      return reader_.finish(future.valid() ? future.result() : Result<std::uint64_t>(0), span, plan);
+    }));
+    return batch_tuple(span, lease, plan.ranges, plan.samples, plan.skipped);
+  }
+
+ private:
+  struct Begun {
+    BatchPlan plan;
+    std::span<std::byte> memory;
+    Future future;
+  };
+
+  Result<Begun> begin(std::vector<std::uint64_t> samples, const BatchMemory::Lease& lease) {
+    const std::scoped_lock lock(mutex_);
+    auto plan = reader_.plan(std::move(samples));
+    if (!plan) return std::unexpected(plan.error());
+    if (plan->bytes == 0) return Begun{std::move(*plan), {}, {}};
+    const auto memory = lease->reserve(plan->bytes);
+    if (!memory) return std::unexpected(memory.error());
+    const Request request = SampleReader::request(*plan, *memory, lease);
+    Future future = engine_.submit({&request, 1}).front();
+    return Begun{std::move(*plan), *memory, std::move(future)};
+  }
+
+  nb::object table_;
+  Engine engine_;
+  std::mutex mutex_;
+  SampleReader reader_;
+};
+
+void register_table(nb::module_& module) {
+  nb::class_<SampleTableObject>(module, "SampleTable", "Where samples are stored, for readers.")
+      .def("__init__", &make_table, nb::kw_only(), "path_blob"_a, "path_ends"_a, "first_samples"_a, "sizes"_a,
+           "mtimes_ns"_a.none(), "inodes"_a.none(), "offsets"_a.none(), "lengths"_a.none(),
+           "ranges_per_sample"_a, "record_bytes"_a, "stride_bytes"_a, "first_offsets"_a.none())
+      .def_prop_ro("sample_count", [](const SampleTableObject& self) { return self.table->sample_count(); });
+}
+
+}  // namespace
+
+void register_data(nb::module_& module) {
+  register_table(module);
+  nb::class_<BatchReaderObject>(module, "BatchReader", "Reads batches ahead, on a thread of its own.")
+      .def(
+          "__init__",
+          [](BatchReaderObject* self, nb::object table, std::uint64_t batch_size, std::uint64_t ranks,
+             std::uint64_t rank, std::uint64_t block, std::uint64_t seed, bool drop_last, std::uint64_t epoch,
+             std::uint64_t position, unsigned slots, std::uint64_t shares, std::uint64_t share,
+             bool one_epoch, bool tfrecord, bool skip_damaged, std::optional<unsigned> cuda_ordinal,
+             nb::handle engine, nb::handle volume) {
+            const BatchReaderOptions options{
+                .order = {.samples = nb::cast<SampleTableObject&>(table).table->sample_count(),
+                          .batch_size = batch_size,
+                          .ranks = ranks,
+                          .rank = rank,
+                          .block = block,
+                          .seed = seed,
+                          .drop_last = drop_last},
+                .begin = {.epoch = epoch, .position = position},
+                .slots = slots,
+                .reading = reading_options(tfrecord, skip_damaged),
+                .shares = shares,
+                .share = share,
+                .one_epoch = one_epoch,
+                .cuda_ordinal = cuda_ordinal};
+            const Engine used = engine_or_default(engine);
+            new (self) BatchReaderObject(std::move(table), options, used, volume_argument(volume));
+          },
+          "table"_a, nb::kw_only(), "batch_size"_a, "ranks"_a, "rank"_a, "block"_a, "seed"_a, "drop_last"_a,
+          "epoch"_a, "position"_a, "slots"_a, "shares"_a, "share"_a, "one_epoch"_a, "tfrecord"_a,
+          "skip_damaged"_a, "cuda_ordinal"_a.none(), "engine"_a.none(), "volume"_a.none())
+      .def("next", &BatchReaderObject::next, "held_timeout"_a.none())
+      .def("close", &BatchReaderObject::close);
+  nb::class_<SampleReaderObject>(module, "SampleReader", "Reads samples at once.")
+      .def(
+          "__init__",
+          [](SampleReaderObject* self, nb::object table, bool tfrecord, bool skip_damaged, nb::handle engine,
+             nb::handle volume) {
+            const Engine used = engine_or_default(engine);
+            new (self) SampleReaderObject(std::move(table), used, volume_argument(volume),
+                                          reading_options(tfrecord, skip_damaged));
+          },
+          "table"_a, nb::kw_only(), "tfrecord"_a, "skip_damaged"_a, "engine"_a.none(), "volume"_a.none())
+      .def("read", &SampleReaderObject::read, "samples"_a);
+  module.def(
+      "sample_order",
+      [](std::uint64_t samples, std::uint64_t block, std::uint64_t seed, std::uint64_t epoch,
+         std::uint64_t first, std::uint64_t count) {
+        const EpochOrder order({.samples = samples, .block = block, .seed = seed}, epoch);
+        return array_of<std::int64_t>(count,
+                                      [&](std::size_t index) { return order.sample_at(first + index); });
+      },
+      "samples"_a, nb::kw_only(), "block"_a, "seed"_a, "epoch"_a, "first"_a, "count"_a,
+      "The samples at `count` positions of an epoch's order, from `first` on.");
+}
+
+}  // namespace trunkline::python

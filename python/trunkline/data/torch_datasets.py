@@ -1,0 +1,107 @@
+"""Datasets for torch's DataLoader and torchdata's StatefulDataLoader, on top of trunkline.data."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from trunkline._core import SampleReader
+from trunkline.data._batch import batch_of
+from trunkline.data._index import Index
+from trunkline.data._loader import Loader
+from trunkline.data._native import table_of
+
+
+class BatchDataset(IterableDataset[Any]):
+    """The batches of a Loader, for DataLoader(dataset, batch_size=None) and StatefulDataLoader.
+
+    The batches are the same, in the same order, for any number of workers: each reads its share of them. State is
+    the worker's own; StatefulDataLoader keeps it for each. With workers that end after each epoch
+    (persistent_workers=False), call set_epoch() before each, as for torch's DistributedSampler.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        """`loader`: not used otherwise."""
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        share, shares = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        return self._loader._epoch(share, shares)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop that of this epoch."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As Loader.state_dict, of this worker."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As Loader.load_state_dict, of this worker."""
+        self._loader.load_state_dict(state)
+
+
+class SampleDataset(Dataset[Any]):
+    """Samples by their number, for samplers of torch: DataLoader(dataset, batch_size=64, sampler=...).
+
+    DataLoader passes it all numbers of a batch, which are read at once. Each sample is a view of its bytes (a
+    numpy array of uint8 where its format has no other type), or what decode makes of it; with labels=True a pair
+    of that and its class.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        decode: Callable[[Any], Any] | None = None,
+        *,
+        labels: bool = False,
+    ) -> None:
+        """Raises ValueError if labels are wanted of an index without classes."""
+        if labels and not index.classes:
+            raise ValueError("labels: the index has no classes: its files are not in one folder for each class")
+        self._index = index
+        self._decode = decode
+        self._labels = labels
+        self._reader: SampleReader | None = None
+        self._process = 0
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: list[int]) -> list[Any]:
+        """Read all of them at once."""
+        if self._reader is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._reader = SampleReader(
+                table_of(self._index),
+                tfrecord=self._index._framing == "tfrecord",
+                skip_damaged=False,
+                engine=None,
+                volume=self._index._volume,
+            )
+        count = len(self._index)
+        wanted = numpy.asarray([sample + count if sample < 0 else sample for sample in samples], numpy.int64)
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < count:
+            raise IndexError(f"sample {samples} of {count}")
+        batch = batch_of(self._index, self._reader.read(wanted), 0)
+        made = [self._made(sample) for sample in batch.samples]
+        return list(zip(made, batch.labels.tolist(), strict=True)) if self._labels else made
+
+    def _made(self, sample: Any) -> Any:
+        if self._decode is not None:
+            return self._decode(sample)
+        return numpy.frombuffer(sample, numpy.uint8) if isinstance(sample, memoryview) else sample
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+
