@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info", "debug"};
 constexpr std::array<std::string_view, kComponents> kComponentNames = {
-    "engine", "device", "volume", "tensor_file", "checkpoint", "stream", "transformers"};
+    "engine", "device", "volume", "tensor_file", "checkpoint", "stream", "transformers", "data"};
 static_assert(!kComponentNames.back().empty(), "a component has no name");
 constexpr const char* kVariable = "TRUNKLINE_LOG";
 
