@@ -55,6 +55,7 @@ from trunkline._logging import configure as _configure_logging
 from trunkline._trace import trace
 
 if TYPE_CHECKING:
+    from trunkline import data as data
     from trunkline import dcp as dcp
     from trunkline import lightning as lightning
     from trunkline import stream as stream
@@ -102,8 +103,9 @@ __all__ = [
 
 _configure_logging()
 
-# Modules that need torch, or a library on top of it, are imported at first use: the rest works without them.
-_LAZY_MODULES = ("dcp", "lightning", "stream", "torch", "transformers")
+# Imported at first use: modules that need torch, or a library on top of it, which the rest works without, and
+# what few programs need.
+_LAZY_MODULES = ("data", "dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",

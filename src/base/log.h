@@ -24,7 +24,16 @@ namespace trunkline::log {
 
 enum class Level : std::int8_t { off = -1, error, warn, info, debug };
 
-enum class Component : std::uint8_t { engine, device, volume, tensor_file, checkpoint, stream, transformers, data };
+enum class Component : std::uint8_t {
+  engine,
+  device,
+  volume,
+  tensor_file,
+  checkpoint,
+  stream,
+  transformers,
+  data,
+};
 constexpr std::size_t kComponents = static_cast<std::size_t>(Component::data) + 1;
 
 std::string_view to_string(Level level);

@@ -1,5 +1,6 @@
 #include "records/batch_reader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -20,7 +21,7 @@ constexpr trace::Kind kBatchPlan{"plan a batch", trace::Category::operation};
 
 // How often the wait for room in the engine's queue looks whether it is still wanted.
 constexpr std::chrono::milliseconds kSubmitSlice{50};
-// How long close() waits for the thread, which may be in a system call that does not return.
+// How long close() waits for the thread and for reads in flight, which may never end on a device that hangs.
 constexpr std::chrono::seconds kCloseTimeout{5};
 
 // A batch that is being read, or its error.
@@ -216,9 +217,14 @@ bool BatchReader::close() {
   for (Reading& reading : readings) {
     if (reading.future.valid()) reading.future.cancel();
   }
+  const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
+  for (Reading& reading : readings) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (reading.future.valid()) reading.future.wait(std::max(left, std::chrono::nanoseconds(0)));
+  }
   readings.clear();
   std::unique_lock lock(shared_->mutex);
-  const bool ended = shared_->changed.wait_for(lock, kCloseTimeout, [&] { return shared_->ended; });
+  const bool ended = shared_->changed.wait_until(lock, deadline, [&] { return shared_->ended; });
   lock.unlock();
   if (!ended) thread->detach();
   return ended;

@@ -14,11 +14,11 @@ from trunkline._core import File, crc32c
 from trunkline._errors import Corrupt, Format
 from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
+from trunkline._progress import Progress
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import Layout
 from trunkline._streaming.location import MARK_BYTES, WEIGHTS, PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe, SourceFile
-from trunkline._streaming.progress import Progress
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
 from trunkline._tensor_io.tensors import bytes_of, contiguous

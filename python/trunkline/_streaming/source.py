@@ -9,7 +9,7 @@ import torch
 from trunkline import _core
 from trunkline._core import File, Future, crc32c, crc32c_combine
 from trunkline._formats.safetensors.loader import Header
-from trunkline._streaming.progress import Progress
+from trunkline._progress import Progress
 from trunkline._streaming.stored import FileTensor
 
 _READ_AHEAD_BYTES = 128 << 20  # read before they are needed, or the next tensor if it is larger

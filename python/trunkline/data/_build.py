@@ -1,0 +1,139 @@
+"""Builds an index: lists the files, decides their format, scans them, and keeps the table in a cache file."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy
+
+from trunkline._errors import FileNotFoundError as NoFiles
+from trunkline.data._index import Index
+from trunkline.data._info import IndexInfo
+from trunkline.data._kinds import KINDS
+from trunkline.data._listing import Listing, kinds_present, list_files
+from trunkline.data._options import Options, options_of
+from trunkline.data._skipping import Skipped
+from trunkline.data._uniform import npy_parts, record_parts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trunkline._types import Path
+
+Format = Literal["auto", "files", "records", "npy", "npz", "tfrecord", "webdataset", "parquet"]
+
+
+def index(
+    paths: "Path | Iterable[Path]",
+    *,
+    format: Format = "auto",  # noqa: A002 - as the files' formats are called everywhere
+    record_bytes: int | None = None,
+    stride_bytes: int | None = None,
+    header_bytes: int = 0,
+    columns: Iterable[str] | None = None,
+    cache: "Path | Literal['auto'] | bool | None" = "auto",
+    on_error: Literal["raise", "skip"] = "raise",
+    progress: Callable[[int, int], object] | None = None,
+    workers: int | None = None,
+) -> Index:
+    """Find where each sample is in files, and in the files in folders; return the Index.
+
+    paths: a file or folder, or several. Files are sorted by path, and so are those in folders, at any depth;
+    names that begin with a dot are left out there. Samples are numbered from 0, file after file.
+
+    format: what a sample is.
+        "files": a whole file. Its class is the first folder below the given one.
+        "records": `record_bytes` bytes, every `stride_bytes` (None: record_bytes; less: records overlap) from
+            byte `header_bytes` of a file on. Without a stride, files must hold whole records.
+        "npy": a row of a .npy file, an array of all dimensions but the first. All rows have one shape.
+        "npz": a member of a .npz file.
+        "tfrecord": a record of a TFRecord file.
+        "webdataset": the adjacent members of a .tar file whose names are the same up to the first dot.
+        "parquet": a row group, with `columns` (None: all). Requires pyarrow.
+        "auto": by the files' suffixes (.npy, .npz, .tfrecord, .tfrecords, .tfrec, .tar, .parquet), which must
+            agree; "files" if there are only others; "records" if record_bytes is given.
+    Where a format is given, files of other suffixes in folders are left out, unless there are only these.
+
+    cache: where the table is kept for the next call. "auto": beside the data if that folder is writable, else in
+        $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there; None or False: nowhere. It is made again
+        when the size, the time or the inode of a file has changed. "records", "npy" have no table.
+    on_error: "raise", or "skip" damaged samples, or the rest of a file where no more can be found; they are
+        logged as warnings of the logger "trunkline", and listed by Index.skipped.
+    progress: called with the number of files that are scanned, and of all. None: a line on stderr, if it is a
+        terminal and the scan takes long.
+    workers: threads that scan files.
+
+    Raises ValueError or TypeError for arguments, trunkline.Corrupt or trunkline.Format for damaged files and
+    trunkline.Unsupported for variants of formats that are not supported, each with the name of the file,
+    another OSError if files cannot be read. Ctrl-C ends it.
+    """
+    options = options_of(
+        format, record_bytes, stride_bytes, header_bytes, columns, cache, on_error, progress, workers
+    )
+    listing = list_files(paths)
+    name, listing = _chosen(listing, options)
+    return _build(name, listing, options)
+
+
+def _chosen(listing: Listing, options: Options) -> tuple[str, Listing]:
+    """Return the format, and the files that have it."""
+    present = kinds_present(listing)
+    if not present:
+        where = listing.path(0) if len(listing) else listing.root.decode(errors="backslashreplace")
+        raise NoFiles(None, f"{where} holds no files, except such whose names begin with a dot", where)
+    name = options.format
+    if name == "auto":
+        if len(present) > 1:
+            found = ", ".join(f"{count} of {_shown(kind)}" for kind, count in present.items())
+            raise ValueError(
+                f"format: cannot be told from the files, which are of several: {found}; pass format="
+            )
+        return next(iter(present)), listing
+    if name in ("files", "records"):
+        return name, listing
+    matching = listing.kinds == KINDS.index(name)
+    if not matching[listing.listed == 0].any():
+        return name, listing
+    return name, listing.only(matching | (listing.listed != 0))
+
+
+def _shown(kind: str) -> str:
+    return "other suffixes" if kind == "files" else f"format {kind!r}"
+
+
+def _build(name: str, listing: Listing, options: Options) -> Index:
+    skipped = Skipped(options.skip)
+    if name == "files":
+        info, parts = _file_parts(listing)
+    elif name == "records":
+        info, parts = record_parts(listing, options, skipped)
+    elif name == "npy":
+        info, parts = npy_parts(listing, options, skipped)
+    else:
+        raise NotImplementedError(name)
+    return _assemble(name, listing, info, parts, skipped)
+
+
+def _file_parts(listing: Listing) -> "tuple[dict[str, Any], dict[str, NDArray[Any]]]":
+    return {}, {
+        "first_samples": numpy.arange(len(listing) + 1, dtype=numpy.uint64),
+        "offsets": numpy.zeros(len(listing), numpy.uint64),
+        "lengths": listing.sizes,
+    }
+
+
+def _assemble(
+    name: str, listing: Listing, info: dict[str, Any], parts: "dict[str, NDArray[Any]]", skipped: Skipped
+) -> Index:
+    class_files, class_ids, classes = listing.class_runs()
+    arrays = {
+        "path_blob": listing.path_blob,
+        "path_ends": listing.path_ends,
+        "sizes": listing.sizes,
+        "mtimes_ns": listing.mtimes_ns,
+        "inodes": listing.inodes,
+        "class_files": class_files,
+        "class_ids": class_ids,
+        **parts,
+    }
+    full = IndexInfo(name, len(listing.root), classes=classes, skipped=skipped.report(), **info)
+    return Index(full, arrays)

@@ -1,0 +1,218 @@
+"""The files that an index is made of: folders walked in the order of the names, one stat for each file."""
+
+import errno
+import os
+import stat
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from trunkline._errors import exception_of
+from trunkline._paths import absolute_path
+from trunkline.data._kinds import KINDS, kind_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass
+class Listing:
+    """Files, as arrays; none of Python's objects stays for each."""
+
+    root: bytes  # the folder that all files are in, with a slash at the end
+    path_blob: "NDArray[numpy.uint8]"
+    path_ends: "NDArray[numpy.uint64]"
+    sizes: "NDArray[numpy.uint64]"
+    mtimes_ns: "NDArray[numpy.int64]"
+    inodes: "NDArray[numpy.uint64]"
+    kinds: "NDArray[numpy.uint8]"  # places in KINDS
+    listed: "NDArray[numpy.uint8]"  # 1: given by its own path, not found in a folder
+    class_of: "NDArray[numpy.int64]"  # a place in classes; -1: not in a class folder
+    classes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, file: int) -> str:
+        """Return the absolute path of a file."""
+        begin = int(self.path_ends[file - 1]) if file else 0
+        return os.fsdecode(self.path_blob[begin : int(self.path_ends[file])].tobytes())
+
+    def only(self, mask: "NDArray[numpy.bool_]") -> "Listing":
+        """Return the files of which the mask says True."""
+        if mask.all():
+            return self
+        lengths = numpy.diff(self.path_ends, prepend=numpy.uint64(0))
+        kept = lengths[mask]
+        return Listing(
+            self.root,
+            self.path_blob[numpy.repeat(mask, lengths.astype(numpy.int64))],
+            numpy.cumsum(kept, dtype=numpy.uint64),
+            self.sizes[mask],
+            self.mtimes_ns[mask],
+            self.inodes[mask],
+            self.kinds[mask],
+            self.listed[mask],
+            self.class_of[mask],
+            self.classes,
+        )
+
+    def class_runs(self) -> "tuple[NDArray[numpy.uint64], NDArray[numpy.int64], tuple[str, ...]]":
+        """Return where each run of files of one class begins, its class, and the names of the classes.
+
+        All are empty unless every file is in a class folder. Classes without files are left out.
+        """
+        if not len(self) or (self.class_of < 0).any():
+            return numpy.zeros(0, numpy.uint64), numpy.zeros(0, numpy.int64), ()
+        used, ids = numpy.unique(self.class_of, return_inverse=True)
+        names = [self.classes[each] for each in used]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        rank = numpy.empty(len(names), numpy.int64)
+        rank[order] = numpy.arange(len(names))
+        ids = rank[ids]
+        starts = numpy.flatnonzero(numpy.diff(ids, prepend=-1))
+        return starts.astype(numpy.uint64), ids[starts], tuple(names[each] for each in order)
+
+
+class _Collector:
+    """Collects files."""
+
+    def __init__(self) -> None:
+        self.blob = bytearray()
+        self.ends, self.sizes, self.inodes = array("Q"), array("Q"), array("Q")
+        self.mtimes, self.class_of = array("q"), array("q")
+        self.kinds, self.listed = array("B"), array("B")
+        self.classes: dict[bytes, int] = {}
+
+    def add(self, path: bytes, status: os.stat_result, listed: bool, class_name: bytes | None) -> None:
+        self.blob += path
+        self.ends.append(len(self.blob))
+        self.sizes.append(status.st_size)
+        self.mtimes.append(status.st_mtime_ns)
+        self.inodes.append(status.st_ino)
+        self.kinds.append(kind_of(path))
+        self.listed.append(listed)
+        known = -1 if class_name is None else self.classes.setdefault(class_name, len(self.classes))
+        self.class_of.append(known)
+
+    def listing(self, root: bytes) -> Listing:
+        return Listing(
+            root,
+            numpy.frombuffer(bytes(self.blob), numpy.uint8),
+            *(_array(each, numpy.uint64) for each in (self.ends, self.sizes)),
+            _array(self.mtimes, numpy.int64),
+            _array(self.inodes, numpy.uint64),
+            _array(self.kinds, numpy.uint8),
+            _array(self.listed, numpy.uint8),
+            _array(self.class_of, numpy.int64),
+            [os.fsdecode(name) for name in self.classes],
+        )
+
+
+def _array(values: "array[int]", dtype: Any) -> "NDArray[Any]":
+    return numpy.frombuffer(values.tobytes(), dtype)
+
+
+def list_files(paths: Any) -> Listing:
+    """List files, and those in folders, sorted by path. Raises trunkline.Error, TypeError and ValueError.
+
+    Files and folders whose names begin with a dot are left out, unless they are given by their own path.
+    """
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else list(paths)
+    if not given:
+        raise ValueError("paths: must name at least one file or folder")
+    roots = []
+    for each in given:
+        name = os.fsencode(absolute_path(each, "paths"))
+        status = _stat(name)
+        folder = stat.S_ISDIR(status.st_mode)
+        if not folder and not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"paths: {os.fsdecode(name)} is neither a file nor a folder")
+        roots.append((os.path.normpath(name) + (b"/" if folder else b""), status))
+    roots.sort(key=lambda root: root[0])
+    for (one, _), (other, _) in zip(roots, roots[1:], strict=False):
+        if other == one or (one.endswith(b"/") and other.startswith(one)):
+            within = "is given twice" if other == one else f"is in {os.fsdecode(one)}, which is given too"
+            raise ValueError(f"paths: {os.fsdecode(other)} {within}")
+    found = _Collector()
+    for path, status in roots:
+        if path.endswith(b"/"):
+            for below, below_status in _walk(path):
+                first, slash, _ = below[len(path) :].partition(b"/")
+                found.add(below, below_status, False, first if slash else None)
+        else:
+            found.add(path, status, True, None)
+    folders = [path if path.endswith(b"/") else os.path.dirname(path) for path, _ in roots]
+    common = os.path.commonpath(folders).rstrip(b"/") + b"/"
+    return found.listing(common)
+
+
+def _stat(path: bytes) -> os.stat_result:
+    try:
+        return os.stat(path)  # noqa: PTH116 - bytes
+    except OSError as error:
+        raise _failed("cannot stat", path, error) from None
+
+
+def _failed(what: str, path: bytes, error: OSError) -> Exception:
+    name = os.fsdecode(path)
+    code = error.errno or errno.EIO
+    why = f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
+    return exception_of("system", code, f"{what} {name}: {why}", name)
+
+
+def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Yield path and status of the files below a folder, whose path ends with a slash, sorted by path."""
+    # Each open folder with what is left in it, and the identities of the folders, to notice loops of links.
+    stack: list[tuple[Iterator[tuple[bytes, os.stat_result]], tuple[int, int]]] = []
+
+    def enter(folder: bytes, status: os.stat_result) -> None:
+        identity = (status.st_dev, status.st_ino)
+        if any(identity == above for _, above in stack):
+            raise exception_of(
+                "system",
+                errno.ELOOP,
+                f"{os.fsdecode(folder)} leads to a folder that it is in",
+                os.fsdecode(folder),
+            )
+        stack.append((iter(_entries(folder)), identity))
+
+    enter(root, _stat(root))
+    while stack:
+        entry = next(stack[-1][0], None)
+        if entry is None:
+            stack.pop()
+        elif entry[0].endswith(b"/"):
+            enter(*entry)
+        else:
+            yield entry
+
+
+def _entries(folder: bytes) -> Sequence[tuple[bytes, os.stat_result]]:
+    """Return the files and folders in a folder, sorted; paths of folders end with a slash."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(b"."):
+                    continue
+                status = _stat(entry.path)
+                if stat.S_ISDIR(status.st_mode):
+                    found.append((entry.path + b"/", status))
+                elif stat.S_ISREG(status.st_mode):
+                    found.append((entry.path, status))
+    except OSError as error:
+        if hasattr(error, "file"):
+            raise  # by _stat
+        raise _failed("cannot list", folder, error) from None
+    found.sort(key=lambda entry: entry[0])
+    return found
+
+
+def kinds_present(listing: Listing) -> dict[str, int]:
+    """Return how many files there are of each kind, by the names of KINDS."""
+    counts = numpy.bincount(listing.kinds, minlength=len(KINDS))
+    return {name: int(count) for name, count in zip(KINDS, counts, strict=True) if count}
