@@ -157,7 +157,7 @@ class BatchReaderObject {
     if (generation_ != os::fork_generation())
       raise(make_error(ErrorKind::closed, "the reader of batches belongs to the parent of this process"));
     const Future::Timeout limit = timeout_argument(held_timeout);
-    std::optional<std::chrono::steady_clock::time_point> held_since;
+    auto last_free = std::chrono::steady_clock::now();  // when a buffer was seen that nobody holds
     while (true) {
       Result<std::optional<Batch>> batch = [&] {
         const GilReleased unlocked;
@@ -166,13 +166,9 @@ class BatchReaderObject {
       if (batch) return *batch ? shown(std::move(**batch)) : nb::none();
       if (batch.error().kind != ErrorKind::timed_out) raise(batch.error());
       check_signals();
-      if (!limit || !reader_->all_slots_held()) {
-        held_since.reset();
-        continue;
-      }
       const auto now = std::chrono::steady_clock::now();
-      if (!held_since) held_since = now;
-      if (now - *held_since >= *limit)
+      if (!reader_->all_slots_held()) last_free = now;
+      if (limit && now - last_free >= *limit)
         raise(make_error(ErrorKind::out_of_budget,
                          "all buffers are held by batches that are still referenced; copy what is to be kept "
                          "(batch.copy()), or make the Loader with a larger prefetch"));

@@ -1,5 +1,7 @@
 #include "records/batch_reader.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -68,6 +70,7 @@ struct BatchReader::Shared {
 };
 
 void BatchReader::Shared::run() {
+  pthread_setname_np(pthread_self(), "trunkline-data");
   trace::name_this_thread("trunkline-data", trace::Role::thread);
   OrderCursor cursor = order.normalized(options.begin);
   const std::uint64_t epoch = cursor.epoch;

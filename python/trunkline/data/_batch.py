@@ -92,7 +92,9 @@ class Batch:
 
     def copy(self) -> "Batch":
         """Return a batch in memory of its own, which can be kept: it holds no buffer of the loader."""
-        return self._with_memory(self.memory.copy() if isinstance(self.memory, numpy.ndarray) else self.memory)
+        return self._with_memory(
+            self.memory.copy() if isinstance(self.memory, numpy.ndarray) else self.memory
+        )
 
     def _with_memory(self, memory: Any) -> "Batch":
         parts = (self.offsets, self.lengths, self.indices, self.skipped, self.epoch)

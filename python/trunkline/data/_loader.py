@@ -79,7 +79,9 @@ class Loader:
             if call is not None and not callable(call):
                 raise TypeError(f"{name}: must be callable, not {type(call).__name__}")
         if labels and not self._index.classes:
-            raise ValueError("labels: the index has no classes: its files are not in one folder for each class")
+            raise ValueError(
+                "labels: the index has no classes: its files are not in one folder for each class"
+            )
         if labels and decode is None and collate is None:
             raise ValueError("labels: is for decode and collate; Batch has labels of its own")
         self._decoding = Decoding(decode, collate, bool(labels), on_error == "skip")
@@ -141,8 +143,10 @@ class Loader:
         epoch = self._cursor.epoch
         ended = False
         try:
-            while self._cursor.epoch == epoch:
+            while True:
                 self._check_iteration(iteration)
+                if self._cursor.epoch != epoch:
+                    break
                 item = self._next(share, shares)
                 if item is None:
                     assert shares > 1, "the reader ended within an epoch"
@@ -159,13 +163,14 @@ class Loader:
             ended = True
             self._was_left = False
         finally:
-            if not ended or shares > 1:
-                if iteration == self._iterations:
-                    self.close()
+            if (not ended or shares > 1) and iteration == self._iterations:
+                self.close()
 
     def _check_iteration(self, iteration: int) -> None:
         if iteration != self._iterations:
-            raise RuntimeError("this loop over the Loader was ended: another one began, or a state was loaded")
+            raise RuntimeError(
+                "this loop over the Loader was ended: another one began, or a state was loaded"
+            )
 
     def _next(self, share: int, shares: int) -> Item | None:
         if self._stream is None or self._stream_process != os.getpid() or self._stream_cursor != self._cursor:
@@ -202,7 +207,7 @@ class Loader:
             skip_damaged=self._decoding.skip_damaged,
             cuda_ordinal=self._device.index if self._device is not None else None,
             engine=self._engine,
-            volume=self._index._volume,
+            volume=getattr(self._index, "_volume", None),
         )
         stream: RawBatches | DecodedBatches = RawBatches(reader, self._index, self._skipped)
         if self._decoding.decode is not None or self._decoding.collate is not None:
@@ -313,5 +318,3 @@ def _device(value: Any) -> Any:
     if device.type != "cuda":
         raise ValueError(f'device: must be "cpu" or a CUDA device, not {value!r}')
     return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
-
-

@@ -38,7 +38,9 @@ def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: i
     if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
         raise ValueError(f"state: is not one of Loader.state_dict(): {_shown(state)}")
     if state["version"] > VERSION:
-        raise ValueError(f"state: has version {state['version']}, of a newer release; this one reads {VERSION}")
+        raise ValueError(
+            f"state: has version {state['version']}, of a newer release; this one reads {VERSION}"
+        )
     numbers = [state.get(name) for name in ("seed", "shuffle", "epoch", "samples")]
     others = state.get("steps_of_others")
     if not all(isinstance(each, int) and each >= 0 for each in (*numbers, 0 if others is None else others)):

@@ -103,9 +103,7 @@ class DecodedBatches:
         self._index = index
         self._decoding = decoding
         self._skipped = skipped
-        self._owned = (
-            ThreadPoolExecutor(workers, "trunkline-decode") if isinstance(workers, int) else None
-        )
+        self._owned = ThreadPoolExecutor(workers, "trunkline-decode") if isinstance(workers, int) else None
         self._workers = self._owned if self._owned is not None else workers
         self._task_count = _TASKS_PER_WORKER * (workers if isinstance(workers, int) else 4)
         self._collator = ThreadPoolExecutor(1, "trunkline-collate")

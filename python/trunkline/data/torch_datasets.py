@@ -64,7 +64,9 @@ class SampleDataset(Dataset[Any]):
     ) -> None:
         """Raises ValueError if labels are wanted of an index without classes."""
         if labels and not index.classes:
-            raise ValueError("labels: the index has no classes: its files are not in one folder for each class")
+            raise ValueError(
+                "labels: the index has no classes: its files are not in one folder for each class"
+            )
         self._index = index
         self._decode = decode
         self._labels = labels
@@ -86,7 +88,7 @@ class SampleDataset(Dataset[Any]):
                 tfrecord=self._index._framing == "tfrecord",
                 skip_damaged=False,
                 engine=None,
-                volume=self._index._volume,
+                volume=getattr(self._index, "_volume", None),
             )
         count = len(self._index)
         wanted = numpy.asarray([sample + count if sample < 0 else sample for sample in samples], numpy.int64)
@@ -103,5 +105,3 @@ class SampleDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
-
-

@@ -1,0 +1,491 @@
+"""tl.data.Loader: what its batches hold, their order, states, and what ends reading ahead."""
+
+import concurrent.futures
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy
+import pytest
+
+import trunkline as tl
+from trunkline.data import Batch, Index, Loader, _stream
+
+Array: TypeAlias = "numpy.ndarray[Any, Any]"
+
+RECORD = 1000
+COUNT = 203
+
+
+@pytest.fixture
+def contents() -> Array:
+    return numpy.random.default_rng(5).integers(0, 256, (COUNT, RECORD), dtype=numpy.uint8)
+
+
+@pytest.fixture
+def index(tmp_path: Path, contents: Array) -> Index:
+    """Records in two files."""
+    contents[:100].tofile(tmp_path / "a.bin")
+    contents[100:].tofile(tmp_path / "b.bin")
+    return tl.data.index([tmp_path / "a.bin", tmp_path / "b.bin"], format="records", record_bytes=RECORD)
+
+
+def indices_of(batches: Iterator[Batch] | Loader) -> list[list[int]]:
+    return [batch.indices.tolist() for batch in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+def threads_of_process() -> int:
+    """Without those of the kernel that work for io_uring."""
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return len([name for name in names if not name.startswith("iou-")])
+
+
+def assert_threads_end(before: int, *context: object) -> None:
+    """A thread that was joined is still listed for a moment."""
+    deadline = time.monotonic() + 20
+    while threads_of_process() > before and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert threads_of_process() == before, context
+
+
+def test_every_epoch_has_every_sample_once_in_another_order(index: Index, contents: Array) -> None:
+    loader = Loader(index, 16)
+    assert len(loader) == 13
+    orders = []
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        order: list[int] = []
+        for batch in loader:
+            assert batch.epoch == epoch
+            for sample, memory in zip(batch.indices, batch.samples, strict=True):
+                assert bytes(memory) == contents[sample].tobytes()
+            assert numpy.array_equal(batch.array(), contents[batch.indices])
+            order += batch.indices.tolist()
+        assert sorted(order) == list(range(COUNT))
+        orders.append(order)
+    assert orders[0] != orders[1] != orders[2]
+    assert flat(indices_of(Loader(index, 16))) == orders[0]
+    assert flat(indices_of(Loader(index, 16, seed=1))) != orders[0]
+    assert flat(indices_of(Loader(index, 16, shuffle=False))) == list(range(COUNT))
+
+
+def test_batch_says_where_its_samples_are(index: Index, contents: Array) -> None:
+    batch = next(iter(Loader(index, 8)))
+    assert len(batch) == 8
+    assert batch.memory.dtype == numpy.uint8
+    assert batch.lengths.tolist() == [RECORD] * 8
+    for sample, offset, length in zip(batch.indices, batch.offsets, batch.lengths, strict=True):
+        assert numpy.array_equal(batch.memory[offset : offset + length], contents[sample])
+    assert batch.array("<u4").shape == (8, RECORD // 4)
+    with pytest.raises(ValueError, match="do not consist of whole"):
+        batch.array([("a", "u1", 3)])
+    assert "8 samples" in repr(batch)
+    again = pickle.loads(pickle.dumps(batch))
+    assert numpy.array_equal(again.array(), batch.array())
+
+
+def test_blocks_are_shuffled_and_stay_together(index: Index) -> None:
+    order = flat(indices_of(Loader(index, 20, shuffle=10)))
+    assert sorted(order) == list(range(COUNT))
+    starts = order[:200:10]
+    assert starts != sorted(starts)
+    for block in range(20):
+        first = order[block * 10]
+        assert order[block * 10 : block * 10 + 10] == [(first + place) % COUNT for place in range(10)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_divide_every_step(index: Index, ranks: int) -> None:
+    alone = flat(indices_of(Loader(index, 1)))
+    loaders = [Loader(index, 4, rank=rank, world_size=ranks) for rank in range(ranks)]
+    assert len({len(loader) for loader in loaders}) == 1
+    batches = [indices_of(loader) for loader in loaders]
+    assert {len(each) for each in batches} == {len(loaders[0])}
+    steps = [flat(list(step)) for step in zip(*batches, strict=True)]
+    assert flat(steps)[:COUNT] == alone
+    whole = [
+        indices_of(Loader(index, 4, rank=rank, world_size=ranks, drop_last=True)) for rank in range(ranks)
+    ]
+    assert {len(batch) for each in whole for batch in each} == {4}
+    assert {len(each) for each in whole} == {COUNT // (4 * ranks)}
+
+
+def test_a_state_goes_on_with_the_same_rest(index: Index) -> None:
+    loader = Loader(index, 9, seed=3)
+    for batches in (0, 1, 7, 22, 23, 30):
+        loader = Loader(index, 9, seed=3)
+        seen: list[list[int]] = []
+        while len(seen) < batches:
+            for batch in loader:
+                seen.append(batch.indices.tolist())
+                if len(seen) == batches:
+                    state = json.loads(json.dumps(loader.state_dict()))
+                    break
+        if batches == 0:
+            state = loader.state_dict()
+        rest = Loader(index, 9, seed=77)
+        rest.load_state_dict(state)
+        after = indices_of(rest)
+        every = Loader(index, 9, seed=3)
+        expected = indices_of(every) + indices_of(every)
+        epoch_end = 23 if batches < 23 else 46
+        assert seen == expected[:batches]
+        assert after == expected[batches:epoch_end], batches
+        assert rest.epoch == (1 if batches < 23 else 2)
+
+
+def test_a_state_goes_on_with_other_ranks(index: Index) -> None:
+    alone = flat(indices_of(Loader(index, 1)))
+    loaders = [Loader(index, 4, rank=rank, world_size=2) for rank in range(2)]
+    iterators = [iter(loader) for loader in loaders]
+    for _ in range(5):
+        for iterator in iterators:
+            next(iterator)
+    states = [loader.state_dict() for loader in loaders]
+    assert states[0] == states[1]
+    assert states[0]["samples"] == 40
+    rest = []
+    for rank in range(3):
+        loader = Loader(index, 7, rank=rank, world_size=3)
+        loader.load_state_dict(states[0])
+        rest.append(indices_of(loader))
+    assert flat([flat(list(step)) for step in zip(*rest, strict=True)])[: COUNT - 40] == alone[40:]
+
+
+def test_a_state_of_other_data_is_rejected(index: Index, tmp_path: Path) -> None:
+    state = Loader(index, 4).state_dict()
+    (tmp_path / "c.bin").write_bytes(bytes(5 * RECORD))
+    other = Loader(tl.data.index(tmp_path / "c.bin", format="records", record_bytes=RECORD), 4)
+    with pytest.raises(ValueError, match="belongs to other data"):
+        other.load_state_dict(state)
+    loader = Loader(index, 4)
+    for wrong, match in (
+        ({}, "not one of Loader.state_dict"),
+        ({**state, "version": 2}, "newer release"),
+        ({**state, "samples": COUNT + 1}, "at sample 204 of 203"),
+        ({**state, "epoch": "1"}, "lacks numbers"),
+        ({**state, "shuffle": 0}, "shuffle=0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            loader.load_state_dict(wrong)
+
+
+def test_the_next_loop_after_a_break_is_the_next_epoch(index: Index) -> None:
+    loader = Loader(index, 16)
+    for _ in loader:
+        break
+    assert loader.state_dict()["samples"] == 16
+    assert indices_of(loader) == (indices_of(every := Loader(index, 16)), indices_of(every))[1]
+
+
+def test_another_loop_ends_the_first(index: Index) -> None:
+    loader = Loader(index, 16)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="another one began"):
+        next(first)
+    assert loader.epoch == 1
+
+
+def test_loading_a_state_in_a_loop_ends_it(index: Index) -> None:
+    loader = Loader(index, 16)
+    state = loader.state_dict()
+    with pytest.raises(RuntimeError, match="a state was loaded"):
+        for _ in loader:
+            loader.load_state_dict(state)
+    assert indices_of(loader) == indices_of(Loader(index, 16))
+
+
+def test_kept_batches_are_an_error_that_says_so_not_overwritten(
+    index: Index, contents: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stream.RawBatches.next, "__defaults__", (0.3,))
+    loader = Loader(index, 8)
+    kept: list[Batch] = []
+    with pytest.raises(tl.OutOfBudget, match=r"copy what is to be kept \(batch\.copy\(\)\)"):
+        for batch in loader:
+            kept.append(batch)
+    del batch
+    assert len(kept) == 2
+    for each in kept:
+        assert numpy.array_equal(each.array(), contents[each.indices])
+    seen = len(kept)
+    kept.clear()
+    assert len(indices_of(loader)) == len(loader) - seen  # goes on with the batch that there was no room for
+    copies = [each.copy() for each in loader]
+    for each in copies:
+        assert numpy.array_equal(each.array(), contents[each.indices])
+
+
+def test_views_keep_the_memory(index: Index, contents: Array) -> None:
+    loader = Loader(index, 8, prefetch=3)
+    batch = next(iter(loader))
+    samples, numbers = batch.samples, batch.indices
+    array = batch.array()
+    del batch
+    for _ in loader:
+        pass
+    loader.close()
+    gc.collect()
+    for sample, number in zip(samples, numbers, strict=True):
+        assert bytes(sample) == contents[number].tobytes()
+    assert numpy.array_equal(array, contents[numbers])
+
+
+def test_decode_and_collate(index: Index, contents: Array) -> None:
+    def total(sample: memoryview) -> int:
+        return int(numpy.frombuffer(sample, numpy.uint8).sum())
+
+    order = indices_of(Loader(index, 16))
+    expected = [[int(contents[sample].sum()) for sample in batch] for batch in order]
+    for workers in (1, 3):
+        assert list(Loader(index, 16, decode=total, workers=workers)) == expected
+    assert list(Loader(index, 16, decode=total, collate=sum)) == [sum(batch) for batch in expected]
+    assert list(Loader(index, 16, collate=len)) == [len(batch) for batch in order]
+
+
+def test_decode_in_processes(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "rows.npy", numpy.arange(60.0).reshape(30, 2))
+    index = tl.data.index(tmp_path / "rows.npy")
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        sums = flat(list(Loader(index, 8, decode=numpy.sum, workers=pool)))
+    order = flat(indices_of(Loader(index, 8)))
+    assert sums == [4.0 * row + 1 for row in order]
+
+
+def test_an_error_in_decode_names_the_sample_and_ends_reading(index: Index, contents: Array) -> None:
+    def decode(sample: memoryview) -> bytes:
+        if bytes(sample) == damaged:
+            raise ValueError("not an image")
+        return bytes(sample)
+
+    order = flat(indices_of(Loader(index, 16)))
+    damaged = contents[order[40]].tobytes()
+    loader = Loader(index, 16, decode=decode)
+    seen = 0
+    with pytest.raises(ValueError, match="not an image") as caught:
+        for _ in loader:
+            seen += 1
+    assert seen == 2
+    if sys.version_info >= (3, 11):
+        assert f"sample {order[40]} of" in caught.value.__notes__[0]
+    assert loader.state_dict()["samples"] == 32
+    lenient = Loader(index, 16, decode=decode, on_error="skip")
+    sizes = [len(batch) for batch in lenient]
+    assert sizes[2] == 15
+    assert sum(sizes) == COUNT - 1
+    assert lenient.skipped == 1
+
+
+def test_skipping_every_sample_is_an_error(index: Index) -> None:
+    def decode(sample: memoryview) -> None:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        next(iter(Loader(index, 16, decode=decode, on_error="skip")))
+
+
+def test_nothing_stays_after_a_break_or_an_error(index: Index) -> None:
+    tl.default_engine()
+    next(iter(Loader(index, 4)))
+    gc.collect()
+    before, pinned = threads_of_process(), tl.default_engine().stats()["pinned_bytes"]
+    for options in ({}, {"decode": bytes}, {"decode": bytes, "collate": len}):
+        loader = Loader(index, 16, prefetch=4, **options)  # type: ignore[arg-type]
+        for _ in loader:
+            break
+        assert_threads_end(before, options)
+        with pytest.raises(ZeroDivisionError):
+            for _ in loader:
+                raise ZeroDivisionError
+        del _
+        assert_threads_end(before, options)
+        assert tl.default_engine().stats()["pinned_bytes"] == pinned
+        with loader:
+            for _ in loader:
+                pass
+            assert threads_of_process() > before
+        assert_threads_end(before, options)
+
+
+def test_nothing_stays_after_garbage_collection(index: Index) -> None:
+    next(iter(Loader(index, 4)))
+    gc.collect()
+    before = threads_of_process()
+    for options in ({}, {"decode": bytes}):
+        loader = Loader(index, 16, **options)  # type: ignore[arg-type]
+        for _ in loader:
+            pass
+        del loader, _
+        gc.collect()
+        assert_threads_end(before, options)
+
+
+def test_the_next_epoch_is_read_ahead(index: Index) -> None:
+    faults = tl.Faults()
+    engine = tl.Engine(faults=faults)
+    loader = Loader(index, 64, engine=engine, prefetch=3)
+    for _ in loader:
+        pass
+    del _
+    deadline = time.monotonic() + 20
+    commands = -1
+    while commands != faults.commands("read") and time.monotonic() < deadline:
+        commands = faults.commands("read")
+        threading.Event().wait(0.2)
+    faults.hold("read", faults.commands("read"), 1000)  # nothing more can be read
+    first = next(iter(loader))
+    assert first.epoch == 1
+    faults.release()
+    del first
+    loader.close()
+
+
+def test_a_file_that_changed_is_an_error(index: Index) -> None:
+    with Path(index.paths[0]).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(tl.Corrupt, match="has changed since it was indexed"):
+        for _ in Loader(index, 8):
+            pass
+
+
+def test_a_read_that_fails_ends_the_loop_which_goes_on_there(index: Index) -> None:
+    faults = tl.Faults()
+    loader = Loader(index, 8, engine=tl.Engine(faults=faults, lanes=1), seed=1)
+    faults.fail("read", 3, 5, 1)
+    seen: list[list[int]] = []
+    with pytest.raises(tl.Error, match="EIO"):
+        seen.extend(batch.indices.tolist() for batch in loader)
+    seen += indices_of(loader)
+    assert seen == indices_of(Loader(index, 8, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size: must be at least 1"),
+        ({"batch_size": 1.5}, TypeError, "batch_size: must be an integer"),
+        ({"rank": 1}, ValueError, "must be given together"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank: must be from 0"),
+        ({"on_error": "ignore"}, ValueError, "on_error"),
+        ({"decode": 3}, TypeError, "decode: must be callable"),
+        ({"shuffle": -1}, ValueError, "shuffle"),
+        ({"batch_size": 300, "drop_last": True}, ValueError, "no batch is left"),
+        ({"labels": True, "decode": bytes}, ValueError, "no classes"),
+        ({"device": "meta"}, ValueError, "device"),
+    ],
+)
+def test_invalid_arguments(
+    index: Index, arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        Loader(index, **{"batch_size": 8, **arguments})
+
+
+def test_many_processes_without_torch_distributed_are_warned_of(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.warns(UserWarning, match="this process gets all samples"):
+        Loader(index, 8)
+    Loader(index, 8, rank=1, world_size=4)
+
+
+def test_a_forked_child_reads_on_its_own(index: Index) -> None:
+    loader = Loader(index, 16)
+    iterator = iter(loader)
+    next(iterator)
+    expected = indices_of(Loader(index, 16))
+    state = loader.state_dict()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            inherited = Loader(index, 16)
+            inherited.load_state_dict(state)
+            loader.load_state_dict(state)
+            status = 0 if indices_of(inherited) == expected[1:] == indices_of(loader) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [batch.indices.tolist() for batch in iterator] == expected[1:]
+
+
+def test_pickles(index: Index) -> None:
+    loader = Loader(index, 16)
+    next(iter(loader))
+    again = pickle.loads(pickle.dumps(loader))
+    assert again.state_dict() == loader.state_dict()
+
+
+CTRL_C = """
+import os, signal, sys, threading
+import trunkline as tl
+faults = tl.Faults()
+engine = tl.Engine(faults=faults)
+loader = tl.data.Loader(tl.data.index(sys.argv[1], format="records", record_bytes=1000), 8, engine=engine,
+                        decode=bytes if sys.argv[2] == "decode" else None)
+batches = iter(loader)
+next(batches)
+faults.hold("read", faults.commands("read"), 10_000)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        next(batches)
+except KeyboardInterrupt:
+    print("interrupted", loader.state_dict()["samples"] > 0)
+faults.release()
+"""
+
+
+@pytest.mark.parametrize("how", ["raw", "decode"])
+def test_ctrl_c_ends_the_wait_for_a_batch(index: Index, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C, index.paths[0], how], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "interrupted True"
+
+
+def test_the_exit_of_a_program_with_a_loader(index: Index) -> None:
+    program = (
+        "import sys, trunkline as tl\n"
+        "loader = tl.data.Loader(tl.data.index(sys.argv[1], format='records', record_bytes=1000), 8, decode=bytes)\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "print('end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, index.paths[0]], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_labels_of_a_folder(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.jpg").write_bytes(f"{name} {number}".encode())
+    index = tl.data.index(tmp_path)
+    for batch in Loader(index, 3):
+        for sample, label in zip(batch.samples, batch.labels, strict=True):
+            assert bytes(sample).decode().startswith(index.classes[label])
+    pairs = flat(list(Loader(index, 3, decode=bytes, labels=True)))  # type: ignore[arg-type]
+    assert len(pairs) == 10
+    assert all(text.decode().startswith(index.classes[label]) for text, label in pairs)  # type: ignore[misc]
