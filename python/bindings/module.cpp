@@ -28,6 +28,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_checkpoint_store(module);
   tlp::register_stream(module);
   tlp::register_data(module);
+  tlp::register_data_scan(module);
   tlp::register_gc_pause(module);
   tlp::register_shutdown(module);
 }

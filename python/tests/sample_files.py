@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
+import struct
+import tarfile
 from pathlib import Path
 
 import numpy
+
+from trunkline._core import crc32c
 
 
 def class_folders(root: Path, classes: dict[str, int], nbytes: int = 100) -> dict[str, bytes]:
@@ -29,6 +34,53 @@ def npy_rows(path: Path, rows: int, shape: tuple[int, ...] = (3, 2), dtype: str 
     return array
 
 
+def masked_crc(data: bytes) -> bytes:
+    """A CRC-32C as TFRecord files have it."""
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def tfrecord(data: bytes) -> bytes:
+    """One record."""
+    length = struct.pack("<Q", len(data))
+    return length + masked_crc(length) + data + masked_crc(data)
+
+
+def tfrecords(path: Path, count: int, nbytes: int = 50) -> list[bytes]:
+    """Write records of random bytes; return these."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    generator = random.Random(str(path))
+    records = [generator.randbytes(generator.randrange(nbytes)) for _ in range(count)]
+    path.write_bytes(b"".join(map(tfrecord, records)))
+    return records
+
+
+Sample = dict[str, bytes]
+
+
+def webdataset(path: Path, samples: dict[str, Sample], tar_format: int = tarfile.PAX_FORMAT) -> None:
+    """Write the members of samples, by key and extension, into an archive."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for key, members in samples.items():
+            for extension, data in members.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+def random_samples(count: int, prefix: str = "") -> dict[str, Sample]:
+    generator = random.Random(prefix)
+    return {
+        f"{prefix}{each:05}": {
+            "jpg": generator.randbytes(generator.randrange(3000)),
+            "cls": str(each).encode(),
+            "seg.png": b"",
+        }
+        for each in range(count)
+    }
+
+
 def ranges_of(index: object, sample: int) -> tuple[str, list[tuple[int, int]]]:
     """The file of a sample, and (offset, length) of each of its ranges, computed from the private arrays."""
     firsts = index._first_samples  # type: ignore[attr-defined]
@@ -39,9 +91,9 @@ def ranges_of(index: object, sample: int) -> tuple[str, list[tuple[int, int]]]:
         begin += (sample - int(firsts[file])) * index._stride_bytes  # type: ignore[attr-defined]
         return path, [(begin, index._record_bytes)]  # type: ignore[attr-defined]
     k = index._ranges_per_sample  # type: ignore[attr-defined]
-    pairs = zip(index._offsets, index._lengths, strict=True)  # type: ignore[attr-defined]
-    chosen = list(pairs)[sample * k : sample * k + k]
-    return path, [(int(offset), int(length)) for offset, length in chosen]
+    chosen = slice(sample * k, sample * k + k)
+    pairs = zip(index._offsets[chosen], index._lengths[chosen], strict=True)  # type: ignore[attr-defined]
+    return path, [(int(offset), int(length)) for offset, length in pairs]
 
 
 def view(index: object, sample: int) -> object:

@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 
 from trunkline._errors import FileNotFoundError as NoFiles
+from trunkline.data._cache import Cache, is_current
 from trunkline.data._index import Index
 from trunkline.data._info import IndexInfo
 from trunkline.data._kinds import KINDS
-from trunkline.data._listing import Listing, kinds_present, list_files
+from trunkline.data._listing import Listing, kinds_present, settled
 from trunkline.data._options import Options, options_of
 from trunkline.data._skipping import Skipped
+from trunkline.data._table import native_scan, table_parts
 from trunkline.data._uniform import npy_parts, record_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trunkline._types import Path
+
+_TABLES = ("files", "npz", "tfrecord", "webdataset", "parquet")
+_WORTH_SAVING = 1 << 20  # bytes of a table of files, which is made from their list alone
 
 Format = Literal["auto", "files", "records", "npy", "npz", "tfrecord", "webdataset", "parquet"]
 
@@ -53,9 +58,9 @@ def index(
             agree; "files" if there are only others; "records" if record_bytes is given.
     Where a format is given, files of other suffixes in folders are left out, unless there are only these.
 
-    cache: where the table is kept for the next call. "auto": beside the data if that folder is writable, else in
-        $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there; None or False: nowhere. It is made again
-        when the size, the time or the inode of a file has changed. "records", "npy" have no table.
+    cache: where the table is kept for the next call. "auto": beside the data if that folder is writable, else
+        in $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there; None or False: nowhere. It is made
+        again when the size, the time or the inode of a file has changed. "records", "npy" have no table.
     on_error: "raise", or "skip" damaged samples, or the rest of a file where no more can be found; they are
         logged as warnings of the logger "trunkline", and listed by Index.skipped.
     progress: called with the number of files that are scanned, and of all. None: a line on stderr, if it is a
@@ -69,7 +74,7 @@ def index(
     options = options_of(
         format, record_bytes, stride_bytes, header_bytes, columns, cache, on_error, progress, workers
     )
-    listing = list_files(paths)
+    listing = settled(paths)
     name, listing = _chosen(listing, options)
     return _build(name, listing, options)
 
@@ -101,16 +106,42 @@ def _shown(kind: str) -> str:
 
 
 def _build(name: str, listing: Listing, options: Options) -> Index:
+    key = {"format": name, "columns": options.columns and list(options.columns), "skip": options.skip}
+    cache = Cache(options.cache, listing, key) if options.cache and name in _TABLES else None
+    old = cache.load() if cache is not None else None
+    if old is not None and is_current(old, listing):
+        return old
     skipped = Skipped(options.skip)
+    info, arrays = _scanned(name, listing, options, skipped, old)
+    class_files, class_ids, classes = listing.class_runs()
+    arrays |= {
+        "path_blob": listing.path_blob,
+        "path_ends": listing.path_ends,
+        "sizes": listing.sizes,
+        "mtimes_ns": listing.mtimes_ns,
+        "inodes": listing.inodes,
+        "class_files": class_files,
+        "class_ids": class_ids,
+    }
+    full = IndexInfo(name, len(listing.root), classes=classes, skipped=skipped.report(), **info)
+    if cache is None or (name == "files" and options.cache == "auto" and listing.nbytes < _WORTH_SAVING):
+        return Index(full, arrays)
+    return cache.save(full, arrays) or Index(full, arrays)
+
+
+def _scanned(
+    name: str, listing: Listing, options: Options, skipped: Skipped, old: Index | None
+) -> "tuple[dict[str, Any], dict[str, NDArray[Any]]]":
+    """Return the fields and arrays that depend on the format."""
     if name == "files":
-        info, parts = _file_parts(listing)
-    elif name == "records":
-        info, parts = record_parts(listing, options, skipped)
-    elif name == "npy":
-        info, parts = npy_parts(listing, options, skipped)
-    else:
-        raise NotImplementedError(name)
-    return _assemble(name, listing, info, parts, skipped)
+        return _file_parts(listing)
+    if name == "records":
+        return record_parts(listing, options, skipped)
+    if name == "npy":
+        return npy_parts(listing, options, skipped)
+    scan, stop = native_scan(name)
+    info = {"framing": "tfrecord"} if name == "tfrecord" else {}
+    return info, table_parts(listing, scan, stop, options, skipped, old)
 
 
 def _file_parts(listing: Listing) -> "tuple[dict[str, Any], dict[str, NDArray[Any]]]":
@@ -119,21 +150,3 @@ def _file_parts(listing: Listing) -> "tuple[dict[str, Any], dict[str, NDArray[An
         "offsets": numpy.zeros(len(listing), numpy.uint64),
         "lengths": listing.sizes,
     }
-
-
-def _assemble(
-    name: str, listing: Listing, info: dict[str, Any], parts: "dict[str, NDArray[Any]]", skipped: Skipped
-) -> Index:
-    class_files, class_ids, classes = listing.class_runs()
-    arrays = {
-        "path_blob": listing.path_blob,
-        "path_ends": listing.path_ends,
-        "sizes": listing.sizes,
-        "mtimes_ns": listing.mtimes_ns,
-        "inodes": listing.inodes,
-        "class_files": class_files,
-        "class_ids": class_ids,
-        **parts,
-    }
-    full = IndexInfo(name, len(listing.root), classes=classes, skipped=skipped.report(), **info)
-    return Index(full, arrays)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     View = Callable[[Any, int], object]
 
-# The arrays of an index, and their types. Those of files first; "offsets" and "lengths" only where samples are
-# not uniform, "first_offsets" only where they are.
+# The arrays of an index, and their types. Those of files first; "offsets" and "lengths" only where samples
+# are not uniform, "first_offsets" only where they are.
 ARRAYS = {
     "path_blob": numpy.uint8,
     "path_ends": numpy.uint64,
@@ -42,8 +42,8 @@ class Index:
     Indexes can be pickled, which costs little: by the path of the cache file where there is one. Thread-safe.
     """
 
-    # Read by the native reader: _path_blob, _path_ends, _first_samples, _sizes, _mtimes_ns, _inodes; _offsets,
-    # _lengths and _ranges_per_sample, or _record_bytes, _stride_bytes and _first_offsets; _framing.
+    # Read by the native reader: _path_blob, _path_ends, _first_samples, _sizes, _mtimes_ns, _inodes;
+    # _offsets, _lengths and _ranges_per_sample, or _record_bytes, _stride_bytes and _first_offsets; _framing.
     _path_blob: "NDArray[numpy.uint8]"
     _path_ends: "NDArray[numpy.uint64]"
     _first_samples: "NDArray[numpy.uint64]"
@@ -59,8 +59,8 @@ class Index:
     ) -> None:
         """Private: use tl.data.index().
 
-        `arrays`: as ARRAYS names them. `cached_at`: the file that they are mapped from, and the checksum of its
-        header.
+        `arrays`: as ARRAYS names them. `cached_at`: the file that they are mapped from, and the checksum of
+        its header.
         """
         self._info = info
         self._arrays = {
@@ -80,8 +80,9 @@ class Index:
         return int(self._first_samples[-1])
 
     def __repr__(self) -> str:
-        files = len(self._sizes)
-        return f"<Index of {len(self)} samples in {files} file{'s' if files != 1 else ''}, format {self.format!r}>"
+        count = len(self._sizes)
+        files = "1 file" if count == 1 else f"{count} files"
+        return f"<Index of {len(self)} samples in {files}, format {self.format!r}>"
 
     @property
     def format(self) -> str:
@@ -100,7 +101,7 @@ class Index:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes: the first folders below the indexed folder, sorted; empty if there are none."""
+        """Names of the classes, sorted: the first folders below the indexed one; empty if there are none."""
         return list(self._info.classes)
 
     @property
@@ -111,8 +112,8 @@ class Index:
     def labels(self, samples: "ArrayLike") -> "NDArray[numpy.int64]":
         """Return the class of each sample, as an index into `classes`.
 
-        `samples`: numbers of samples, an array of integers of any shape; the result has the same shape. Raises
-        IndexError for a number that is not that of a sample, ValueError if there are no classes.
+        `samples`: numbers of samples, an array of integers of any shape; the result has the same shape.
+        Raises IndexError for a number that is not that of a sample, ValueError if there are no classes.
         """
         if not self._info.classes:
             raise ValueError("the index has no classes: its files are not in one folder for each class")
@@ -130,8 +131,8 @@ class Index:
     def fingerprint(self) -> str:
         """Identifies the samples: a hexadecimal str, the same for a copy of the data elsewhere.
 
-        Made from the format and its parameters, the files' names below the indexed folder, their sizes, and how
-        many samples each has; not from their contents or times.
+        Made from the format and its parameters, the files' names below the indexed folder, their sizes, and
+        how many samples each has; not from their contents or times.
         """
         digest = hashlib.sha256()
         info = asdict(self._info)

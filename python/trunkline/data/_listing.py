@@ -1,8 +1,10 @@
 """The files that an index is made of: folders walked in the order of the names, one stat for each file."""
 
 import errno
+import itertools
 import os
 import stat
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from trunkline.data._kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_SETTLED_NS = 20_000_000  # longer than a tick of the clock that stamps files
 
 
 @dataclass
@@ -35,6 +40,12 @@ class Listing:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that an index keeps."""
+        arrays = (self.path_blob, self.path_ends, self.sizes, self.mtimes_ns, self.inodes)
+        return sum(array.nbytes for array in arrays)
 
     def path(self, file: int) -> str:
         """Return the absolute path of a file."""
@@ -102,7 +113,8 @@ class _Collector:
         return Listing(
             root,
             numpy.frombuffer(bytes(self.blob), numpy.uint8),
-            *(_array(each, numpy.uint64) for each in (self.ends, self.sizes)),
+            _array(self.ends, numpy.uint64),
+            _array(self.sizes, numpy.uint64),
             _array(self.mtimes, numpy.int64),
             _array(self.inodes, numpy.uint64),
             _array(self.kinds, numpy.uint8),
@@ -114,6 +126,21 @@ class _Collector:
 
 def _array(values: "array[int]", dtype: Any) -> "NDArray[Any]":
     return numpy.frombuffer(values.tobytes(), dtype)
+
+
+def settled(paths: Any) -> Listing:
+    """List files as list_files(), none of which was modified just before.
+
+    A write in the same tick of the clock would not change the time of a file, and not be noticed later.
+    """
+    if not isinstance(paths, str | bytes | os.PathLike):
+        paths = list(paths)  # maybe an iterator
+    listing = list_files(paths)
+    age_ns = time.time_ns() - int(listing.mtimes_ns.max(initial=0))
+    if not 0 <= age_ns < _SETTLED_NS:
+        return listing
+    time.sleep((_SETTLED_NS - age_ns) / 1e9)
+    return list_files(paths)
 
 
 def list_files(paths: Any) -> Listing:
@@ -133,7 +160,7 @@ def list_files(paths: Any) -> Listing:
             raise ValueError(f"paths: {os.fsdecode(name)} is neither a file nor a folder")
         roots.append((os.path.normpath(name) + (b"/" if folder else b""), status))
     roots.sort(key=lambda root: root[0])
-    for (one, _), (other, _) in zip(roots, roots[1:], strict=False):
+    for (one, _), (other, _) in itertools.pairwise(roots):
         if other == one or (one.endswith(b"/") and other.startswith(one)):
             within = "is given twice" if other == one else f"is in {os.fsdecode(one)}, which is given too"
             raise ValueError(f"paths: {os.fsdecode(other)} {within}")
@@ -145,7 +172,7 @@ def list_files(paths: Any) -> Listing:
                 found.add(below, below_status, False, first if slash else None)
         else:
             found.add(path, status, True, None)
-    folders = [path if path.endswith(b"/") else os.path.dirname(path) for path, _ in roots]
+    folders = [path if path.endswith(b"/") else os.path.dirname(path) for path, _ in roots]  # noqa: PTH120
     common = os.path.commonpath(folders).rstrip(b"/") + b"/"
     return found.listing(common)
 

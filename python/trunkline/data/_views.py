@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from numpy.lib import format as npy_format
 
+from trunkline import _core
 from trunkline.data._info import IndexInfo
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def viewer(info: IndexInfo, paths: Sequence[str], first_samples: "NDArray[numpy.
     """Return the function that makes the view of a sample from its memory and its number."""
     if info.format == "npy":
         return _row_viewer(info)
+    if info.format == "webdataset":
+        return _archive_viewer(paths, first_samples)
     return _memory_itself
 
 
@@ -32,5 +35,20 @@ def _row_viewer(info: IndexInfo) -> View:
 
     def view(memory: Any, sample: int) -> object:
         return numpy.frombuffer(memory, numpy.uint8).view(dtype).reshape(shape)
+
+    return view
+
+
+def _file_of(first_samples: "NDArray[numpy.uint64]", sample: int) -> int:
+    return int(numpy.searchsorted(first_samples, numpy.uint64(sample), side="right")) - 1
+
+
+def _archive_viewer(paths: Sequence[str], first_samples: "NDArray[numpy.uint64]") -> View:
+    def view(memory: Any, sample: int) -> object:
+        key, members = _core.parse_tar_sample(memory, paths[_file_of(first_samples, sample)])
+        parts: dict[str, Any] = {"__key__": key}
+        for extension, begin, end in members:
+            parts[extension] = memory[begin:end]
+        return parts
 
     return view

@@ -1,0 +1,269 @@
+"""Cache files of tl.data.index."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import sample_files
+
+import trunkline as tl
+from trunkline import _core
+from trunkline.data import _cache, _table
+from trunkline.data._info import IndexInfo
+
+
+@pytest.fixture
+def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that are scanned."""
+    names: list[str] = []
+    native = _table.native_scan
+
+    def counting(name: str) -> object:
+        scan, stop = native(name)
+
+        def scan_and_count(path: str, size: int, skip: bool) -> object:
+            names.append(Path(path).name)
+            return scan(path, size, skip)
+
+        return scan_and_count, stop
+
+    monkeypatch.setattr("trunkline.data._build.native_scan", counting)
+    return names
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for each in range(3):
+        sample_files.tfrecords(tmp_path / "data" / f"{each}.tfrecord", 10 + each)
+    return tmp_path / "data"
+
+
+def cache_file(folder: Path) -> Path:
+    (found,) = folder.glob(".trunkline-index-*")
+    return found
+
+
+def same(one: tl.data.Index, other: tl.data.Index) -> bool:
+    return one._info == other._info and all(
+        numpy.array_equal(array, other._arrays[name]) for name, array in one._arrays.items()
+    )
+
+
+def test_an_index_is_kept_beside_the_data(data: Path, scanned: list[str]) -> None:
+    first = tl.data.index(data)
+    assert sorted(scanned) == ["0.tfrecord", "1.tfrecord", "2.tfrecord"]
+    again = tl.data.index(data)
+    assert len(scanned) == 3
+    assert same(first, again)
+    assert same(again, tl.data.index(data, cache=None))
+    assert len(scanned) == 6
+    cache_file(data)
+    assert sorted(path.name for path in data.iterdir() if path.name.endswith(".tmp")) == []
+
+
+def test_other_arguments_have_another_cache_file(data: Path, scanned: list[str]) -> None:
+    tl.data.index(data)
+    tl.data.index(data, on_error="skip")
+    assert len(scanned) == 6
+    assert len(list(data.glob(".trunkline-index-*"))) == 2
+
+
+def test_only_changed_files_are_scanned_again(data: Path, scanned: list[str]) -> None:
+    tl.data.index(data)
+    scanned.clear()
+    sample_files.tfrecords(data / "1.tfrecord", 5)
+    sample_files.tfrecords(data / "0a.tfrecord", 2)
+    (data / "2.tfrecord").unlink()
+    index = tl.data.index(data)
+    assert sorted(scanned) == ["0a.tfrecord", "1.tfrecord"]
+    assert same(index, tl.data.index(data, cache=None))
+    assert len(index) == 10 + 2 + 5
+    scanned.clear()
+    tl.data.index(data)
+    assert scanned == []
+
+
+@pytest.mark.parametrize("change", ["time", "inode", "size"])
+def test_every_change_of_a_file_is_noticed(data: Path, scanned: list[str], change: str) -> None:
+    tl.data.index(data)
+    scanned.clear()
+    path = data / "1.tfrecord"
+    status = path.stat()
+    if change == "time":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    elif change == "inode":
+        shutil.copy2(path, data / "copy")
+        (data / "copy").replace(path)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    else:
+        path.write_bytes(path.read_bytes() + sample_files.tfrecord(b"x"))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    tl.data.index(data)
+    assert scanned == ["1.tfrecord"]
+
+
+def test_skipped_samples_are_kept(data: Path, scanned: list[str]) -> None:
+    (data / "1.tfrecord").write_bytes((data / "1.tfrecord").read_bytes()[:-1])
+    first = tl.data.index(data, on_error="skip")
+    assert len(first.skipped) == 1
+    assert tl.data.index(data, on_error="skip").skipped == first.skipped
+    assert len(scanned) == 3
+    sample_files.tfrecords(data / "0.tfrecord", 1)
+    assert tl.data.index(data, on_error="skip").skipped == first.skipped
+    assert len(scanned) == 4
+
+
+def test_any_damaged_byte_of_a_cache_file_is_noticed(data: Path, scanned: list[str]) -> None:
+    good = tl.data.index(data, cache=None)
+    tl.data.index(data)
+    path = cache_file(data)
+    contents = path.read_bytes()
+    used = numpy.flatnonzero(numpy.frombuffer(contents, numpy.uint8)).tolist()
+    for place in [*used[:60:2], *used[60::37]]:
+        damaged = bytearray(contents)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        scanned.clear()
+        assert same(tl.data.index(data), good)
+        assert len(scanned) == 3, place
+        assert path.read_bytes() == contents
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:-1], lambda data: data[:30], lambda data: b"{}"]
+)
+def test_truncated_and_foreign_cache_files_are_replaced(
+    data: Path, scanned: list[str], damage: Callable[[bytes], bytes]
+) -> None:
+    tl.data.index(data)
+    path = cache_file(data)
+    contents = path.read_bytes()
+    path.write_bytes(damage(contents))
+    tl.data.index(data)
+    assert len(scanned) == 6
+    assert path.read_bytes() == contents
+
+
+def test_the_cache_folder_is_used_if_the_data_are_read_only(
+    data: Path, scanned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    write = _cache._write
+
+    def refusing(path: str, *arguments: object) -> None:
+        if path.startswith(str(data)):
+            raise OSError(30, "read-only")
+        write(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_cache, "_write", refusing)
+    first = tl.data.index(data)
+    assert list(data.glob(".trunkline-index-*")) == []
+    assert len(list((tmp_path / "caches" / "trunkline").iterdir())) == 1
+    assert same(tl.data.index(data), first)
+    assert len(scanned) == 3
+
+
+def test_no_place_for_a_cache_file_is_no_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(path: str, *arguments: object) -> None:
+        raise OSError(30, "read-only")
+
+    monkeypatch.setattr(_cache, "_write", refusing)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert len(tl.data.index(data)) == 33
+    with pytest.raises(OSError, match="read-only"):
+        tl.data.index(data, cache=tmp_path / "index")
+
+
+def test_a_path_for_the_cache_file(data: Path, tmp_path: Path, scanned: list[str]) -> None:
+    tl.data.index(data, cache=tmp_path / "deep" / "index")
+    assert list(data.glob(".*")) == []
+    tl.data.index(data, cache=tmp_path / "deep" / "index")
+    assert len(scanned) == 3
+    # Of other data: made again, never trusted.
+    shutil.copytree(data, tmp_path / "other")
+    assert (
+        tl.data.index(tmp_path / "other", cache=tmp_path / "deep" / "index")
+        .paths[0]
+        .startswith(str(tmp_path / "other"))
+    )
+    assert len(scanned) == 6
+
+
+def test_a_mapped_index_is_pickled_by_its_path(data: Path) -> None:
+    tl.data.index(data)
+    index = tl.data.index(data)
+    pickled = pickle.dumps(index)
+    assert len(pickled) < 500
+    assert same(pickle.loads(pickled), index)
+    sample_files.tfrecords(data / "0.tfrecord", 1)
+    tl.data.index(data)
+    with pytest.raises(tl.Error, match="was replaced"):
+        pickle.loads(pickled)
+    cache_file(data).unlink()
+    with pytest.raises(tl.Error, match="no longer exists"):
+        pickle.loads(pickled)
+
+
+def test_small_folders_of_files_get_no_cache_file(tmp_path: Path) -> None:
+    sample_files.class_folders(tmp_path, {"a": 3})
+    tl.data.index(tmp_path)
+    assert list(tmp_path.glob(".*")) == []
+    index = tl.data.index(tmp_path, cache=tmp_path / ".index")
+    assert (tmp_path / ".index").exists()
+    assert same(index, tl.data.index(tmp_path, cache=tmp_path / ".index"))
+
+
+def test_uniform_samples_need_no_cache_file(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    tl.data.index(tmp_path, record_bytes=10)
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_large_tables_are_mapped(tmp_path: Path) -> None:
+    """A million records, scanned and opened."""
+    record = sample_files.tfrecord(b"12345678")
+    (tmp_path / "a.tfrecord").write_bytes(record * 1_000_000)
+    index = tl.data.index(tmp_path)
+    assert (len(index), index.nbytes) == (1_000_000, 16_000_000)
+    assert index._offsets is not None
+    assert not index._offsets.flags.writeable
+    assert int(index._offsets[-1]) == len(record) * 999_999
+    assert bytes(sample_files.view(index, 0)) == b"12345678"
+    again = tl.data.index(tmp_path)
+    assert (again._offsets == index._offsets).all()
+    assert len(pickle.dumps(again)) < 500
+
+
+def test_an_index_can_be_made_from_arrays() -> None:
+    count = 1_000_000
+    path = b"/data/a.bin"
+    arrays = {
+        "path_blob": numpy.frombuffer(path, numpy.uint8),
+        "path_ends": [len(path)],
+        "sizes": [count * 10],
+        "mtimes_ns": [0],
+        "inodes": [1],
+        "first_samples": [0, count],
+        "class_files": [],
+        "class_ids": [],
+        "offsets": numpy.arange(count) * 10,
+        "lengths": numpy.full(count, 10),
+    }
+    index = tl.data.Index(IndexInfo("files", len(b"/data/")), arrays)  # type: ignore[arg-type]
+    assert (len(index), index.nbytes, index._offsets.dtype) == (count, 16 * count, numpy.uint64)  # type: ignore[union-attr]
+    assert len(index.fingerprint) == 32
+
+
+def test_crc_of_an_array_larger_than_a_piece(tmp_path: Path) -> None:
+    contents = os.urandom(9_000_001)
+    (tmp_path / "a").write_bytes(contents)
+    with (tmp_path / "a").open("rb", buffering=0) as file:
+        assert _cache._checksum_of(file, 1, 9_000_000) == _core.crc32c(contents[1:])
