@@ -92,6 +92,7 @@ class Loader:
         self._skipped = Skipped()
         self._cursor = Cursor()
         self._was_left = False  # the last loop ended before its epoch did
+        self._is_at_end = False  # the last batch of an epoch was yielded, and its loop has not ended yet
         self._stream: RawBatches | DecodedBatches | None = None
         self._stream_cursor = Cursor()  # what the stream yields next
         self._stream_process = 0
@@ -157,12 +158,14 @@ class Loader:
                 self._was_left = item.end.epoch == epoch
                 if shares > 1 and item.end.epoch != epoch:
                     self._cursor = Cursor(item.end.epoch)
+                self._is_at_end = item.end.epoch != epoch
                 delivered = [self._delivered(item.value)]
                 del item
                 yield delivered.pop()  # the caller alone holds it
             ended = True
             self._was_left = False
         finally:
+            self._is_at_end = self._is_at_end and not ended
             if (not ended or shares > 1) and iteration == self._iterations:
                 self.close()
 
@@ -272,6 +275,7 @@ class Loader:
             cursor = Cursor(cursor.epoch + 1)
         self._cursor = cursor
         self._was_left = False
+        self._is_at_end = False
 
     def __getstate__(self) -> dict[str, Any]:
         if self._engine is not None:

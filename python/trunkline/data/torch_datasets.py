@@ -25,8 +25,12 @@ class BatchDataset(IterableDataset[Any]):
     def __init__(self, loader: Loader) -> None:
         """`loader`: not used otherwise."""
         self._loader = loader
+        self._has_ended = False  # the epoch of the state that was loaded
 
     def __iter__(self) -> Iterator[Any]:
+        if self._has_ended:
+            self._has_ended = False
+            return iter(())
         worker = get_worker_info()
         share, shares = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         return self._loader._epoch(share, shares)
@@ -39,12 +43,20 @@ class BatchDataset(IterableDataset[Any]):
         self._loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """As Loader.state_dict, of this worker."""
-        return self._loader.state_dict()
+        """As Loader.state_dict, of this worker.
+
+        After the last batch it is the end of its epoch, not the begin of the next one, until the loop has ended:
+        so torch's loaders expect it, and all workers agree.
+        """
+        state = self._loader.state_dict()
+        if self._loader._is_at_end:
+            state |= {"epoch": state["epoch"] - 1, "samples": len(self._loader.index)}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As Loader.load_state_dict, of this worker."""
         self._loader.load_state_dict(state)
+        self._has_ended = state["samples"] == len(self._loader.index)
 
 
 class SampleDataset(Dataset[Any]):
