@@ -37,6 +37,7 @@ import loading
 import many_tensors
 import overlap
 import random_reads
+import samples
 import saving
 import sequential
 import streaming
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "cpu": cpu_cost.measure,
     "unthrottled": unthrottled.measure,
     "random": random_reads.measure,
+    "samples": samples.measure,
     "latency": latency.measure,
     "saving": saving.measure,
     "loading": loading.measure,
