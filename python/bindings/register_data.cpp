@@ -284,7 +284,8 @@ void register_data(nb::module_& module) {
           "table"_a, nb::kw_only(), "batch_size"_a, "ranks"_a, "rank"_a, "block"_a, "seed"_a, "drop_last"_a,
           "epoch"_a, "position"_a, "slots"_a, "shares"_a, "share"_a, "one_epoch"_a, "tfrecord"_a,
           "skip_damaged"_a, "cuda_ordinal"_a.none(), "engine"_a.none(), "volume"_a.none())
-      .def("next", &BatchReaderObject::next, "held_timeout"_a.none())
+      .def("next", &BatchReaderObject::next, "held_timeout"_a.none(),
+           nb::sig("def next(self, held_timeout: float | None) -> typing.Any"))
       .def("close", &BatchReaderObject::close);
   nb::class_<SampleReaderObject>(module, "SampleReader", "Reads samples at once.")
       .def(
@@ -296,7 +297,8 @@ void register_data(nb::module_& module) {
                                           reading_options(tfrecord, skip_damaged));
           },
           "table"_a, nb::kw_only(), "tfrecord"_a, "skip_damaged"_a, "engine"_a.none(), "volume"_a.none())
-      .def("read", &SampleReaderObject::read, "samples"_a);
+      .def("read", &SampleReaderObject::read, "samples"_a,
+           nb::sig("def read(self, samples: typing.Any) -> tuple[typing.Any, ...]"));
   module.def(
       "sample_order",
       [](std::uint64_t samples, std::uint64_t block, std::uint64_t seed, std::uint64_t epoch,

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Samples that were read together. Made by Loader; its memory is its own for as long as anything views it.
+    """Samples that were read together, in memory that is theirs for as long as anything views it.
 
     The buffer goes back to the loader when the batch and all views of its memory are deleted: keep copy()
     rather than the batch, if you keep it. Pickling copies. Not synchronised.
+    Made by Loader.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Batch:
     def samples(self) -> list[Any]:
         """A view of each sample, without a copy where its format allows that: see tl.data.index."""
         view = self._index._view if isinstance(self.memory, numpy.ndarray) else _view_on_device
-        memory = memoryview(self.memory) if isinstance(self.memory, numpy.ndarray) else self.memory
+        memory: Any = self.memory
+        if isinstance(memory, numpy.ndarray):
+            memory = memoryview(memory)  # type: ignore[arg-type]
         return [
             view(_pieces(memory, offsets, lengths), sample)
             for offsets, lengths, sample in zip(

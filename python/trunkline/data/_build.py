@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
+from trunkline._core import Volume
 from trunkline._errors import FileNotFoundError as NoFiles
 from trunkline.data import _npz
 from trunkline.data._cache import Cache, is_current
@@ -17,6 +18,7 @@ from trunkline.data._parquet import parquet_parts
 from trunkline.data._skipping import Skipped
 from trunkline.data._table import native_scan, table_parts
 from trunkline.data._uniform import npy_parts, record_parts
+from trunkline.data._volume_files import list_volume
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +43,7 @@ def index(
     on_error: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], object] | None = None,
     workers: int | None = None,
+    volume: Volume | None = None,
 ) -> Index:
     """Find where each sample is in files, and in the files in folders; return the Index.
 
@@ -68,6 +71,7 @@ def index(
     progress: called with the number of files that are scanned, and of all. None: a line on stderr, if it is a
         terminal and the scan takes long.
     workers: threads that scan files.
+    volume: the Volume that holds the files; paths are then names in it, and format is "records".
 
     Raises ValueError or TypeError for arguments, trunkline.Corrupt or trunkline.Format for damaged files and
     trunkline.Unsupported for variants of formats that are not supported, each with the name of the file,
@@ -76,8 +80,10 @@ def index(
     options = options_of(
         format, record_bytes, stride_bytes, header_bytes, columns, cache, on_error, progress, workers
     )
-    listing = settled(paths)
-    name, listing = _chosen(listing, options)
+    if volume is not None:
+        listing = list_volume(volume, paths, options.format)
+        return _build(options.format, listing, options, volume)
+    name, listing = _chosen(settled(paths), options)
     return _build(name, listing, options)
 
 
@@ -107,7 +113,7 @@ def _shown(kind: str) -> str:
     return "other suffixes" if kind == "files" else f"format {kind!r}"
 
 
-def _build(name: str, listing: Listing, options: Options) -> Index:
+def _build(name: str, listing: Listing, options: Options, volume: Volume | None = None) -> Index:
     key = {"format": name, "columns": options.columns and list(options.columns), "skip": options.skip}
     cache = Cache(options.cache, listing, key) if options.cache and name in _TABLES else None
     old = cache.load() if cache is not None else None
@@ -125,6 +131,8 @@ def _build(name: str, listing: Listing, options: Options) -> Index:
         "class_files": class_files,
         "class_ids": class_ids,
     }
+    if volume is not None:
+        info["volume"] = (tuple(volume.directories), volume.stripe_bytes)
     full = IndexInfo(name, len(listing.root), classes=classes, skipped=skipped.report(), **info)
     if cache is None or (name == "files" and options.cache == "auto" and listing.nbytes < _WORTH_SAVING):
         return Index(full, arrays)

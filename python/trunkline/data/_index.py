@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from trunkline._core import Volume
 from trunkline.data._info import IndexInfo
 from trunkline.data._paths_view import PathSequence
 
@@ -95,8 +96,16 @@ class Index:
         return sum(table.nbytes for table in (self._offsets, self._lengths) if table is not None)
 
     @functools.cached_property
+    def _volume(self) -> Volume | None:
+        """The volume of the files; None: paths are paths."""
+        if self._info.volume is None:
+            return None
+        directories, stripe_bytes = self._info.volume
+        return Volume(directories, stripe_bytes=stripe_bytes)
+
+    @functools.cached_property
     def paths(self) -> Sequence[str]:
-        """The absolute paths of the files, in the order of their samples."""
+        """The absolute paths of the files, or their names in the volume, in the order of their samples."""
         return PathSequence(self._path_blob, self._path_ends)
 
     @property

@@ -19,4 +19,5 @@ class IndexInfo:
     columns: tuple[str, ...] | None = None  # of Parquet files; None: all
     classes: tuple[str, ...] = ()
     skipped: tuple[tuple[str, int, str], ...] = ()
+    volume: tuple[tuple[str, ...], int] | None = None  # directories and stripe_bytes of the files' volume
     parameters: dict[str, Any] = field(default_factory=dict)  # more that decides what samples are

@@ -18,25 +18,26 @@ from trunkline.data._stream import DecodedBatches, Decoding, Item, RawBatches, S
 class Loader:
     """Reads the batches of a training ahead: shuffled, sharded among ranks, resumable.
 
-    `for batch in loader` is one epoch; the next loop is the next epoch. All samples of a batch are in flight at
-    once, and further batches are read while one is used.
+    `for batch in loader` is one epoch; the next loop is the next epoch. All samples of a batch are in flight
+    at once, and further batches are read while one is used.
 
     index: an Index, or paths for tl.data.index. batch_size: samples of each rank's batch. shuffle: True, each
     sample on its own; False, the order of the data; an int above 1: blocks of as many consecutive samples are
-    shuffled, each read at once (for disks that need sequential reads). seed: chooses the order, together with the
-    epoch. rank, world_size: None: those of torch.distributed if it is initialized, else one rank. drop_last:
-    leave out the last step of an epoch if it has not batch_size samples for every rank; else its samples are
-    divided evenly, and where there are fewer than ranks, those without one repeat the first of the epoch: all
-    ranks always have the same number of batches.
+    shuffled, each read at once (for disks that need sequential reads). seed: chooses the order, together
+    with the epoch. rank, world_size: None: those of torch.distributed if it is initialized, else one rank.
+    drop_last: leave out the last step of an epoch if it has not batch_size samples for every rank; else its
+    samples are divided evenly, and where there are fewer than ranks, those without one repeat the first of
+    the epoch: all ranks always have the same number of batches.
 
-    prefetch: buffers, the one of the batch that you hold among them (at least 2). They are pinned, and as large
-    as the largest batch, so that memory is bounded by prefetch x batch. decode: called for each sample, on
-    `workers`: a number of threads (None: one for each core, 8 at most) or an Executor, such as
+    prefetch: buffers, the one of the batch that you hold among them (at least 2). They are pinned, and as
+    large as the largest batch, so that memory is bounded by prefetch x batch. decode: called for each
+    sample, on `workers`: a number of threads (None: one for each core, 8 at most) or an Executor, such as
     ProcessPoolExecutor. collate: called with the list of a batch's samples, or of what decode returned; its
-    result is yielded. With labels=True, these are pairs of the sample and its class. Without both, Batch objects
-    are yielded. device: "cuda" or "cuda:1": batches are copied there, ordered after the caller's stream; what
-    collate returns is moved there. on_error: "skip" leaves out samples that are damaged or cannot be read or
-    decoded, logs each and counts them in `skipped`; a batch without any sample left is an error.
+    result is yielded. With labels=True, these are pairs of the sample and its class. Without both, Batch
+    objects are yielded. device: "cuda" or "cuda:1": batches are copied there, ordered after the caller's
+    stream; what collate returns is moved there. on_error: "skip" leaves out samples that are damaged or
+    cannot be read or decoded, logs each and counts them in `skipped`; a batch without any sample left is an
+    error.
 
     An exception in the loop, `break` and Ctrl-C end reading ahead: no thread stays, and no memory but that of
     batches that you hold. So does close(), or leaving `with loader:`. Not thread-safe; a forked child, and a
@@ -105,8 +106,8 @@ class Loader:
             raise ValueError(f"index: has no samples: {self._index}")
         if self._drop_last and len(self._index) < step:
             raise ValueError(
-                f"drop_last: no batch is left: there are {len(self._index)} samples, fewer than the {step} of "
-                f"a step (batch_size {self._batch_size} x {self._world_size} ranks)"
+                f"drop_last: no batch is left: there are {len(self._index)} samples, fewer than the {step} "
+                f"of a step (batch_size {self._batch_size} x {self._world_size} ranks)"
             )
 
     @property
@@ -210,12 +211,13 @@ class Loader:
             skip_damaged=self._decoding.skip_damaged,
             cuda_ordinal=self._device.index if self._device is not None else None,
             engine=self._engine,
-            volume=getattr(self._index, "_volume", None),
+            volume=self._index._volume,
         )
-        stream: RawBatches | DecodedBatches = RawBatches(reader, self._index, self._skipped)
+        raw = RawBatches(reader, self._index, self._skipped)
+        stream: RawBatches | DecodedBatches = raw
         if self._decoding.decode is not None or self._decoding.collate is not None:
             stream = DecodedBatches(
-                stream, self._index, self._decoding, self._workers, max(1, self._prefetch - 1), self._skipped
+                raw, self._index, self._decoding, self._workers, max(1, self._prefetch - 1), self._skipped
             )
         self._stream = stream
         self._stream_cursor = self._cursor
@@ -230,7 +232,10 @@ class Loader:
         return moved_to(self._device, value)
 
     def close(self) -> None:
-        """End reading ahead. Batches that you hold stay valid; another loop begins to read again. Idempotent."""
+        """End reading ahead. Idempotent.
+
+        Batches that you hold stay valid. Another loop begins to read again.
+        """
         stream, self._stream = self._stream, None
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -247,16 +252,17 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return where the training is, as a dict of ints and strs that JSON can hold.
 
-        Of the batches that were yielded, not of those that were read ahead; the same on all ranks after the same
-        number of batches.
+        Of the batches that were yielded, not of those that were read ahead; the same on all ranks after the
+        same number of batches.
         """
         return state_of(self._cursor, self._seed, self._block, self._index.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was taken, in constant time: the next loop is the rest of its epoch.
 
-        The seed is that of the state. The number of ranks may be another one: the samples that come next are the
-        same, divided among the ranks that there are now. Raises ValueError if it is a state of other data.
+        The seed is that of the state. The number of ranks may be another one: the samples that come next are
+        the same, divided among the ranks that there are now. Raises ValueError if it is a state of other
+        data.
         """
         cursor, seed = cursor_of(state, self._block, self._index.fingerprint, len(self._index))
         self._seed = seed

@@ -20,7 +20,7 @@ def moved_to(device: torch.device, value: Any) -> Any:
     host = torch.from_numpy(value.memory)
     on_device = torch.empty(host.shape, dtype=torch.uint8, device=device)
     on_device.copy_(host, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(device))
     # The buffer must not be read into before the copy has ended, which is soon: it was queued just now.
     copied.synchronize()

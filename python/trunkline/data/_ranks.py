@@ -21,8 +21,8 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         warnings.warn(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialized: this process "
-            "gets all samples. Make the Loader after init_process_group, or pass rank and world_size",
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialized: this "
+            "process gets all samples. Make the Loader after init_process_group, or pass rank and world_size",
             stacklevel=4,
         )
     return 0, 1

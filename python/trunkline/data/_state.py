@@ -13,8 +13,8 @@ class Cursor:
 
     epoch: int = 0
     samples: int = 0
-    # For a reader that shares the batches of its rank with others: how many steps of theirs come before its own
-    # next one. None: as its number among them says.
+    # For a reader that shares the batches of its rank with others: how many steps of theirs come before its
+    # own next one. None: as its number among them says.
     steps_of_others: int | None = None
 
 
@@ -41,23 +41,20 @@ def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: i
         raise ValueError(
             f"state: has version {state['version']}, of a newer release; this one reads {VERSION}"
         )
-    numbers = [state.get(name) for name in ("seed", "shuffle", "epoch", "samples")]
+    numbers: list[Any] = [state.get(name) for name in ("seed", "shuffle", "epoch", "samples")]
     others = state.get("steps_of_others")
     if not all(isinstance(each, int) and each >= 0 for each in (*numbers, 0 if others is None else others)):
         raise ValueError(f"state: lacks numbers of a state, or has negative ones: {_shown(state)}")
     seed, shuffle, epoch, position = numbers
     if state.get("fingerprint") != fingerprint:
         raise ValueError(
-            "state: belongs to other data (its fingerprint differs): files were added, removed or resized since "
-            "it was saved, or the index was made with other arguments"
+            "state: belongs to other data (its fingerprint differs): files were added, removed or resized "
+            "since it was saved, or the index was made with other arguments"
         )
     if shuffle != block:
         raise ValueError(f"state: was saved with shuffle={shuffle}, and this loader has shuffle={block}")
     if position > samples:
         raise ValueError(f"state: is at sample {position} of {samples}")
-    assert isinstance(epoch, int)
-    assert isinstance(position, int)
-    assert isinstance(seed, int)
     return Cursor(epoch, position, others), seed
 
 

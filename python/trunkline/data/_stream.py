@@ -1,5 +1,6 @@
 """The batches of a Loader, read and decoded ahead."""
 
+import contextlib
 import gc
 import queue
 import threading
@@ -15,8 +16,8 @@ from trunkline.data._batch import Batch, batch_of
 from trunkline.data._index import Index
 from trunkline.data._state import Cursor
 
-# How long next() waits for a buffer while all of them are held by batches that were yielded: another thread may
-# be about to drop one.
+# How long next() waits for a buffer while all of them are held by batches that were yielded: another thread
+# may be about to drop one.
 HELD_TIMEOUT_SECONDS = 5.0
 _TASKS_PER_WORKER = 2  # of each batch
 _POLL_SECONDS = 0.1
@@ -104,7 +105,7 @@ class DecodedBatches:
         self._decoding = decoding
         self._skipped = skipped
         self._owned = ThreadPoolExecutor(workers, "trunkline-decode") if isinstance(workers, int) else None
-        self._workers = self._owned if self._owned is not None else workers
+        self._workers = workers if isinstance(workers, Executor) else self._owned
         self._task_count = _TASKS_PER_WORKER * (workers if isinstance(workers, int) else 4)
         self._collator = ThreadPoolExecutor(1, "trunkline-collate")
         self._ready: queue.Queue[Future[Item | None]] = queue.Queue(depth)
@@ -135,11 +136,9 @@ class DecodedBatches:
                     executor.shutdown(wait=True)
 
     def _drop_ready(self) -> None:
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while True:
                 self._ready.get_nowait()
-            except queue.Empty:
-                return
 
     def _feed(self) -> None:
         """Submits batches for decoding until the end, an error or close()."""
@@ -158,9 +157,9 @@ class DecodedBatches:
         while True:
             try:
                 return self._raw.next()
-            except OutOfBudget:
-                # Buffers are held by what is being decoded or waits to be taken. Else by what was yielded; that
-                # is an error only if the loop waits for another batch meanwhile.
+            except OutOfBudget:  # noqa: PERF203
+                # Buffers are held by what is being decoded or waits to be taken. Else by what was yielded;
+                # that is an error only if the loop waits for another batch meanwhile.
                 if self._is_awaited.is_set() or self._closed.is_set():
                     raise
 
@@ -182,7 +181,8 @@ class DecodedBatches:
         if self._decoding.decode is not None:
             for start in range(0, len(samples), size):
                 part = samples[start : start + size]
-                tasks.append(self._workers.submit(_decode_all, self._decoding.decode, part))  # type: ignore[union-attr]
+                assert self._workers is not None
+                tasks.append(self._workers.submit(_decode_all, self._decoding.decode, part))
         return self._collator.submit(self._finish, item, tasks, labels)
 
     def _finish(self, item: Item, tasks: list[Any], labels: list[int] | None) -> Item:
@@ -220,7 +220,7 @@ def _decoded(decode: Callable[[Any], Any], samples: list[Any]) -> Iterator[tuple
     for sample in samples:
         try:
             yield decode(sample), None
-        except Exception as error:
+        except Exception as error:  # noqa: PERF203
             yield None, error
 
 

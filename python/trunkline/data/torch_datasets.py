@@ -17,8 +17,8 @@ from trunkline.data._native import table_of
 class BatchDataset(IterableDataset[Any]):
     """The batches of a Loader, for DataLoader(dataset, batch_size=None) and StatefulDataLoader.
 
-    The batches are the same, in the same order, for any number of workers: each reads its share of them. State is
-    the worker's own; StatefulDataLoader keeps it for each. With workers that end after each epoch
+    The batches are the same, in the same order, for any number of workers: each reads its share of them.
+    State is the worker's own; StatefulDataLoader keeps it for each. With workers that end after each epoch
     (persistent_workers=False), call set_epoch() before each, as for torch's DistributedSampler.
     """
 
@@ -45,8 +45,8 @@ class BatchDataset(IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """As Loader.state_dict, of this worker.
 
-        After the last batch it is the end of its epoch, not the begin of the next one, until the loop has ended:
-        so torch's loaders expect it, and all workers agree.
+        After the last batch it is the end of its epoch, not the begin of the next one, until the loop has
+        ended: so torch's loaders expect it, and all workers agree.
         """
         state = self._loader.state_dict()
         if self._loader._is_at_end:
@@ -63,8 +63,8 @@ class SampleDataset(Dataset[Any]):
     """Samples by their number, for samplers of torch: DataLoader(dataset, batch_size=64, sampler=...).
 
     DataLoader passes it all numbers of a batch, which are read at once. Each sample is a view of its bytes (a
-    numpy array of uint8 where its format has no other type), or what decode makes of it; with labels=True a pair
-    of that and its class.
+    numpy array of uint8 where its format has no other type), or what decode makes of it; with labels=True a
+    pair of that and its class.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SampleDataset(Dataset[Any]):
                 tfrecord=self._index._framing == "tfrecord",
                 skip_damaged=False,
                 engine=None,
-                volume=getattr(self._index, "_volume", None),
+                volume=self._index._volume,
             )
         count = len(self._index)
         wanted = numpy.asarray([sample + count if sample < 0 else sample for sample in samples], numpy.int64)
