@@ -209,6 +209,9 @@ def test_arrays_without_rows_in_place_are_unsupported(
         (lambda data: data[:6] + b"\x02\0\xff\xff\xff\x7f" + data[12:], tl.Format),
         (lambda data: data.replace(b"descr", b"descx"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"(9, 3, 2)"), tl.CutOff),
+        (lambda data: data.replace(b"(2, 3, 2)", b"(2, -3,2)"), tl.Format),
+        (lambda data: data.replace(b"'shape'", b"#shape'"), tl.Format),
+        (lambda data: data.replace(b"(2, 3, 2)", b"((((((((("), tl.Format),
     ],
 )
 def test_damaged_npy_files_are_named(tmp_path: Path, damage: object, kind: type[tl.Error]) -> None:
