@@ -35,6 +35,12 @@ ARRAYS = {
 }
 
 
+def _read_only(array: "NDArray[Any]") -> "NDArray[Any]":
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class Index:
     """Where each sample is: an immutable table of files, offsets and lengths. Made by tl.data.index().
 
@@ -65,7 +71,7 @@ class Index:
         """
         self._info = info
         self._arrays = {
-            name: numpy.ascontiguousarray(arrays[name], dtype)
+            name: _read_only(numpy.ascontiguousarray(arrays[name], dtype))
             for name, dtype in ARRAYS.items()
             if name in arrays
         }
