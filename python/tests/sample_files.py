@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import numpy
+import pyarrow.parquet
 
 from trunkline._core import crc32c
 
@@ -79,6 +80,23 @@ def random_samples(count: int, prefix: str = "") -> dict[str, Sample]:
         }
         for each in range(count)
     }
+
+
+def parquet(path: Path, groups: int, rows: int = 100, compression: str = "snappy") -> pyarrow.Table:
+    """Write a table of several row groups."""
+    count = groups * rows
+    generator = numpy.random.default_rng(count)
+    table = pyarrow.table(
+        {
+            "id": numpy.arange(count),
+            "text": [f"row {each}" * (each % 7) for each in range(count)],
+            "list": [[each, each + 1][: each % 3] for each in range(count)],
+            "struct": [{"a": each, "b": str(each)} if each % 5 else None for each in range(count)],
+            "value": generator.random(count),
+        }
+    )
+    pyarrow.parquet.write_table(table, path, row_group_size=rows, compression=compression)
+    return table
 
 
 def ranges_of(index: object, sample: int) -> tuple[str, list[tuple[int, int]]]:

@@ -215,7 +215,7 @@ Result<std::optional<TarMember>> TarMembers::next() {
         return std::unexpected(error_at(ErrorKind::unsupported, "sparse files are not supported"));
       std::string name = std::move(extended.name).value_or(own_name);
       const bool regular = is_regular(type, name);
-      const TarMember member{.name = std::move(name), .begin = begin, .data = data, .bytes = size};
+      TarMember member{.name = std::move(name), .begin = begin, .data = data, .bytes = size};
       offset_ = next_header;
       if (regular) return member;
       extended = {};

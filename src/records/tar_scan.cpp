@@ -32,8 +32,9 @@ class Scanner {
       if (stopped(options_)) return std::unexpected(stopped_error(path_));
       Result<std::optional<TarMember>> member = members_.next();
       if (!member) return lose_rest(std::move(member.error()));
-      if (!*member) break;
-      if (Status status = add(**member); !status) return std::unexpected(std::move(status.error()));
+      const std::optional<TarMember>& found = *member;
+      if (!found) break;
+      if (Status status = add(*found); !status) return std::unexpected(std::move(status.error()));
     }
     if (!members_.has_end_marker()) {
       return lose_rest(error_at(ErrorKind::corrupt, members_.offset(),
@@ -146,8 +147,9 @@ Result<TarSample> parse_tar_sample(std::span<const std::byte> bytes, const std::
   while (true) {
     Result<std::optional<TarMember>> member = members.next();
     if (!member) return std::unexpected(std::move(member.error()));
-    if (!*member) break;
-    const auto name = sample_name((*member)->name);
+    const std::optional<TarMember>& found = *member;
+    if (!found) break;
+    const auto name = sample_name(found->name);
     if (!name) continue;
     if (sample.members.empty()) sample.key = name->key;
     if (sample.key != name->key) {
@@ -158,7 +160,7 @@ Result<TarSample> parse_tar_sample(std::span<const std::byte> bytes, const std::
               sample.key, name->key),
           path));
     }
-    sample.members.push_back({lower_case(name->extension), (*member)->data, (*member)->bytes});
+    sample.members.push_back({lower_case(name->extension), found->data, found->bytes});
   }
   if (sample.members.empty()) {
     return std::unexpected(make_error(

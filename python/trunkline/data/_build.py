@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 
 from trunkline._errors import FileNotFoundError as NoFiles
+from trunkline.data import _npz
 from trunkline.data._cache import Cache, is_current
 from trunkline.data._index import Index
 from trunkline.data._info import IndexInfo
 from trunkline.data._kinds import KINDS
 from trunkline.data._listing import Listing, kinds_present, settled
 from trunkline.data._options import Options, options_of
+from trunkline.data._parquet import parquet_parts
 from trunkline.data._skipping import Skipped
 from trunkline.data._table import native_scan, table_parts
 from trunkline.data._uniform import npy_parts, record_parts
@@ -139,6 +141,10 @@ def _scanned(
         return record_parts(listing, options, skipped)
     if name == "npy":
         return npy_parts(listing, options, skipped)
+    if name == "parquet":
+        return parquet_parts(listing, options, skipped)
+    if name == "npz":
+        return {}, table_parts(listing, _npz.scan, lambda: None, options, skipped, old)
     scan, stop = native_scan(name)
     info = {"framing": "tfrecord"} if name == "tfrecord" else {}
     return info, table_parts(listing, scan, stop, options, skipped, old)

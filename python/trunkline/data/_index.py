@@ -165,7 +165,7 @@ class Index:
     def _viewer(self) -> "View":
         from trunkline.data._views import viewer
 
-        return viewer(self._info, self.paths, self._first_samples)
+        return viewer(self._info, self.paths, self._first_samples, self._offsets)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._cached_at is not None:
