@@ -28,6 +28,8 @@ from trunkline._streaming import location
 from trunkline._streaming import manifest as pack_manifest
 from trunkline.checkpoint.state import restore as restoring
 from trunkline.checkpoint.state import tree
+from trunkline.data import _npy as npy_files
+from trunkline.data import _npz as npz_files
 from trunkline.dcp import _manifest as dcp_manifest
 
 # Returns the error with which the input was rejected, None if it was read; raises any other error.
@@ -235,11 +237,41 @@ def skeleton_into(data: bytes) -> BaseException | None:
     return None
 
 
+def npy(data: bytes) -> BaseException | None:
+    """The array is that of numpy."""
+    try:
+        header = npy_files.parse_head(data[: npy_files.head_bytes(data[:12], "fuzz")], "fuzz")
+        array = npy_files.array_of(memoryview(data)[: header.data_offset + header.nbytes], header, "fuzz")
+    except _REFUSED as error:
+        return error
+    assert array.shape == header.shape
+    assert array.nbytes == header.nbytes
+    return None
+
+
+def npz(data: bytes) -> BaseException | None:
+    """Members lie within the file; each is an array, or rejected."""
+    try:
+        offsets, lengths, skipped = npz_files.find_members(io.BytesIO(data), "fuzz", len(data), False)
+    except _REFUSED as error:
+        return error
+    assert not skipped
+    view = npz_files.viewer(lambda sample: "fuzz")
+    refused = None
+    for sample, (offset, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=True)):
+        assert 0 <= offset < offset + length <= len(data)
+        try:
+            assert isinstance(view(memoryview(data)[offset : offset + length], sample), numpy.ndarray)
+        except _REFUSED as error:
+            refused = error
+    return refused
+
+
 TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
-        *(skeleton, skeleton_into),
+        *(skeleton, skeleton_into, npy, npz),
     )
 }
 
@@ -334,12 +366,42 @@ def _dcp_seeds() -> list[bytes]:
     ]
 
 
+def _npy_seeds() -> list[bytes]:
+    arrays = [
+        numpy.arange(6.0).reshape(2, 3),
+        numpy.asfortranarray(numpy.arange(6, dtype=">i2").reshape(2, 3)),
+        numpy.zeros(2, [("x", "<f4"), ("y", "|S3", (2,))]),
+        numpy.float32(1),
+        numpy.zeros((0, 3), "<U2"),
+    ]
+    made = []
+    for version in ((1, 0), (2, 0), (3, 0)):
+        for array in arrays:
+            file = io.BytesIO()
+            numpy.lib.format.write_array(file, numpy.asanyarray(array), version)
+            made.append(file.getvalue())
+    return made
+
+
+def _npz_seeds() -> list[bytes]:
+    made = []
+    for save in (numpy.savez, numpy.savez_compressed):
+        file = io.BytesIO()
+        save(file, a=numpy.arange(6.0).reshape(2, 3), b=numpy.float32(1))
+        made.append(file.getvalue())
+    return made
+
+
 def seeds(name: str) -> list[bytes]:
     """Return valid inputs of a target."""
     if name in ("pt_directory", "pt_archive"):
         return _pt()
     if name == "pt_pickle":
         return _pickles()
+    if name == "npy":
+        return _npy_seeds()
+    if name == "npz":
+        return _npz_seeds()
     if name == "pack":
         return [_pack_seed()]
     if name == "pack_descriptor":
@@ -375,7 +437,7 @@ def kept_inputs(name: str) -> list[bytes]:
 def new_mutator(name: str, rng: random.Random, inputs: Collection[bytes]) -> fuzz_mutator.Mutator:
     """Return what makes mutations of the inputs of a target."""
     split, tokens = fuzz_mutator.split_json, {"value": fuzz_mutator.JSON_TOKENS}
-    if name in ("pt_directory", "pt_archive"):
+    if name in ("pt_directory", "pt_archive", "npz"):
         split, tokens = fuzz_mutator.split_zip, fuzz_mutator.zip_tokens()
     elif name == "pt_pickle":
         split, tokens = fuzz_mutator.split_pickle, {}

@@ -84,6 +84,16 @@ def test_names_of_any_bytes_are_supported(tmp_path: Path) -> None:
     assert len(index.fingerprint) == 32
 
 
+def test_links_and_dots_are_followed_as_the_kernel_does(tmp_path: Path) -> None:
+    sample_files.class_folders(tmp_path, {"x/y": 1, "z": 1})
+    (tmp_path / "link").symlink_to(tmp_path / "x" / "y")
+    (tmp_path / "x" / "here").write_bytes(b"1")
+    index = tl.data.index([f"{tmp_path}/./link/../here", f"{tmp_path}//z//"])
+    assert Path(index.paths[0]).read_bytes() == b"1"
+    assert len(index) == 2
+    assert index.fingerprint == tl.data.index([f"{tmp_path}/link/../here", f"{tmp_path}/z"]).fingerprint
+
+
 def test_loops_of_links_are_an_error(tmp_path: Path) -> None:
     sample_files.class_folders(tmp_path, {"a": 1})
     (tmp_path / "a" / "up").symlink_to(tmp_path)
@@ -209,6 +219,9 @@ def test_arrays_without_rows_in_place_are_unsupported(
         (lambda data: data[:6] + b"\x02\0\xff\xff\xff\x7f" + data[12:], tl.Format),
         (lambda data: data.replace(b"descr", b"descx"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"(9, 3, 2)"), tl.CutOff),
+        (lambda data: data.replace(b"(2, 3, 2)", b"(2, -3,2)"), tl.Format),
+        (lambda data: data.replace(b"'shape'", b"#shape'"), tl.Format),
+        (lambda data: data.replace(b"(2, 3, 2)", b"((((((((("), tl.Format),
     ],
 )
 def test_damaged_npy_files_are_named(tmp_path: Path, damage: object, kind: type[tl.Error]) -> None:
@@ -282,6 +295,8 @@ def test_wrong_paths_are_named(tmp_path: Path) -> None:
         tl.data.index([tmp_path / "a.bin", str(tmp_path / "a.bin")])
     with pytest.raises(ValueError, match="which is given too"):
         tl.data.index([tmp_path / "a.bin", tmp_path])
+    with pytest.raises(TypeError, match="^paths: "):
+        tl.data.index(3)
     with pytest.raises(TypeError, match="paths"):
         tl.data.index([3])
     with pytest.raises(ValueError, match="URL"):

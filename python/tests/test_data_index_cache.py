@@ -74,6 +74,20 @@ def test_other_arguments_have_another_cache_file(data: Path, scanned: list[str])
     assert len(list(data.glob(".trunkline-index-*"))) == 2
 
 
+def test_parts_of_one_folder_have_cache_files_of_their_own(data: Path, scanned: list[str]) -> None:
+    train, test = [data / "0.tfrecord", data / "1.tfrecord"], data / "2.tfrecord"
+    for _ in range(2):
+        assert len(tl.data.index(train)) == 21
+        assert len(tl.data.index(reversed(train))) == 21
+        assert len(tl.data.index(test)) == 12
+    assert len(scanned) == 3
+
+
+def test_an_index_is_immutable(data: Path) -> None:
+    for index in (tl.data.index(data), tl.data.index(data), tl.data.index(data, cache=None)):
+        assert not any(array.flags.writeable for array in index._arrays.values())
+
+
 def test_only_changed_files_are_scanned_again(data: Path, scanned: list[str]) -> None:
     tl.data.index(data)
     scanned.clear()

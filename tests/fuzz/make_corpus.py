@@ -60,6 +60,21 @@ def home(body: bytes, version: int = 2) -> bytes:
     return f"trunkline home {version} crc32c={checksum(body)}\n".encode() + body
 
 
+def record(data: bytes, length: int | None = None) -> bytes:
+    """A record of a TFRecord file, whose checksums the target fills in."""
+    return (len(data) if length is None else length).to_bytes(8, "little") + bytes(4) + data + bytes(4)
+
+
+def archive(*members: tuple[bytes, bytes, bytes]) -> bytes:
+    """As the target wants it: type, name and data of each member."""
+    blocks = b"!"
+    for kind, name, data in members:
+        blocks += b"h" + kind + name + b"\n%o\n" % len(data)
+        if data:
+            blocks += b"d" + bytes([len(data)]) + data
+    return blocks + b"z"
+
+
 MOUNTINFO = (
     b"36 35 98:0 /root /mnt/a\\040b rw,noatime shared:1 master:2 - ext4 /dev/root rw,errors=continue\n"
     b"21 1 0:20 / / rw - overlay overlay rw,lowerdir=/x\n"
@@ -145,6 +160,18 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "shard": f"shard-00000-of-00002-{ID}.safetensors".encode(),
         "aside": b"aside-20260131T235959Z-2",
         "temporary": f".trunkline-{ID}.tmp".encode(),
+    },
+    "tfrecord_scan": {
+        "two": b"!" + record(b"abc") + record(b""),
+        "truncated": b"!" + record(b"abc") + record(b"abc", 2**63),
+        "gzip": b"\x1f\x8b" + bytes(20),
+    },
+    "tar_scan": {
+        "samples": archive((b"0", b"a.jpg", b"12"), (b"0", b"a.cls", b""), (b"0", b"d/b.seg.png", b"3")),
+        "others": archive((b"5", b"d/", b""), (b"2", b"a.x", b""), (b"0", b"__m__/a.jpg", b"1")),
+        "long": archive((b"L", b"././@LongLink", b"long.jpg\0"), (b"0", b"lo", b"1"), (b"K", b"", b"x")),
+        "pax": archive((b"x", b"", b"13 path=b.c\n10 size=3\n"), (b"0", b"a", b"123"), (b"g", b"", b"9 a=b\n")),
+        "twice": archive((b"0", b"a.jpg", b"1"), (b"0", b"b.jpg", b""), (b"0", b"a.JPG", b"")),
     },
     "bench_options": {"fio": compact(FIO), "block": b"64KiB", "device": b"cuda:1", "peers": b"fio"},
 }

@@ -48,7 +48,7 @@ class Cache:
 
     def __init__(self, cache: str, listing: Listing, key: dict[str, Any]) -> None:
         """`cache`: "auto", or a path. `key`: the arguments that decide which samples there are."""
-        self._key = {**key, "root": os.fsdecode(listing.root)}
+        self._key = {**key, "root": os.fsdecode(listing.root), "paths": listing.given}
         digest = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         if cache != "auto":
             self._places = [cache]

@@ -34,6 +34,12 @@ ARRAYS = {
 }
 
 
+def _read_only(array: "NDArray[Any]") -> "NDArray[Any]":
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class Index:
     """Where each sample is: an immutable table of files, offsets and lengths. Made by tl.data.index().
 
@@ -64,7 +70,7 @@ class Index:
         """
         self._info = info
         self._arrays = {
-            name: numpy.ascontiguousarray(arrays[name], dtype)
+            name: _read_only(numpy.ascontiguousarray(arrays[name], dtype))
             for name, dtype in ARRAYS.items()
             if name in arrays
         }

@@ -1,12 +1,13 @@
 """The files that an index is made of: folders walked in the order of the names, one stat for each file."""
 
 import errno
+import hashlib
 import itertools
 import os
 import stat
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Listing:
     """Files, as arrays; none of Python's objects stays for each."""
 
     root: bytes  # the folder that all files are in, with a slash at the end
+    given: str  # identifies the paths that were given, by their names below the root
     path_blob: "NDArray[numpy.uint8]"
     path_ends: "NDArray[numpy.uint64]"
     sizes: "NDArray[numpy.uint64]"
@@ -60,6 +62,7 @@ class Listing:
         kept = lengths[mask]
         return Listing(
             self.root,
+            self.given,
             self.path_blob[numpy.repeat(mask, lengths.astype(numpy.int64))],
             numpy.cumsum(kept, dtype=numpy.uint64),
             self.sizes[mask],
@@ -109,9 +112,10 @@ class _Collector:
         known = -1 if class_name is None else self.classes.setdefault(class_name, len(self.classes))
         self.class_of.append(known)
 
-    def listing(self, root: bytes) -> Listing:
+    def listing(self, root: bytes, given: str) -> Listing:
         return Listing(
             root,
+            given,
             numpy.frombuffer(bytes(self.blob), numpy.uint8),
             _array(self.ends, numpy.uint64),
             _array(self.sizes, numpy.uint64),
@@ -134,6 +138,8 @@ def settled(paths: Any) -> Listing:
     A write in the same tick of the clock would not change the time of a file, and not be noticed later.
     """
     if not isinstance(paths, str | bytes | os.PathLike):
+        if not isinstance(paths, Iterable):
+            raise TypeError(f"paths: must be a path or several, not {type(paths).__name__}")
         paths = list(paths)  # maybe an iterator
     listing = list_files(paths)
     age_ns = time.time_ns() - int(listing.mtimes_ns.max(initial=0))
@@ -158,7 +164,9 @@ def list_files(paths: Any) -> Listing:
         folder = stat.S_ISDIR(status.st_mode)
         if not folder and not stat.S_ISREG(status.st_mode):
             raise ValueError(f"paths: {os.fsdecode(name)} is neither a file nor a folder")
-        roots.append((os.path.normpath(name) + (b"/" if folder else b""), status))
+        # Without what commonpath() drops; not by normpath(), for which a link and ".." cancel each other.
+        name = b"".join(b"/" + part for part in name.split(b"/") if part not in (b"", b"."))
+        roots.append((name + (b"/" if folder else b""), status))
     roots.sort(key=lambda root: root[0])
     for (one, _), (other, _) in itertools.pairwise(roots):
         if other == one or (one.endswith(b"/") and other.startswith(one)):
@@ -174,7 +182,8 @@ def list_files(paths: Any) -> Listing:
             found.add(path, status, True, None)
     folders = [path if path.endswith(b"/") else os.path.dirname(path) for path, _ in roots]  # noqa: PTH120
     common = os.path.commonpath(folders).rstrip(b"/") + b"/"
-    return found.listing(common)
+    digest = hashlib.sha256(b"\0".join(path[len(common) :] for path, _ in roots))
+    return found.listing(common, digest.hexdigest()[:16])
 
 
 def _stat(path: bytes) -> os.stat_result:

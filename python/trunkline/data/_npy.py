@@ -2,7 +2,7 @@
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 from numpy.lib import format as npy_format
@@ -74,7 +74,7 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
                 file = io.BytesIO(head)
                 npy_format.read_magic(file)
             shape, fortran_order, dtype = npy_format.read_array_header_2_0(file)
-    except (ValueError, UnicodeError) as error:
+    except Exception as error:  # numpy parses it as Python, whose errors are of many types
         raise Format(None, f"{name}: its .npy header cannot be parsed: {error}", name) from None
     if dtype.hasobject:
         raise Unsupported(
@@ -82,6 +82,8 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
             f"{name}: holds Python objects ({dtype}), which only pickle can read; save an array of numbers",
             name,
         )
+    if any(extent < 0 for extent in shape):
+        raise Format(None, f"{name}: its .npy header has a negative shape: {list(shape)}", name)
     return NpyHeader(dtype, tuple(shape), fortran_order and len(shape) > 1, file.tell())
 
 
@@ -109,9 +111,10 @@ def array_of(memory: "memoryview", header: NpyHeader, name: str) -> "numpy.ndarr
         raise kind(
             None, f"{name}: holds {len(data)} bytes of data, but its header says {header.nbytes}", name
         )
-    flat = (
-        numpy.frombuffer(data, numpy.uint8).view(header.dtype)
-        if header.nbytes
-        else numpy.empty(0, header.dtype)
-    )
-    return flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+    order: Literal["F", "C"] = "F" if header.fortran_order else "C"
+    try:
+        if not header.nbytes:
+            return numpy.empty(header.shape, header.dtype, order)
+        return numpy.frombuffer(data, numpy.uint8).view(header.dtype).reshape(header.shape, order=order)
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise Format(None, f"{name}: an array {header.dtype} {list(header.shape)}: {error}", name) from None

@@ -3,12 +3,11 @@
 The range of a member begins with its local header, which says how it is compressed, and has its checksum.
 """
 
-import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy
 
@@ -45,36 +44,50 @@ class _Local(NamedTuple):
 
 def scan(path: str, size: int, skip: bool) -> "tuple[NDArray[Any], NDArray[Any], Sequence[tuple[int, str]]]":
     """Find the members of a .npz file. Raises OSError, Corrupt, Format, Unsupported."""
-    offsets, lengths, skipped = [], [], []
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return find_members(file, path, size, skip)
+
+
+def find_members(
+    file: BinaryIO, path: str, size: int, skip: bool
+) -> "tuple[NDArray[Any], NDArray[Any], Sequence[tuple[int, str]]]":
+    """Find the members of a .npz file of `size` bytes. `path` is for messages."""
+    offsets, lengths, skipped = [], [], []
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except _ZIP_ERRORS as error:
+        is_zip = _read_at(file, 0, 4) in (_SIGNATURE, b"PK\x05\x06")
+        kind: type[Error] = Corrupt if is_zip else Format
+        raise kind(None, f"{path}: is not a .npz file, or truncated or damaged: {error}", path) from None
+    names: set[str] = set()
+    for member in members:
         try:
-            with zipfile.ZipFile(file) as archive:
-                members = archive.infolist()
-        except _ZIP_ERRORS as error:
-            is_zip = os.pread(file.fileno(), 4, 0) in (_SIGNATURE, b"PK\x05\x06")
-            kind: type[Error] = Corrupt if is_zip else Format
-            raise kind(None, f"{path}: is not a .npz file, or truncated or damaged: {error}", path) from None
-        names: set[str] = set()
-        for member in members:
-            try:
-                if member.filename in names:
-                    raise Format(None, f"{path}: the member {member.filename!r} is duplicated", path)
-                names.add(member.filename)
-                length = _check_member(file.fileno(), path, size, member)
-            except DAMAGE as error:
-                if not skip:
-                    raise
-                skipped.append((member.header_offset, str(error)))
-                continue
-            offsets.append(member.header_offset)
-            lengths.append(length)
+            if member.filename in names:
+                raise Format(None, f"{path}: the member {member.filename!r} is duplicated", path)
+            names.add(member.filename)
+            length = _check_member(file, path, size, member)
+        except DAMAGE as error:
+            if not skip:
+                raise
+            skipped.append((max(member.header_offset, 0), str(error)))
+            continue
+        offsets.append(member.header_offset)
+        lengths.append(length)
     return numpy.array(offsets, numpy.uint64), numpy.array(lengths, numpy.uint64), skipped
 
 
-def _check_member(descriptor: int, path: str, size: int, member: zipfile.ZipInfo) -> int:
+def _read_at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
+    file.seek(offset)
+    return file.read(nbytes) or b""
+
+
+def _check_member(file: BinaryIO, path: str, size: int, member: zipfile.ZipInfo) -> int:
     """Return the bytes of a member with its local header."""
     where = f"{path}: at byte {member.header_offset}"
-    start = os.pread(descriptor, _PROBE_BYTES, member.header_offset)
+    if member.header_offset < 0:
+        raise Corrupt(None, f"{where}: the archive's directory names a place before the file", path)
+    start = _read_at(file, member.header_offset, _PROBE_BYTES)
     local = _parse_local(memoryview(start), path, where)
     if local.name != member.filename or local.method != member.compress_type:
         raise Corrupt(None, f"{where}: a member contradicts the archive's directory", path)
