@@ -138,6 +138,28 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "trace.json"]
 
 
+@pytest.mark.parametrize("target", ["/dev/stdout", "/dev/stderr", "run.log"])
+def test_the_output_of_the_program_is_not_replaced(tmp_path: Path, target: str) -> None:
+    """`TRUNKLINE_TRACE=/dev/stdout python program.py > run.log` must not lose what the program prints."""
+    log = tmp_path / "run.log"
+    with log.open("w") as file:
+        file.write("of an earlier run\n")
+        file.flush()
+        subprocess.run(
+            [sys.executable, "-c", "import trunkline as tl; tl.Engine(); print('printed')"],
+            env=os.environ | {"TRUNKLINE_TRACE": target},
+            cwd=tmp_path,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            check=False,
+        )
+    said = log.read_text()
+    assert said.startswith("of an earlier run\n")
+    assert "printed\n" in said
+    assert "the output of this process goes there" in said
+
+
 def test_a_link_is_followed_and_a_mode_is_kept(tmp_path: Path) -> None:
     (tmp_path / "target.json").write_text("")
     (tmp_path / "target.json").chmod(0o600)

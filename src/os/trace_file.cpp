@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -72,8 +73,28 @@ std::string device_of(const std::string& path) {
   return location ? location->device : std::string();
 }
 
-// The file that a trace replaces; fails where open(path, "w") would, and for a device or a pipe.
+// Whether the process writes its standard output or its errors to a file: /dev/stdout leads there, too.
+bool is_standard_stream(const std::string& path) {
+  struct stat file{};
+  if (::stat(path.c_str(), &file) != 0) return false;
+  const auto leads_there = [&](int fd) {
+    struct stat stream{};
+    return ::fstat(fd, &stream) == 0 && stream.st_dev == file.st_dev && stream.st_ino == file.st_ino;
+  };
+  return leads_there(STDOUT_FILENO) || leads_there(STDERR_FILENO);
+}
+
+// The file that a trace replaces; fails where open(path, "w") would, for a device or a pipe, and for the file
+// that the process's output goes to, which would be lost.
 Result<os::ReplacedFile> find_file(const std::string& path) {
+  if (is_standard_stream(path))
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format(
+            "tracing to {}: the output of this process goes there, and a trace would replace it; choose "
+            "another file",
+            path),
+        path));
   return os::ReplacedFile::find(path, "tracing to " + path);
 }
 
