@@ -170,7 +170,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "samples": archive((b"0", b"a.jpg", b"12"), (b"0", b"a.cls", b""), (b"0", b"d/b.seg.png", b"3")),
         "others": archive((b"5", b"d/", b""), (b"2", b"a.x", b""), (b"0", b"__m__/a.jpg", b"1")),
         "long": archive((b"L", b"././@LongLink", b"long.jpg\0"), (b"0", b"lo", b"1"), (b"K", b"", b"x")),
-        "pax": archive((b"x", b"", b"13 path=b.c\n10 size=3\n"), (b"0", b"a", b"123"), (b"g", b"", b"9 a=b\n")),
+        "pax": archive(
+            (b"x", b"", b"13 path=b.c\n10 size=3\n"), (b"0", b"a", b"123"), (b"g", b"", b"9 a=b\n")
+        ),
         "twice": archive((b"0", b"a.jpg", b"1"), (b"0", b"b.jpg", b""), (b"0", b"a.JPG", b"")),
     },
     "bench_options": {"fio": compact(FIO), "block": b"64KiB", "device": b"cuda:1", "peers": b"fio"},
