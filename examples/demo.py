@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The main job, on real input: a Llama-shaped model is loaded into torch tensors and saved again, as
 safetensors and as torch.save does, through Trunkline and through what people use otherwise, each result
-checked bit for bit, each timed beside fio on the same disk. Then another one generates within half the memory
-that its weights take.
+checked bit for bit, each timed beside fio on the same disk. Samples at random places of its files are read as
+a training reads them. Then another model generates within half the memory that its weights take.
 
     make demo                                    about 1 GB in ./demo-output, less where there is little room
     make demo ARGS="--size 4GB --dir /mnt/nvme"  another size, another disk
@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import demo_report  # noqa: E402
+import demo_samples  # noqa: E402
 import fio_peer  # noqa: E402
 import larger_than_memory  # noqa: E402
 import llama_shaped  # noqa: E402
@@ -341,6 +342,8 @@ def main() -> int:
     try:
         demo = Demo(scratch, options.size or room_for(options.dir), progress)
         rounds = measure(demo, options.runs, options.seconds)
+        progress.show("samples at random places")
+        samples = demo_samples.measure(demo.files, forget)
         generation = larger_than_memory.measure(
             scratch, min(demo.bytes, GENERATING_BYTES), lambda text: progress.show(f"generate: {text}")
         )
@@ -355,6 +358,7 @@ def main() -> int:
                 "model": demo.about,
                 "facts": facts,
                 "results": demo_report.as_json(demo.rows()),
+                "samples": samples,
                 "generation": generation,
                 "report": str(report),
             }
@@ -363,6 +367,7 @@ def main() -> int:
         print(f"\n{demo.about}\n{facts['Disk']}; {facts['Trunkline']}\n\n{demo_report.table(demo.rows())}\n")
         print("checked: all tensors bit for bit against the safetensors library and torch, both ways")
         print("loads are cold (page cache dropped for the files), saves are durable (fsync)\n")
+        print(f"{demo_samples.line(samples)}\n")
         print(f"{larger_than_memory.table(generation)}\n")
         print(f"report: {report}\n\n{NEXT.format(directory=options.dir)}")
         return 0

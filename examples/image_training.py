@@ -3,8 +3,8 @@
     python examples/image_training.py --directory run
 
 The images are made first, in a folder for each class. Pillow decodes them in threads while the network trains
-on the batch before. Each checkpoint holds the model, the optimizer and the position in the data. Started again,
-the program continues with the batches that an uninterrupted run would have had.
+on the batch before. Each checkpoint holds the model, the optimizer and the position in the data. Started
+again, the program continues with the batches that an uninterrupted run would have had.
 """
 
 import argparse

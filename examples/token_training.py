@@ -2,8 +2,8 @@
 
     python examples/token_training.py --directory run
 
-The file holds nothing but token ids of 16 bits, as numpy.memmap reads them. A sample is a window of them. Where
-the windows are follows from two numbers, so an index takes no memory, however many windows there are.
+The file holds nothing but token ids of 16 bits, as numpy.memmap reads them. A sample is a window of them.
+Where the windows are follows from two numbers, so an index takes no memory, however many windows there are.
 """
 
 import argparse

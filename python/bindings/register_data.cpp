@@ -208,7 +208,7 @@ class SampleReaderObject {
     }
     const auto memory = BatchMemory::create(engine_, 1, std::nullopt);
     const BatchMemory::Lease lease = memory->acquire();
-    auto begun = call_unlocked([&] { return begin(std::move(samples), lease); });
+    auto begun = call_unlocked([&] { return begin(samples, lease); });
     auto [plan, span, future] = unwrap(std::move(begun));
     memory->close();  // once the lease is dropped
     if (future.valid()) wait_interruptibly(future, std::nullopt);
@@ -225,9 +225,9 @@ class SampleReaderObject {
     Future future;
   };
 
-  Result<Begun> begin(std::vector<std::uint64_t> samples, const BatchMemory::Lease& lease) {
+  Result<Begun> begin(std::span<const std::uint64_t> samples, const BatchMemory::Lease& lease) {
     const std::scoped_lock lock(mutex_);
-    auto plan = reader_.plan(std::move(samples));
+    auto plan = reader_.plan(samples);
     if (!plan) return std::unexpected(plan.error());
     if (plan->bytes == 0) return Begun{std::move(*plan), {}, {}};
     const auto memory = lease->reserve(plan->bytes);

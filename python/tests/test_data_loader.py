@@ -3,12 +3,14 @@
 import concurrent.futures
 import contextlib
 import gc
+import io
 import json
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -268,6 +270,29 @@ def test_decode_in_processes(tmp_path: Path) -> None:
         sums = flat(list(Loader(index, 8, decode=numpy.sum, workers=pool)))
     order = flat(indices_of(Loader(index, 8)))
     assert sums == [4.0 * row + 1 for row in order]
+
+
+def repr_of_types(sample: Any) -> str:
+    parts = sample.values() if isinstance(sample, dict) else [sample]
+    return " ".join(f"{type(part).__name__}={bytes(part)!r}" for part in parts if not isinstance(part, str))
+
+
+def test_bytes_are_decoded_in_processes(tmp_path: Path) -> None:
+    (tmp_path / "records.bin").write_bytes(b"abcdef")
+    with tarfile.open(tmp_path / "archive.tar", "w") as archive:
+        for name, data in (("0.x", b"gh"), ("0.y", b"i")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        for name, options, expected in (
+            ("records.bin", {"record_bytes": 3}, ["memoryview=b'abc'", "memoryview=b'def'"]),
+            ("archive.tar", {}, ["memoryview=b'gh' memoryview=b'i'"]),
+        ):
+            index = tl.data.index(tmp_path / name, **options)  # type: ignore[arg-type]
+            loader = Loader(index, 2, shuffle=False, decode=repr_of_types, workers=pool)
+            assert list(loader) == [expected]
 
 
 def test_an_error_in_decode_names_the_sample_and_ends_reading(index: Index, contents: Array) -> None:

@@ -74,7 +74,7 @@ void BatchReader::Shared::run() {
   trace::name_this_thread("trunkline-data", trace::Role::thread);
   OrderCursor cursor = order.normalized(options.begin);
   const std::uint64_t epoch = cursor.epoch;
-  for (std::uint64_t number = 0; !(options.one_epoch && cursor.epoch != epoch); ++number) {
+  for (std::uint64_t number = 0; !options.one_epoch || cursor.epoch == epoch; ++number) {
     const Step step = order.step(cursor);
     cursor = step.end;
     if (number % options.shares != options.share) continue;
@@ -141,7 +141,7 @@ bool BatchReader::Shared::push(Reading reading) {
   return true;
 }
 
-BatchReader::BatchReader(Engine engine, std::shared_ptr<const SampleTable> table,
+BatchReader::BatchReader(const Engine& engine, std::shared_ptr<const SampleTable> table,
                          std::optional<Volume> volume, BatchReaderOptions options)
     : shared_(std::make_shared<Shared>(engine, std::move(table), std::move(volume), options)),
       thread_(std::make_unique<std::jthread>([shared = shared_] { shared->run(); })) {}
@@ -188,8 +188,10 @@ Result<std::optional<Batch>> BatchReader::next(Future::Timeout timeout) {
     lock.lock();
     if (shared.stopped) return closed();
   }
-  Reading reading = *std::exchange(shared.current, std::nullopt);
+  std::optional<Reading> taken = std::exchange(shared.current, std::nullopt);
   lock.unlock();
+  if (!taken) return closed();
+  Reading reading = std::move(*taken);
   if (reading.error) return fail(*reading.error);
   const Result<std::uint64_t> read = future.valid() ? future.result() : Result<std::uint64_t>(0);
   if (auto status = shared.reader.finish(read, reading.memory, reading.plan); !status)
@@ -213,7 +215,7 @@ bool BatchReader::close() {
     const std::scoped_lock lock(shared_->mutex);
     shared_->stopped = true;
     readings.swap(shared_->readings);
-    if (shared_->current) readings.push_back(*std::exchange(shared_->current, std::nullopt));
+    if (auto current = std::exchange(shared_->current, std::nullopt)) readings.push_back(std::move(*current));
     shared_->changed.notify_all();
   }
   shared_->memory->close();

@@ -42,7 +42,7 @@ struct Batch {
 class BatchReader {
  public:
   // Options are valid (see SampleOrder), and epochs have a step.
-  BatchReader(Engine engine, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume,
+  BatchReader(const Engine& engine, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume,
               BatchReaderOptions options);
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;

@@ -82,7 +82,7 @@ SampleReader::SampleReader(Engine engine, std::shared_ptr<const SampleTable> tab
       options_(options),
       open_files_(std::move(engine), std::move(table), std::move(volume)) {}
 
-Result<BatchPlan> SampleReader::plan(std::vector<std::uint64_t> samples) {
+Result<BatchPlan> SampleReader::plan(std::span<const std::uint64_t> samples) {
   BatchPlan plan;
   PlannedFiles known;
   plan.ranges.reserve(samples.size() * table_->ranges_per_sample);
@@ -143,26 +143,27 @@ Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::by
   BatchPlan kept{
       .samples = {}, .ranges = {}, .files = {}, .reads = {}, .bytes = plan.bytes, .skipped = plan.skipped};
   for (std::size_t index = 0; index < plan.samples.size(); ++index) {
+    std::optional<Error> error = std::move(failed[index]);
     const std::span<PlacedRange> ranges = ranges_of(plan, index);
-    if (!failed[index] && options_.framing == Framing::tfrecord) {
+    if (!error && options_.framing == Framing::tfrecord) {
       PlacedRange& range = ranges.front();
       const PlannedFile& file = plan.files[range.file];
       if (auto status =
               check_tfrecord(memory.subspan(range.position, range.length), range.offset, file.file.path());
           !status) {
-        failed[index] = status.error();
+        error = status.error();
       } else {
         range.position += kTfrecordHeadBytes;
         range.length -= kTfrecordHeadBytes + kTfrecordTailBytes;
       }
     }
-    if (!failed[index]) {
+    if (!error) {
       kept.samples.push_back(plan.samples[index]);
       kept.ranges.insert(kept.ranges.end(), ranges.begin(), ranges.end());
     } else if (options_.skip_damaged) {
-      kept.skipped.push_back({plan.samples[index], *failed[index]});
+      kept.skipped.push_back({plan.samples[index], *error});
     } else {
-      return std::unexpected(*failed[index]);
+      return std::unexpected(*error);
     }
   }
   plan = std::move(kept);

@@ -60,7 +60,7 @@ class SampleReader {
                SampleReaderOptions options);
 
   // Opens files. Each of `samples` is below the table's sample_count().
-  Result<BatchPlan> plan(std::vector<std::uint64_t> samples);
+  Result<BatchPlan> plan(std::span<const std::uint64_t> samples);
 
   // What reads a plan into page-aligned memory.
   static Request request(const BatchPlan& plan, std::span<std::byte> memory, Keepalive keepalive);

@@ -14,6 +14,7 @@ from trunkline._errors import OutOfBudget
 from trunkline._logging import Log
 from trunkline.data._batch import Batch, batch_of
 from trunkline.data._index import Index
+from trunkline.data._sample_copies import Samples
 from trunkline.data._state import Cursor
 
 # How long next() waits for a buffer while all of them are held by batches that were yielded: another thread
@@ -182,7 +183,7 @@ class DecodedBatches:
             for start in range(0, len(samples), size):
                 part = samples[start : start + size]
                 assert self._workers is not None
-                tasks.append(self._workers.submit(_decode_all, self._decoding.decode, part))
+                tasks.append(self._workers.submit(_decode_all, self._decoding.decode, Samples(part)))
         return self._collator.submit(self._finish, item, tasks, labels)
 
     def _finish(self, item: Item, tasks: list[Any], labels: list[int] | None) -> Item:
@@ -212,8 +213,8 @@ class DecodedBatches:
         return self._index.paths[int(self._index._first_samples.searchsorted(sample, side="right")) - 1]
 
 
-def _decode_all(decode: Callable[[Any], Any], samples: list[Any]) -> list[tuple[Any, Exception | None]]:
-    return list(_decoded(decode, samples))
+def _decode_all(decode: Callable[[Any], Any], samples: Samples) -> list[tuple[Any, Exception | None]]:
+    return list(_decoded(decode, samples.values))
 
 
 def _decoded(decode: Callable[[Any], Any], samples: list[Any]) -> Iterator[tuple[Any, Exception | None]]:

@@ -34,6 +34,7 @@ def list_volume(volume: Volume, names: Any, format: str) -> Listing:  # noqa: A0
     count = len(encoded)
     return Listing(
         root=b"",
+        given="",
         path_blob=numpy.frombuffer(b"".join(encoded), numpy.uint8),
         path_ends=numpy.cumsum([len(name) for name in encoded], dtype=numpy.uint64),
         sizes=numpy.array(sizes, numpy.uint64),
