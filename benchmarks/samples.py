@@ -2,8 +2,8 @@
 and on a Volume of several, and windows of 4 KiB of a file of tokens; beside fio randread, and beside what
 trainings use: torch's DataLoader, numpy.memmap, webdataset.
 
-A rate counts from the third batch on, when reading ahead is under way; fio counts from its begin. Of every
-batch the first and the last sample are compared with what was written.
+All are measured from their begin, without the start of worker processes. Of every batch the first and the
+last sample are compared with what was written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import trunkline as tl
 IMAGE_BYTES = 114_660
 FIO_IMAGE_BYTES = 112 << 10  # direct I/O of fio requires whole blocks
 IMAGES = 400  # in a batch
-IMAGE_BATCHES = 20
+IMAGE_BATCHES = 40
 TOKEN_BYTES = 4096
 WINDOWS = 1024  # in a batch
 WINDOW_BATCHES = 100
@@ -80,8 +80,6 @@ def _rate(
     batches: Iterator[Any], count: int, samples: int, check: Callable[[Any], None]
 ) -> tuple[float, float]:
     """Samples a second, and processor time for each, of `count` batches of `samples`."""
-    for _ in range(2):
-        check(next(batches))
     with spent() as time:
         for _ in range(count):
             check(next(batches))
@@ -276,7 +274,7 @@ def tokens(bench: Workbench) -> list[Comparison]:
     for workers in WORKERS:
         ways[f"torch {workers}"] = lambda workers=workers: (
             _torch(  # type: ignore[misc]
-                bench, Records(path, TOKEN_BYTES, mapped=True), WINDOWS, 20, workers
+                bench, Records(path, TOKEN_BYTES, mapped=True), WINDOWS, WINDOW_BATCHES, workers
             )
             * 1e9
             / TOKEN_BYTES
@@ -302,11 +300,11 @@ def tokens(bench: Workbench) -> list[Comparison]:
 
 def _torch(bench: Workbench, data: Records, samples: int, batches: int, workers: int) -> float:
     """GB/s of DataLoader, from files that are not cached."""
-    _forget(data.path)
     loader = DataLoader(
         data, samples, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )
-    batches = min(batches, 3 * len(loader) - 2)
+    next(iter(loader))  # starts its workers
+    _forget(data.path)
     rate, _ = _rate(_endless(loader), batches, samples, lambda batch: None)
     return rate * data.record_bytes / 1e9
 
@@ -330,7 +328,7 @@ def _memmap(bench: Workbench, path: Path) -> float:
         if not np.array_equal(windows[0].view(np.uint8), source[at : at + TOKEN_BYTES]):
             raise SystemExit("samples: numpy.memmap has other bytes than were written")
 
-    return _rate(batches(), 20, WINDOWS, check)[0] / 1e3
+    return _rate(batches(), WINDOW_BATCHES, WINDOWS, check)[0] / 1e3
 
 
 def _forget(path: Path) -> None:
@@ -358,5 +356,5 @@ def _webdataset(archive: Path) -> float:
 
     _forget(archive)
     data = webdataset.WebDataset(str(archive), shardshuffle=False).shuffle(1000).batched(IMAGES)
-    rate, _ = _rate(_endless(data), IMAGE_BATCHES // 2, IMAGES, lambda batch: None)
+    rate, _ = _rate(_endless(data), IMAGE_BATCHES, IMAGES, lambda batch: None)
     return rate * IMAGE_BYTES / 1e9
