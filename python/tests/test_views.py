@@ -317,6 +317,14 @@ def test_bad_views_say_what_is_wrong(change: dict[str, Any], says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_views_of_less_memory_than_others_need_are_rejected() -> None:
+    base = torch.arange(15.0)
+    skeleton, tensors = tree.flatten([base[:8], base[4:15:2]])
+    small = skeleton[0] | {"shape": [3], "offset": 12, "storage": 24}
+    with pytest.raises(tl.Format, match="differs between views of it"):
+        tree.restore([small, *skeleton], tensors)
+
+
 def test_strides_of_a_whole_tensor_are_checked() -> None:
     skeleton, tensors = tree.flatten(torch.zeros(2, 3).T)
     assert skeleton["stride"] == [1, 3]

@@ -68,7 +68,7 @@ def copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
 def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Strided]) -> torch.Tensor:
     """Return memory of `storage` bytes: those of the views, from the flat `stored`, and zeros between them.
 
-    Raises BadLeaf if `stored` has more or fewer bytes than the views.
+    Raises BadLeaf if `stored` has more or fewer bytes than the views, or one of these ends beyond `storage`.
     """
     try:
         runs = merged(numpy.concatenate([view.runs() for view in views]))
@@ -76,6 +76,8 @@ def with_gaps(name: str, stored: torch.Tensor, storage: int, views: Sequence[Str
         raise BadLeaf(f"a view of {name!r} has too many pieces") from None
     if int((runs[:, 1] - runs[:, 0]).sum()) != stored.numel():
         raise BadLeaf(f"the tensor {name!r} does not have the bytes of its views")
+    if int(runs[:, 1].max(initial=0)) > storage:
+        raise BadLeaf(f'"storage" of {name!r} differs between views of it')
     try:
         if stored.device.type == "cpu":
             memory = torch.from_numpy(numpy.zeros(storage, numpy.uint8))  # untouched gaps use no memory
