@@ -245,7 +245,7 @@ def images_without_limit(bench: Workbench) -> list[Comparison]:
     rows.append(
         Comparison(
             "samples",
-            case,
+            f"{case}, CPU s/GB",
             "CPU s/GB",
             f"fio randread, depth {IMAGES}",
             cpu["ours"][1:],
@@ -285,7 +285,7 @@ def tokens(bench: Workbench) -> list[Comparison]:
     best = max(
         (f"torch {workers}" for workers in WORKERS), key=lambda name: sorted(got[name])[bench.rounds // 2]
     )
-    case = f"{WINDOWS} windows of 4 KiB, no limit"
+    case = f"{WINDOWS} windows of 4 KiB, no limit, 1000/s"
 
     def row(peer: str, name: str, at_least: float | None) -> Comparison:
         return Comparison("samples", case, "1000/s", peer, got["ours"], got[name], at_least=at_least)

@@ -7,6 +7,7 @@ import numpy
 
 from trunkline._core import Volume
 from trunkline._errors import FileNotFoundError as NoFiles
+from trunkline._logging import Log
 from trunkline.data import _npz
 from trunkline.data._cache import Cache, is_current
 from trunkline.data._index import Index
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trunkline._types import Path
+
+_log = Log("data")
 
 _TABLES = ("files", "npz", "tfrecord", "webdataset", "parquet")
 _WORTH_SAVING = 1 << 20  # bytes of a table of files, which is made from their list alone
@@ -119,6 +122,8 @@ def _build(name: str, listing: Listing, options: Options, volume: Volume | None 
     old = cache.load() if cache is not None else None
     if old is not None and is_current(old, listing):
         return old
+    if old is not None:
+        _log.info("index of %s: made again, since files have changed", listing.root.decode(errors="replace"))
     skipped = Skipped(options.skip)
     info, arrays = _scanned(name, listing, options, skipped, old)
     class_files, class_ids, classes = listing.class_runs()
