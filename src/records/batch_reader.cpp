@@ -130,15 +130,21 @@ bool BatchReader::Shared::submit(Reading& reading) {
   return true;
 }
 
+// False once the reader is stopped; then the read is cancelled, and has ended unless the device hangs.
 bool BatchReader::Shared::push(Reading reading) {
-  const std::scoped_lock lock(mutex);
-  if (stopped) {
-    if (reading.future.valid()) reading.future.cancel();
-    return false;
+  {
+    const std::scoped_lock lock(mutex);
+    if (!stopped) {
+      readings.push_back(std::move(reading));
+      changed.notify_all();
+      return true;
+    }
   }
-  readings.push_back(std::move(reading));
-  changed.notify_all();
-  return true;
+  if (reading.future.valid()) {
+    reading.future.cancel();
+    reading.future.wait(kCloseTimeout);
+  }
+  return false;
 }
 
 BatchReader::BatchReader(const Engine& engine, std::shared_ptr<const SampleTable> table,
