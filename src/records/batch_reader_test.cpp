@@ -237,7 +237,7 @@ std::string framed(const std::string& payload) {
     return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
   };
   const auto masked = [&](const std::string& text) {
-    return bytes(mask_crc(crc32c(std::as_bytes(std::span(text)))));
+    return bytes(masked_crc(crc32c(std::as_bytes(std::span(text)))));
   };
   const std::string length = bytes(std::uint64_t{payload.size()});
   return length + masked(length) + payload + masked(payload);

@@ -24,12 +24,10 @@ std::unexpected<Error> damaged(std::string_view what, std::uint64_t offset, std:
 
 }  // namespace
 
-std::uint32_t mask_crc(std::uint32_t crc) { return (crc >> 15 | crc << 17) + 0xA282EAD8U; }
-
 Status check_tfrecord(std::span<const std::byte> record, std::uint64_t offset, std::string_view path) {
   constexpr std::uint64_t kFraming = kTfrecordHeadBytes + kTfrecordTailBytes;
   if (record.size() < kFraming) return damaged("it is shorter than its framing", offset, path);
-  if (load<std::uint32_t>(record.subspan(8)) != mask_crc(crc32c(record.first(8))))
+  if (load<std::uint32_t>(record.subspan(8)) != masked_crc(crc32c(record.first(8))))
     return damaged("the checksum of its length does not match", offset, path);
   const auto length = load<std::uint64_t>(record);
   if (length != record.size() - kFraming)
@@ -37,7 +35,7 @@ Status check_tfrecord(std::span<const std::byte> record, std::uint64_t offset, s
         fmt::format("its length is {}, and was {} when it was indexed", length, record.size() - kFraming),
         offset, path);
   const std::span<const std::byte> payload = record.subspan(kTfrecordHeadBytes, length);
-  if (load<std::uint32_t>(record.subspan(kTfrecordHeadBytes + length)) != mask_crc(crc32c(payload)))
+  if (load<std::uint32_t>(record.subspan(kTfrecordHeadBytes + length)) != masked_crc(crc32c(payload)))
     return damaged("the checksum of its data does not match", offset, path);
   return {};
 }

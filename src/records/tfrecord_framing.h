@@ -11,10 +11,11 @@
 
 namespace trunkline::records {
 
-constexpr std::uint64_t kTfrecordHeadBytes = 12;
-constexpr std::uint64_t kTfrecordTailBytes = 4;
+inline constexpr std::uint64_t kTfrecordHeadBytes = 12;
+inline constexpr std::uint64_t kTfrecordTailBytes = 4;
 
-std::uint32_t mask_crc(std::uint32_t crc);
+// The form in which TFRecord files store a CRC-32C.
+constexpr std::uint32_t masked_crc(std::uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xA282EAD8U; }
 
 // Verifies a whole record: its framing and its payload. `offset` and `path`, where it is stored, are for
 // errors
