@@ -215,7 +215,10 @@ bool BatchReader::close() {
     const std::scoped_lock lock(shared_->mutex);
     return std::move(thread_);
   }();
-  if (!thread) return true;
+  if (!thread) {
+    const std::scoped_lock lock(shared_->mutex);
+    return shared_->ended;
+  }
   std::deque<Reading> readings;
   {
     const std::scoped_lock lock(shared_->mutex);
