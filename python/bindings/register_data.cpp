@@ -29,9 +29,6 @@ using records::BatchMemory;
 using records::BatchPlan;
 using records::BatchReader;
 using records::BatchReaderOptions;
-using records::EpochOrder;
-using records::OrderOptions;
-using records::SampleOrder;
 using records::SampleReader;
 using records::SampleReaderOptions;
 using records::SampleTable;
@@ -247,8 +244,7 @@ void register_table(nb::module_& module) {
   nb::class_<SampleTableObject>(module, "SampleTable", "Where samples are stored, for readers.")
       .def("__init__", &make_table, nb::kw_only(), "path_blob"_a, "path_ends"_a, "first_samples"_a, "sizes"_a,
            "mtimes_ns"_a.none(), "inodes"_a.none(), "offsets"_a.none(), "lengths"_a.none(),
-           "ranges_per_sample"_a, "record_bytes"_a, "stride_bytes"_a, "first_offsets"_a.none())
-      .def_prop_ro("sample_count", [](const SampleTableObject& self) { return self.table->sample_count(); });
+           "ranges_per_sample"_a, "record_bytes"_a, "stride_bytes"_a, "first_offsets"_a.none());
 }
 
 }  // namespace
@@ -299,16 +295,6 @@ void register_data(nb::module_& module) {
           "table"_a, nb::kw_only(), "tfrecord"_a, "skip_damaged"_a, "engine"_a.none(), "volume"_a.none())
       .def("read", &SampleReaderObject::read, "samples"_a,
            nb::sig("def read(self, samples: typing.Any) -> tuple[typing.Any, ...]"));
-  module.def(
-      "sample_order",
-      [](std::uint64_t samples, std::uint64_t block, std::uint64_t seed, std::uint64_t epoch,
-         std::uint64_t first, std::uint64_t count) {
-        const EpochOrder order({.samples = samples, .block = block, .seed = seed}, epoch);
-        return array_of<std::int64_t>(count,
-                                      [&](std::size_t index) { return order.sample_at(first + index); });
-      },
-      "samples"_a, nb::kw_only(), "block"_a, "seed"_a, "epoch"_a, "first"_a, "count"_a,
-      "The samples at `count` positions of an epoch's order, from `first` on.");
 }
 
 }  // namespace trunkline::python
