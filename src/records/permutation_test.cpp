@@ -72,7 +72,7 @@ TEST(Permutation, EveryPlaceIsEquallyProbable) {
   EXPECT_LT(squared, 220);
 }
 
-// Neighbours of the order are no neighbours of the data: the mean distance of a random order is a third.
+// Neighbours in the order are far apart in the data: in a random order, a third of the data on average.
 TEST(Permutation, NeighboursAreFarApart) {
   constexpr std::uint64_t kCount = 100'000;
   const auto order = order_of(kCount, 9);

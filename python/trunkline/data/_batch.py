@@ -73,7 +73,7 @@ class Batch:
     def array(self, dtype: "DTypeLike" = numpy.uint8) -> "NDArray[Any]":
         """Return samples of one size as an array (samples, items) of `dtype`: a view where they lie evenly.
 
-        Raises ValueError if the samples differ in size, or it is no multiple of the item's.
+        Raises ValueError if the samples differ in size, or if their size is not a multiple of the item size.
         """
         if not isinstance(self.memory, numpy.ndarray):
             raise ValueError("array: the batch is in the memory of a GPU; use memory, offsets and lengths")
@@ -94,7 +94,7 @@ class Batch:
         return rows.view(kind) if size else numpy.empty((len(self), 0), kind)
 
     def copy(self) -> "Batch":
-        """Return a batch in memory of its own, which can be kept: it holds no buffer of the loader."""
+        """Return a copy that can be kept: it does not hold a buffer of the loader."""
         return self._with_memory(
             self.memory.copy() if isinstance(self.memory, numpy.ndarray) else self.memory
         )
