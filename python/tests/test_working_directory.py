@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 from rank_processes import RankProcesses
 
 import trunkline as tl
@@ -267,11 +268,44 @@ def test_a_checkpoint_id_of_an_async_save_does_not_follow(
     error = in_thread(lambda: writer.reset("run/last"))
     assert isinstance(error, ValueError)
     assert str(error).startswith(
-        f"checkpoint_id: run/last is relative, and the working directory was {tmp_path}/here when this "
-        f"StorageWriter was made and is {elsewhere} now"
+        "checkpoint_id: run/last is relative, and while the save runs in the background it is not known "
+        f"which working directory it is relative to ({elsewhere} or {tmp_path / 'here'}); pass an absolute "
+        "path"
     )
     writer.reset("run/last")  # of save(), in the thread that calls it
     assert writer._directory == elsewhere / "run" / "last"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_a_checkpoint_id_is_relative_to_where_async_save_was_called(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, reset = threading.Event(), tl.dcp.StorageWriter.reset
+
+    def late_reset(writer: tl.dcp.StorageWriter, *args: Any) -> None:
+        assert begin.wait(60)
+        reset(writer, *args)
+
+    monkeypatch.setattr(tl.dcp.StorageWriter, "reset", late_reset)
+    writer = tl.dcp.StorageWriter()
+    monkeypatch.chdir(elsewhere)
+    save = torch_dcp.async_save(STATE, checkpoint_id="run/1", storage_writer=writer, no_dist=True)
+    monkeypatch.chdir(tmp_path / "here")
+    begin.set()
+    save.result()
+    assert (elsewhere / "run" / "1" / "dcp.manifest").exists()
+    assert not Path("run").exists()
+
+    begin.clear()
+    saves = []
+    for directory in (elsewhere, tmp_path / "here"):
+        monkeypatch.chdir(directory)
+        save = torch_dcp.async_save(STATE, checkpoint_id="run/2", storage_writer=writer, no_dist=True)
+        saves.append(save)
+    begin.set()
+    errors = [str(save.exception()) for save in saves]
+    assert f"relative to ({elsewhere} or {tmp_path / 'here'})" in errors[0]
+    assert not Path("run").exists()
 
 
 def test_a_checkpoint_id_in_the_process_of_async_saves(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -52,6 +53,7 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
+from trunkline.dcp._staging import Staging, is_thread_of_async_save, working_directory
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -72,14 +74,6 @@ MAX_COPIED_BYTES = 1 << 30
 _log = Log("checkpoint")
 
 _known_directories: set[str] = set()  # this process has saved into them, or warned of them
-
-
-def _working_directory() -> str | None:
-    """Return the absolute path of the working directory; None if it has been removed."""
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return None
 
 
 class _Save(threading.local):
@@ -107,13 +101,15 @@ class _Save(threading.local):
         self.manifests: set[tuple[str, bytes]] | None = None
 
 
-class StorageWriter(Endpoint, TorchStorageWriter):
+class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     """Writes checkpoints of torch.distributed.checkpoint into a directory, for save() and async_save().
 
     `path`: the directory, created if missing; checkpoint_id of a save replaces it, and is required if `path`
-    is None. All ranks must see the directory under this name. A relative checkpoint_id of async_save() is
-    rejected (ValueError) if the working directory has changed since the writer was made: torch hands it over
-    in the background, when the directory that was meant is no longer known.
+    is None. All ranks must see the directory under this name. A relative checkpoint_id of async_save() leads
+    to where it was called, wherever the working directory is when torch hands it over in the background. If
+    that is not known, it is rejected (ValueError): with an `async_stager` of another kind, if the working
+    directory has changed since the writer was made; and if two saves that are under way were called in
+    different directories.
 
     An existing checkpoint in the directory is replaced as a whole: it is loaded until the new one is
     complete, even if the save ends early (an error of a rank, a crash); its files are removed afterwards.
@@ -157,8 +153,10 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save = _Save()
-        self._cwd = _working_directory()
-        self._sender_cwd: str | None = None
+        self._staging = Staging()
+        self._cwd = working_directory()
+        # Where this writer was when it was sent to this process, or where the saves under way were called.
+        self._sender_cwds: frozenset[str | None] = frozenset()
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -193,14 +191,17 @@ class StorageWriter(Endpoint, TorchStorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to another process, without that of a running save."""
-        state = {name: value for name, value in super().__getstate__().items() if name != "_save"}
-        return {**state, "_sender_cwd": self._sender_cwd or _working_directory()}
+        left_out = {"_save", "_staging"}
+        state = {name: value for name, value in super().__getstate__().items() if name not in left_out}
+        sent_from = self._sender_cwds or self._called_in() or frozenset({working_directory()})
+        return {**state, "_sender_cwds": sent_from}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo __getstate__()."""
         self.__dict__.update(state)
         self._save = _Save()
-        self._cwd = _working_directory()
+        self._staging = Staging()
+        self._cwd = working_directory()
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the entry of the metadata that identifies this save."""
@@ -224,18 +225,39 @@ class StorageWriter(Endpoint, TorchStorageWriter):
         working directory may be another one by then: a relative path must not lead there.
         """
         path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
-        cwd = _working_directory()
         if Path(path.given).is_absolute():
             return path
-        if self._sender_cwd is not None and cwd == self._cwd:  # it has not been changed in this process
-            return CheckpointPath(path.given, Path(self._sender_cwd, path.given))
-        if threading.current_thread() is threading.main_thread() or cwd == self._cwd:
+        cwd = working_directory()
+        possible = self._called_in()
+        if self._sender_cwds and cwd == self._cwd:  # it has not been changed in this process
+            possible = self._sender_cwds
+        elif threading.current_thread() is threading.main_thread():
             return path
+        elif not possible or not is_thread_of_async_save():
+            possible |= {cwd, self._cwd}
+        directory, *others = sorted(map(str, possible))
+        if not others:
+            return CheckpointPath(path.given, Path(directory, path.given))
         raise ValueError(
-            f"checkpoint_id: {path.given} is relative, and the working directory was {self._cwd} when this "
-            f"StorageWriter was made and is {cwd} now, while the save runs in the background: which of them "
-            "is meant is not known; pass an absolute path"
+            f"checkpoint_id: {path.given} is relative, and while the save runs in the background it is not "
+            f"known which working directory it is relative to ({' or '.join([directory, *others])}); pass an "
+            "absolute path"
         )
+
+    def _called_in(self) -> frozenset[str | None]:
+        """Return where the saves under way were called, if one of them may run in this thread."""
+        if threading.current_thread() is threading.main_thread():
+            return frozenset()
+        return self._staging.directories()
+
+    _synchronize_after_execute = False  # the copy is complete when stage() returns
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of the state in CPU memory, within the call of async_save()."""
+        return self._staging.copy(state_dict)
+
+    def close(self) -> None:
+        """Do nothing: stage() leaves nothing to be released."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Store which rank this is, and whether one rank commits for all."""

@@ -1,0 +1,66 @@
+"""The copies of states that async_save() saves, and the working directories in which it was called."""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+# Of the threads that torch makes for async_save().
+_TORCH_THREAD = "AsyncCheckpointExecutor"
+
+
+def working_directory() -> str | None:
+    """Return the absolute path of the working directory; None if it has been removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+def is_thread_of_async_save() -> bool:
+    """Whether this thread runs a save of async_save(), and nothing else."""
+    return threading.current_thread().name.startswith(_TORCH_THREAD)
+
+
+class StagedState(dict[str, Any]):
+    """The copy of a state, which torch holds until its save has ended."""
+
+
+class Staging:
+    """Copies states as async_save() does without a stager, and remembers where it was called.
+
+    Torch hands the checkpoint_id over in the background, when the working directory may be another one; it
+    copies the state within the call. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        """Make one with no save under way."""
+        self._lock = threading.Lock()
+        self._called_in: list[tuple[weakref.ref[StagedState], str | None]] = []
+
+    def copy(self, state_dict: Mapping[str, Any]) -> StagedState:
+        """Return a copy in CPU memory."""
+        directory = working_directory()
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        try:
+            copied = stager.stage(dict(state_dict))
+        finally:
+            stager.close()
+        assert not isinstance(copied, Future)  # as it is without asynchronous staging
+        staged = StagedState(copied)
+        with self._lock:
+            self._called_in = [*self._alive(), (weakref.ref(staged), directory)]
+        return staged
+
+    def directories(self) -> frozenset[str | None]:
+        """Return the working directories in which the saves that have not ended were called."""
+        with self._lock:
+            self._called_in = self._alive()
+            return frozenset(directory for _, directory in self._called_in)
+
+    def _alive(self) -> list[tuple["weakref.ref[StagedState]", str | None]]:
+        return [entry for entry in self._called_in if entry[0]() is not None]
