@@ -8,6 +8,9 @@ namespace trunkline::cli {
 namespace {
 
 constexpr std::uint64_t kMaxRequestBytes = 64 * kMiB;
+// Of a batch of random blocks, at least: the submitting thread wakes up for each batch, and for a few blocks
+// of 4 KiB that would cost more than the transfers.
+constexpr std::uint64_t kMinBatchBytes = kMiB;
 
 std::uint64_t divide_up(std::uint64_t amount, std::uint64_t by) { return (amount + by - 1) / by; }
 
@@ -24,6 +27,8 @@ RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits)
     batch_blocks = std::clamp<std::uint64_t>(kMaxRequestBytes / limits.block_bytes, 1, batch_blocks);
     shape = {.piece_bytes = batch_blocks * limits.block_bytes, .pieces = 1};
   } else {
+    const std::uint64_t room = limits.memory_bytes / (limits.block_bytes * kBatches * files);
+    batch_blocks = std::max(batch_blocks, std::min(kMinBatchBytes / limits.block_bytes, room));
     shape = {.piece_bytes = limits.block_bytes, .pieces = batch_blocks};
   }
   shape.batches_per_file = std::max<std::uint64_t>(2, divide_up(outstanding, files * batch_blocks));

@@ -26,7 +26,7 @@ struct RingShape {
 // Sequential: one large request a batch, which the engine splits into blocks. Random: many requests of one
 // block. Either way twice what the engine has in flight, over all files, so that the queue is still filled
 // after a batch completes while the next is submitted; no more, so that the memory in use stays small, like
-// fio's.
+// fio's. Only batches of small random blocks are larger, for fewer of them a second.
 RingShape ring_shape(Order order, std::uint64_t files, const RingLimits& limits);
 
 // For transfers whose content is generated before the clock starts and checked after it stopped: as much as

@@ -35,6 +35,18 @@ TEST(RingShape, ManyFilesAreInFlightTogether) {
   EXPECT_LE(ring_shape(Order::sequential, 16, limits).piece_bytes, 32 * kMiB / 16);
 }
 
+TEST(RingShape, BatchesOfSmallRandomBlocksAreLarge) {
+  const RingLimits limits{.block_bytes = 4 * kKiB, .in_flight = 32, .memory_bytes = kGiB};
+  const RingShape shape = ring_shape(Order::random, 1, limits);
+  EXPECT_EQ(shape.piece_bytes, 4 * kKiB);
+  EXPECT_EQ(shape.pieces, 256U);
+  EXPECT_EQ(shape.batches_per_file, 2U);
+  const RingLimits tight{.block_bytes = 4 * kKiB, .in_flight = 32, .memory_bytes = kMiB};
+  EXPECT_EQ(ring_shape(Order::random, 2, tight).pieces, 32U);
+  EXPECT_LE(ring_shape(Order::random, 2, tight).bytes(2), kMiB);
+  EXPECT_EQ(ring_shape(Order::sequential, 1, limits).bytes(1), 256 * kKiB);
+}
+
 TEST(RingShape, StaysWithinItsMemory) {
   const RingLimits limits{.block_bytes = 16 * kMiB, .in_flight = 128, .memory_bytes = 512 * kMiB};
   EXPECT_LE(ring_shape(Order::sequential, 1, limits).bytes(1), 512 * kMiB);
