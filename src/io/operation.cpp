@@ -156,20 +156,15 @@ void Operation::complete() {
   keepalive_.reset();
   fence_.reset();
   std::shared_ptr<FileCore> file;
-  std::shared_ptr<EngineCore> engine;  // may be the last reference: released when everything else is done
-  bool failed = false;
-  {
-    const std::scoped_lock lock(mutex_);
-    file = std::move(file_);
-    engine = std::move(engine_);
-    failed = error_.has_value();
-    if (trace_start_ns_ != 0) trace_end(*file, error_);
-  }
-  engine->count_operation(failed);
+  std::shared_ptr<EngineCore> engine;   // may be the last reference: released when everything else is done
+  engine_->count_operation(aborted());  // only this function writes to engine_
   // 2. Wake waiting threads. 3. Run callbacks.
   std::vector<std::function<void()>> callbacks;
   {
     const std::scoped_lock lock(mutex_);
+    file = std::move(file_);
+    engine = std::move(engine_);
+    if (trace_start_ns_ != 0) trace_end(*file, error_);
     // Under the lock: a thread that waited until the file had nothing pending finds the operation done, and
     // vice versa.
     if (cursor.ranges != nullptr)

@@ -34,11 +34,10 @@ void log_unusual(const Transfer& transfer, const Outcome& outcome, std::int64_t 
 
 std::uint64_t now_ns() { return trace::now(); }
 
-Outcome handle_result(Transfer& transfer, std::int64_t result, Counters& counters) {
-  const std::uint64_t now = now_ns();
+Outcome handle_result(Transfer& transfer, std::int64_t result, std::uint64_t ended_ns, Counters& counters) {
   Outcome outcome = advance(transfer, result);
-  counters.count_completion(transfer, outcome, now - transfer.submitted_ns);
-  if (trace::is_on()) trace_command(transfer, outcome, result, now);
+  counters.count_completion(transfer, outcome, ended_ns - transfer.submitted_ns);
+  if (trace::is_on()) trace_command(transfer, outcome, result, ended_ns);
   if (outcome.step == Outcome::Step::resubmit) log_unusual(transfer, outcome, result);
   return outcome;
 }

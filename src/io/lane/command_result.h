@@ -12,8 +12,8 @@ namespace trunkline::io {
 // Monotonic nanoseconds.
 std::uint64_t now_ns();
 
-// Calls advance(), and counts the command with the time since Transfer::submitted_ns. If direct I/O was
-// rejected, the file's later transfers do not use it.
-Outcome handle_result(Transfer& transfer, std::int64_t result, Counters& counters);
+// Calls advance(), and counts the command with the time from Transfer::submitted_ns to `ended_ns`. If direct
+// I/O was rejected, the file's later transfers do not use it.
+Outcome handle_result(Transfer& transfer, std::int64_t result, std::uint64_t ended_ns, Counters& counters);
 
 }  // namespace trunkline::io

@@ -27,7 +27,7 @@ Status InlineRunner::move(Transfer& transfer) {
   while (true) {
     transfer.submitted_ns = now_ns();
     const std::int64_t result = run(transfer.next_command());
-    Outcome outcome = handle_result(transfer, result, counters_);
+    Outcome outcome = handle_result(transfer, result, now_ns(), counters_);
     if (outcome.step == Outcome::Step::failed) return std::unexpected(std::move(outcome.error));
     if (outcome.step == Outcome::Step::finished) break;
   }

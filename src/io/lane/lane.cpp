@@ -102,6 +102,7 @@ void Lane::run(std::promise<Status>& started) {
     completions.clear();
     backend_->reap(completions, min_completions());
     wants_work_.store(false);
+    phase_ns_ = now_ns();
     for (const Completion& completion : completions) finish(completion);
     finish_device_transfers();
   }
@@ -128,10 +129,12 @@ Transfer Lane::next_transfer() {
 }
 
 void Lane::submit_ready() {
+  phase_ns_ = now_ns();
   while (!free_tags_.empty()) {
     Transfer transfer = next_transfer();
     if (transfer.operation == nullptr) return;
     auto ready = prepare(transfer);
+    if (transfer.slot.valid()) phase_ns_ = now_ns();  // it may have been filled, which takes long
     if (slot_wait_start_ns_ != 0 && (!ready || *ready)) end_slot_wait(transfer);
     if (!ready) {
       transfer.operation->fail(std::move(ready.error()));
@@ -294,7 +297,7 @@ void Lane::submit(Transfer&& transfer) {
 }
 
 void Lane::push(Transfer& transfer, std::uint32_t tag) {
-  transfer.submitted_ns = now_ns();
+  transfer.submitted_ns = phase_ns_;
   Command command = transfer.next_command();
   command.tag = tag;
   backend_->push(command);
@@ -324,7 +327,7 @@ void Lane::read_one_by_one(Transfer transfer) {
 
 void Lane::finish(const Completion& completion) {
   Transfer& transfer = transfers_[completion.tag];
-  Outcome outcome = handle_result(transfer, completion.result, counters_);
+  Outcome outcome = handle_result(transfer, completion.result, phase_ns_, counters_);
   switch (outcome.step) {
     case Outcome::Step::resubmit:
       if (!transfer.operation->aborted()) {

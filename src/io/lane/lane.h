@@ -98,6 +98,7 @@ class Lane {
 
   std::vector<Transfer> transfers_;  // by tag
   std::vector<std::uint32_t> free_tags_;
+  std::uint64_t phase_ns_ = 0;  // when this phase began: the clock is read for many transfers at once
   std::optional<Transfer> waiting_for_slot_;  // must bounce, and waits for a free slot
   std::uint64_t slot_wait_start_ns_ = 0;
   std::deque<Transfer> retry_queue_;  // what GPUDirect Storage did not move

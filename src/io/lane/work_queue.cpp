@@ -53,9 +53,13 @@ Transfer WorkQueue::take() {
     const std::scoped_lock lock(mutex_);
     while (!operations_.empty() && transfer.operation == nullptr) {
       std::shared_ptr<Operation>& front = operations_.front();
-      if (!front->aborted() && front->cursor.next(block_bytes_, transfer)) {
+      const bool found = !front->aborted() && front->cursor.next(block_bytes_, transfer);
+      if (found && !front->cursor.exhausted()) {
         front->add_ref();
         transfer.operation = front;
+      } else if (found) {  // the queue's reference becomes that of the transfer
+        transfer.operation = std::move(front);
+        pop_front_locked();
       } else {
         ended.push_back(std::move(front));
         pop_front_locked();
@@ -72,9 +76,7 @@ bool WorkQueue::drop(Operation& operation, Error error) {
     const std::scoped_lock lock(mutex_);
     const auto found = std::ranges::find_if(
         operations_, [&](const auto& candidate) { return candidate.get() == &operation; });
-    // An operation leaves the queue only when a lane finds nothing left of it, so one that is queued may be
-    // fully issued.
-    if (found == operations_.end() || operation.aborted() || operation.cursor.exhausted()) return false;
+    if (found == operations_.end() || operation.aborted()) return false;
     dropped = std::move(*found);
     operations_.erase(found);
     size_.store(operations_.size());
