@@ -44,12 +44,17 @@ Integers integers_of(const Array& array, nb::handle value, const char* name) {
   if (array.dtype() == nb::dtype<std::uint64_t>()) return integers_of<std::uint64_t>(array, name);
   if (array.dtype() == nb::dtype<std::int32_t>()) return integers_of<std::int32_t>(array, name);
   if (array.dtype() == nb::dtype<std::uint32_t>()) return integers_of<std::uint32_t>(array, name);
-  raise_type_error(
-      fmt::format("{}: must hold integers of 32 or 64 bits; this {} does not", name, shown_type(value)));
+  raise_type_error(fmt::format(
+      "{}: must hold integers of 32 or 64 bits, and the items of this {} are of another type; convert it "
+      "first, for example to int64",
+      name, shown_type(value)));
 }
 
 // An array of integers, or a sequence of them.
 Integers integers_argument(nb::handle value, const char* name) {
+  if (PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr()))  // which are sequences, too
+    raise_type_error(
+        fmt::format("{}: must be an array or a sequence of integers, not {}", name, shown_type(value)));
   Array array;
   if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr()) && nb::try_cast(value, array, false))
     return integers_of(array, value, name);

@@ -122,7 +122,9 @@ def test_the_range_is_named(path: Path) -> None:
     ("arguments", "error", "text"),
     [
         ((5, 1), TypeError, "offsets: must be an array or a sequence of integers, not int"),
-        (([0], "a"), TypeError, "lengths: must be an int, not str"),
+        (([0], "a"), TypeError, "lengths: must be an array or a sequence of integers, not str"),
+        ((b"ab", 5), TypeError, "offsets: must be an array or a sequence of integers, not bytes"),
+        ((numpy.zeros(2, numpy.int16), 5), TypeError, "of this numpy.ndarray are of another type; convert"),
         (([0, 1], [5]), ValueError, "lengths: has 1 items, but offsets has 2"),
         (([0, 1], 5, [0]), ValueError, "positions: has 1 items, but offsets has 2"),
         (([-1], [5]), ValueError, "offsets: must be at least 0"),
