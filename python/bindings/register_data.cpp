@@ -191,8 +191,15 @@ class SampleReaderObject {
   SampleReaderObject(nb::object table, const Engine& engine, std::optional<Volume> volume,
                      SampleReaderOptions options)
       : table_(std::move(table)),
-        engine_(engine),
-        reader_(engine, nb::inst_ptr<SampleTableObject>(table_)->table, std::move(volume), options) {}
+        state_(std::make_shared<State>(engine, nb::inst_ptr<SampleTableObject>(table_)->table,
+                                       std::move(volume), options)) {}
+
+  SampleReaderObject(const SampleReaderObject&) = delete;
+  SampleReaderObject& operator=(const SampleReaderObject&) = delete;
+  ~SampleReaderObject() {
+    // A read that was interrupted and goes on needs the table.
+    if (state_.use_count() > 1) static_cast<void>(table_.release());
+  }
 
   nb::tuple read(Array<std::int64_t> wanted) {
     const SampleTable& table = *nb::inst_ptr<SampleTableObject>(table_)->table;
@@ -203,41 +210,80 @@ class SampleReaderObject {
         raise_value_error(fmt::format("samples: {} of {}", sample, table.sample_count()));
       samples.push_back(static_cast<std::uint64_t>(sample));
     }
-    const auto memory = BatchMemory::create(engine_, 1, std::nullopt);
+    const auto memory = BatchMemory::create(state_->engine, 1, std::nullopt);
     const BatchMemory::Lease lease = memory->acquire();
-    auto begun = call_unlocked([&] { return begin(samples, lease); });
-    auto [plan, span, future] = unwrap(std::move(begun));
     memory->close();  // once the lease is dropped
-    if (future.valid()) wait_interruptibly(future, std::nullopt);
-    unwrap(call_unlocked([&] {
-      return reader_.finish(future.valid() ? future.result() : Result<std::uint64_t>(0), span, plan);
-    }));
-    return batch_tuple(span, lease, plan.ranges, plan.samples, plan.skipped);
+    const bool in_groups = call_unlocked([&] {
+      const std::scoped_lock lock(state_->mutex);
+      return state_->reader.has_many_files(samples);
+    });
+    const Batch batch = in_groups ? read_in_groups(samples, lease) : read_together(samples, lease);
+    return batch_tuple(batch.memory, lease, batch.plan.ranges, batch.plan.samples, batch.plan.skipped);
   }
 
  private:
-  struct Begun {
+  struct Batch {
     BatchPlan plan;
     std::span<std::byte> memory;
     Future future;
   };
 
-  Result<Begun> begin(std::span<const std::uint64_t> samples, const BatchMemory::Lease& lease) {
-    const std::scoped_lock lock(mutex_);
-    auto plan = reader_.plan(samples);
-    if (!plan) return std::unexpected(plan.error());
-    if (plan->bytes == 0) return Begun{std::move(*plan), {}, {}};
-    const auto memory = lease->reserve(plan->bytes);
-    if (!memory) return std::unexpected(memory.error());
-    const Request request = SampleReader::request(*plan, *memory, lease);
-    Future future = engine_.submit({&request, 1}).front();
-    return Begun{std::move(*plan), *memory, std::move(future)};
+  // Of a read that was interrupted, which goes on, it is the last owner.
+  struct State {
+    State(const Engine& engine_in, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume,
+          SampleReaderOptions options)
+        : engine(engine_in), reader(engine_in, std::move(table), std::move(volume), options) {}
+
+    Future submit(const Request& request) const { return engine.submit({&request, 1}).front(); }
+
+    Result<Batch> begin(std::span<const std::uint64_t> samples, const BatchMemory::Lease& lease) {
+      const std::scoped_lock lock(mutex);
+      auto plan = reader.plan(samples);
+      if (!plan) return std::unexpected(plan.error());
+      if (plan->bytes == 0) return Batch{std::move(*plan), {}, {}};
+      const auto memory = lease->reserve(plan->bytes);
+      if (!memory) return std::unexpected(memory.error());
+      Future future = submit(SampleReader::request(*plan, *memory, lease));
+      return Batch{std::move(*plan), *memory, std::move(future)};
+    }
+
+    Result<Batch> read_in_groups(std::span<const std::uint64_t> samples, const BatchMemory::Lease& lease) {
+      const std::scoped_lock lock(mutex);
+      const auto memory = lease->reserve(reader.bytes_at_most(samples));
+      if (!memory) return std::unexpected(memory.error());
+      const auto wait = [](const Future& future) -> Status {
+        future.wait();
+        return {};
+      };
+      auto plan = reader.read_in_groups(
+          samples, *memory, lease, [this](const Request& request) { return submit(request); }, wait);
+      if (!plan) return std::unexpected(plan.error());
+      const std::span<std::byte> used = memory->first(plan->bytes);
+      return Batch{std::move(*plan), used, {}};
+    }
+
+    const Engine engine;
+    std::mutex mutex;  // of the reader, but for finish()
+    SampleReader reader;
+  };
+
+  Batch read_together(std::span<const std::uint64_t> samples, const BatchMemory::Lease& lease) {
+    Batch batch = unwrap(call_unlocked([&] { return state_->begin(samples, lease); }));
+    if (batch.future.valid()) wait_interruptibly(batch.future, std::nullopt);
+    unwrap(call_unlocked([&] {
+      const Result<std::uint64_t> read = batch.future.valid() ? batch.future.result() : 0;
+      return state_->reader.finish(read, batch.memory, batch.plan);
+    }));
+    return batch;
+  }
+
+  Batch read_in_groups(const std::vector<std::uint64_t>& samples, const BatchMemory::Lease& lease) {
+    return unwrap(call_interruptibly(
+        [state = state_, samples, lease] { return state->read_in_groups(samples, lease); }));
   }
 
   nb::object table_;
-  Engine engine_;
-  std::mutex mutex_;
-  SampleReader reader_;
+  std::shared_ptr<State> state_;
 };
 
 void register_table(nb::module_& module) {

@@ -20,11 +20,14 @@ namespace {
 
 constexpr trace::Kind kBatchWait{"wait for a batch", trace::Category::wait};
 constexpr trace::Kind kBatchPlan{"plan a batch", trace::Category::operation};
+constexpr trace::Kind kGroupsRead{"read a batch with many files", trace::Category::operation};
 
-// How often the wait for room in the engine's queue looks whether it is still wanted.
-constexpr std::chrono::milliseconds kSubmitSlice{50};
+// How often a wait of the thread looks whether it is still wanted.
+constexpr std::chrono::milliseconds kSlice{50};
 // How long close() waits for the thread and for reads in flight, which may never end on a device that hangs.
 constexpr std::chrono::seconds kCloseTimeout{5};
+
+Error stopped_error() { return make_error(ErrorKind::cancelled, "reading a batch was cancelled"); }
 
 // A batch that is being read, or its error.
 struct Reading {
@@ -33,8 +36,15 @@ struct Reading {
   std::span<std::byte> memory = {};
   BatchMemory::Lease lease = {};
   Future future = {};  // not valid where there is nothing to read
+  bool is_finished = false;
   std::optional<Error> error = {};
 };
+
+SampleReaderOptions reading_options(const BatchReaderOptions& options) {
+  SampleReaderOptions reading = options.reading;
+  reading.batches = options.slots;
+  return reading;
+}
 
 }  // namespace
 
@@ -45,12 +55,14 @@ struct BatchReader::Shared {
       : engine(engine_in),
         options(options_in),
         order(options_in.order),
-        reader(engine_in, std::move(table), std::move(volume), options_in.reading),
+        reader(engine_in, std::move(table), std::move(volume), reading_options(options_in)),
         memory(BatchMemory::create(engine_in, options_in.slots, options_in.cuda_ordinal)) {}
 
   void run();
   Reading begin(const Step& step, BatchMemory::Lease lease);
-  bool submit(Reading& reading);
+  Reading begin_in_groups(const Step& step, std::span<const std::uint64_t> samples, BatchMemory::Lease lease);
+  Result<Future> submit(const Request& request) const;
+  bool is_stopped() const;
   bool push(Reading reading);
 
   const Engine engine;
@@ -98,9 +110,11 @@ void BatchReader::Shared::run() {
 }
 
 Reading BatchReader::Shared::begin(const Step& step, BatchMemory::Lease lease) {
+  const std::vector<std::uint64_t> samples = order.samples_of(step);
+  if (reader.has_many_files(samples)) return begin_in_groups(step, samples, std::move(lease));
   const trace::Span span(kBatchPlan);
   Reading reading{.step = step};
-  auto plan = reader.plan(order.samples_of(step));
+  auto plan = reader.plan(samples);
   if (!plan) {
     reading.error = plan.error();
     return reading;
@@ -114,20 +128,56 @@ Reading BatchReader::Shared::begin(const Step& step, BatchMemory::Lease lease) {
   }
   reading.memory = *reserved;
   reading.lease = std::move(lease);
-  if (!submit(reading)) reading.error = make_error(ErrorKind::cancelled, "reading a batch was cancelled");
+  // The operation keeps the memory until no device writes into it any more.
+  auto future = submit(SampleReader::request(reading.plan, reading.memory, reading.lease));
+  if (future)
+    reading.future = std::move(*future);
+  else
+    reading.error = future.error();
   return reading;
 }
 
-// False once the reader is stopped. The operation keeps the memory until no device writes into it any more.
-bool BatchReader::Shared::submit(Reading& reading) {
-  const Request request = SampleReader::request(reading.plan, reading.memory, reading.lease);
-  io::Submission submission(engine.core(), {&request, 1});
-  while (!submission.advance(kSubmitSlice)) {
-    const std::scoped_lock lock(mutex);
-    if (stopped) return false;
+Reading BatchReader::Shared::begin_in_groups(const Step& step, std::span<const std::uint64_t> samples,
+                                             BatchMemory::Lease lease) {
+  const trace::Span span(kGroupsRead);
+  Reading reading{.step = step};
+  auto memory_of_batch = lease->reserve(reader.bytes_at_most(samples));
+  if (!memory_of_batch) {
+    reading.error = memory_of_batch.error();
+    return reading;
   }
-  reading.future = submission.take_futures().front();
-  return true;
+  reading.memory = *memory_of_batch;
+  const auto wait = [this](const Future& future) -> Status {
+    while (!future.wait(kSlice)) {
+      if (is_stopped()) return std::unexpected(stopped_error());
+    }
+    return {};
+  };
+  auto plan = reader.read_in_groups(
+      samples, reading.memory, lease, [this](const Request& request) { return submit(request); }, wait);
+  if (!plan) {
+    reading.error = plan.error();
+    return reading;
+  }
+  reading.plan = std::move(*plan);
+  reading.memory = reading.memory.first(reading.plan.bytes);
+  reading.is_finished = true;
+  if (!reading.plan.samples.empty()) reading.lease = std::move(lease);
+  return reading;
+}
+
+bool BatchReader::Shared::is_stopped() const {
+  const std::scoped_lock lock(mutex);
+  return stopped;
+}
+
+// `cancelled` once the reader is stopped.
+Result<Future> BatchReader::Shared::submit(const Request& request) const {
+  io::Submission submission(engine.core(), {&request, 1});
+  while (!submission.advance(kSlice)) {
+    if (is_stopped()) return std::unexpected(stopped_error());
+  }
+  return submission.take_futures().front();
 }
 
 // False once the reader is stopped; then the read is cancelled, and has ended unless the device hangs.
@@ -199,9 +249,11 @@ Result<std::optional<Batch>> BatchReader::next(Future::Timeout timeout) {
   if (!taken) return closed();
   Reading reading = std::move(*taken);
   if (reading.error) return fail(*reading.error);
-  const Result<std::uint64_t> read = future.valid() ? future.result() : Result<std::uint64_t>(0);
-  if (auto status = shared.reader.finish(read, reading.memory, reading.plan); !status)
-    return fail(status.error());
+  if (!reading.is_finished) {
+    const Result<std::uint64_t> read = future.valid() ? future.result() : Result<std::uint64_t>(0);
+    if (auto status = shared.reader.finish(read, reading.memory, reading.plan); !status)
+      return fail(status.error());
+  }
   return Batch{.samples = std::move(reading.plan.samples),
                .ranges = std::move(reading.plan.ranges),
                .skipped = std::move(reading.plan.skipped),

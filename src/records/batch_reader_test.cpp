@@ -2,14 +2,17 @@
 #include "records/batch_reader.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -274,6 +277,95 @@ TEST_P(BatchReaderTest, RecordsAreVerifiedAndDamagedOnesSkipped) {
   EXPECT_EQ((*batch)->skipped[0].sample, 11U);
   for (std::size_t index = 0; index < 29; ++index)
     EXPECT_EQ(text_of(**batch, (*batch)->ranges[index]), payloads[(*batch)->samples[index]]);
+}
+
+// Fewer files than a batch has may be open.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t count) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit few = before_;
+    few.rlim_cur = count;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+  ~FewDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_P(BatchReaderTest, BatchesHaveMoreFilesThanMayBeOpen) {
+  const FewDescriptors few(300);
+  for (const std::uint64_t largest : {300, 70'000}) {
+    DataSet data(directory_);
+    for (int file = 0; file < 130; ++file)
+      data.add_random_file(random_, 2'000 + random_() % (2 * largest), 1 + file % 3, largest);
+    const std::uint64_t samples = data.table()->sample_count();
+    BatchReader reader(engine_, data.table(), std::nullopt, options(samples, 120));
+    std::map<std::uint64_t, int> seen;
+    while (seen.size() < samples) {
+      auto batch = reader.next(kLong);
+      ASSERT_TRUE(batch) << batch.error().message;
+      ASSERT_EQ((*batch)->samples.size(), (*batch)->ranges.size());
+      for (std::size_t index = 0; index < (*batch)->samples.size(); ++index) {
+        const std::uint64_t sample = (*batch)->samples[index];
+        ++seen[sample];
+        ASSERT_EQ(text_of(**batch, (*batch)->ranges[index]), data.expected(sample)) << sample;
+      }
+    }
+  }
+}
+
+TEST_P(BatchReaderTest, SamplesOfOneSizeInManyFilesAreNextToEachOther) {
+  const FewDescriptors few(300);
+  DataSet data(directory_);
+  for (int file = 0; file < 130; ++file) data.add_file(std::string(501, static_cast<char>(file)), {{1, 500}});
+  BatchReader reader(engine_, data.table(), std::nullopt, options(130, 130));
+  auto batch = reader.next(kLong);
+  ASSERT_TRUE(batch) << batch.error().message;
+  ASSERT_EQ((*batch)->samples.size(), 130U);
+  EXPECT_EQ((*batch)->memory.size(), 130U * 500);
+  for (std::size_t index = 0; index < 130; ++index) {
+    EXPECT_EQ((*batch)->ranges[index].position, index * 500);
+    EXPECT_EQ(text_of(**batch, (*batch)->ranges[index]), data.expected((*batch)->samples[index]));
+  }
+}
+
+TEST_P(BatchReaderTest, FilesOfManyThatAreGoneAreNamedOrSkipped) {
+  const FewDescriptors few(300);
+  DataSet data(directory_);
+  for (int file = 0; file < 130; ++file) data.add_random_file(random_, 30'000, 1, 20'000);
+  for (const std::size_t gone : {5, 64, 129}) std::filesystem::remove(data.path(gone));
+  BatchReaderOptions wanted = options(130, 130);
+  BatchReader strict(engine_, data.table(), std::nullopt, wanted);
+  const auto failed = strict.next(kLong);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, ENOENT);
+  EXPECT_NE(failed.error().message.find("data"), std::string::npos);
+  wanted.reading.skip_damaged = true;
+  BatchReader lenient(engine_, data.table(), std::nullopt, wanted);
+  auto batch = lenient.next(kLong);
+  ASSERT_TRUE(batch) << batch.error().message;
+  EXPECT_EQ((*batch)->samples.size(), 127U);
+  std::set<std::uint64_t> skipped;
+  for (const SkippedSample& each : (*batch)->skipped) skipped.insert(each.sample);
+  EXPECT_EQ(skipped, (std::set<std::uint64_t>{5, 64, 129}));
+  for (std::size_t index = 0; index < 127; ++index)
+    EXPECT_EQ(text_of(**batch, (*batch)->ranges[index]), data.expected((*batch)->samples[index]));
+}
+
+TEST_P(BatchReaderTest, ClosesWhileFilesOfManyAreOpened) {
+  const FewDescriptors few(300);
+  DataSet data(directory_);
+  for (int file = 0; file < 130; ++file) data.add_random_file(random_, 30'000, 2, 20'000);
+  for (int round = 0; round < 20; ++round) {
+    BatchReader reader(engine_, data.table(), std::nullopt, options(260, 100 + random_() % 100));
+    for (std::uint64_t batches = random_() % 2; batches > 0; --batches) ASSERT_TRUE(reader.next(kLong));
+    ASSERT_TRUE(reader.close());
+    ASSERT_EQ(reader.next(kLong).error().kind, ErrorKind::closed);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, BatchReaderTest,

@@ -5,10 +5,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "io/file/file_core.h"
+#include "os/signals_blocked.h"
 
 namespace trunkline::records {
 namespace {
@@ -17,6 +22,10 @@ constexpr std::uint64_t kMaxOpen = 1024;
 constexpr std::uint64_t kMinOpen = 4;
 // A file has two descriptors. Most of a process's descriptors are left to others.
 constexpr std::uint64_t kShareOfDescriptors = 8;
+// Threads that open files, at most, and for how many files each: starting one takes as long as opening a few
+// files whose directories and inodes are in memory.
+constexpr std::size_t kMaxThreads = 16;
+constexpr std::size_t kFilesPerThread = 8;
 
 std::size_t open_limit() {
   rlimit limit{};
@@ -37,7 +46,8 @@ Result<File> OpenFiles::open(std::uint32_t file) {
     entries_.splice(entries_.begin(), entries_, known->second);
     return known->second->second;
   }
-  auto opened = open_now(file);
+  const auto ahead = ahead_.find(file);
+  auto opened = ahead != ahead_.end() ? ahead->second : open_now(file);
   if (!opened) return opened;
   if (entries_.size() >= capacity_) {
     by_file_.erase(entries_.back().first);
@@ -46,6 +56,35 @@ Result<File> OpenFiles::open(std::uint32_t file) {
   entries_.emplace_front(file, *opened);
   by_file_[file] = entries_.begin();
   return opened;
+}
+
+void OpenFiles::open_ahead(std::span<const std::uint32_t> files) {
+  ahead_.clear();
+  std::vector<std::uint32_t> missing;
+  for (const std::uint32_t file : files) {
+    if (!by_file_.contains(file)) missing.push_back(file);
+  }
+  std::ranges::sort(missing);
+  missing.erase(std::ranges::unique(missing).begin(), missing.end());
+  const std::size_t threads = std::min(kMaxThreads, missing.size() / kFilesPerThread);
+  if (threads < 2) return;  // open() does as well
+  std::vector<Result<File>> opened(missing.size());
+  std::atomic<std::size_t> next{0};
+  const auto open_all = [&] {
+    for (std::size_t index = next++; index < missing.size(); index = next++)
+      opened[index] = open_now(missing[index]);
+  };
+  {
+    const os::SignalsBlocked blocked;
+    std::vector<std::jthread> others;
+    try {
+      while (others.size() < threads - 1) others.emplace_back(open_all);
+    } catch (const std::system_error&) {  // as many as the process may have
+    }
+    open_all();
+  }
+  for (std::size_t index = 0; index < missing.size(); ++index)
+    ahead_.emplace(missing[index], std::move(opened[index]));
 }
 
 Result<File> OpenFiles::open_now(std::uint32_t file) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -18,6 +19,13 @@ class OpenFiles {
  public:
   // Files of `volume` where one is given, else paths.
   OpenFiles(Engine engine, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume);
+
+  // How many stay open.
+  std::size_t capacity() const { return capacity_; }
+
+  // Opens those that are not open on several threads: what a disk takes to find a file passes at the same
+  // time for many. open() returns them, or what failed, until the next call.
+  void open_ahead(std::span<const std::uint32_t> files);
 
   // Fails with `corrupt` where the file is not the one that was indexed: another size, time or inode.
   Result<File> open(std::uint32_t file);
@@ -34,6 +42,7 @@ class OpenFiles {
   std::size_t capacity_;
   std::list<Entry> entries_;  // the one used last is first
   std::unordered_map<std::uint32_t, std::list<Entry>::iterator> by_file_;
+  std::unordered_map<std::uint32_t, Result<File>> ahead_;
 };
 
 }  // namespace trunkline::records

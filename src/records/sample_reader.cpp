@@ -35,6 +35,7 @@ void place_small(BatchPlan& plan) {
     return range.length != plan.ranges.front().length;
   };
   const bool is_uniform = std::ranges::none_of(plan.ranges, has_other_length);
+  plan.alignment = is_uniform ? 1 : kSampleAlignment;
   for (PlacedRange& range : plan.ranges) {
     range.position = plan.bytes;
     plan.bytes += is_uniform ? range.length : round_up(range.length, kSampleAlignment);
@@ -52,6 +53,7 @@ void place_large(BatchPlan& plan) {
   std::ranges::sort(by_offset, {}, [&](std::size_t index) {
     return std::tuple(plan.ranges[index].file, plan.ranges[index].offset);
   });
+  plan.alignment = kPage;
   std::uint64_t end_of_samples = 0;  // in the file of the last read
   for (const std::size_t index : by_offset) {
     PlacedRange& range = plan.ranges[index];
@@ -86,6 +88,7 @@ Result<BatchPlan> SampleReader::plan(std::span<const std::uint64_t> samples) {
   BatchPlan plan;
   PlannedFiles known;
   plan.ranges.reserve(samples.size() * table_->ranges_per_sample);
+  open_ahead(samples);
   for (const std::uint64_t sample : samples) {
     const std::size_t ranges = plan.ranges.size();
     if (auto status = add_sample(sample, known, plan); !status) {
@@ -105,6 +108,25 @@ Result<BatchPlan> SampleReader::plan(std::span<const std::uint64_t> samples) {
   return plan;
 }
 
+// Those that can be read: plan() reports the others.
+std::vector<StoredRange> SampleReader::stored_ranges(std::span<const std::uint64_t> samples) const {
+  std::vector<StoredRange> ranges;
+  ranges.reserve(samples.size() * table_->ranges_per_sample);
+  for (const std::uint64_t sample : samples) {
+    for (std::uint64_t index = 0; index < table_->ranges_per_sample; ++index) {
+      if (const auto range = table_->range(sample, index)) ranges.push_back(*range);
+    }
+  }
+  return ranges;
+}
+
+void SampleReader::open_ahead(std::span<const std::uint64_t> samples) {
+  if (table_->file_count() == 1) return;
+  std::vector<std::uint32_t> files;
+  for (const StoredRange& range : stored_ranges(samples)) files.push_back(range.file);
+  open_files_.open_ahead(files);
+}
+
 Status SampleReader::add_sample(std::uint64_t sample, PlannedFiles& known, BatchPlan& plan) {
   for (std::uint64_t index = 0; index < table_->ranges_per_sample; ++index) {
     const auto range = table_->range(sample, index);
@@ -121,7 +143,10 @@ Result<std::uint32_t> SampleReader::add_file(std::uint32_t file, PlannedFiles& k
   auto opened = open_files_.open(file);
   if (!opened) return std::unexpected(opened.error());
   const auto number = static_cast<std::uint32_t>(plan.files.size());
-  plan.files.push_back({.file = *opened, .bytes = table_->sizes[file], .alignment = alignment_of(*opened)});
+  // Where blocks are larger than a page, the engine rounds out.
+  const std::uint64_t alignment = alignment_of(*opened);
+  plan.files.push_back(
+      {.file = *opened, .bytes = table_->sizes[file], .alignment = alignment <= kPage ? alignment : 1});
   known.emplace(file, number);
   return number;
 }
@@ -140,8 +165,13 @@ Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::by
     return std::unexpected(read.error());
   std::vector<std::optional<Error>> failed(plan.samples.size());
   if (!read) failed = read_one_by_one(memory, plan);
-  BatchPlan kept{
-      .samples = {}, .ranges = {}, .files = {}, .reads = {}, .bytes = plan.bytes, .skipped = plan.skipped};
+  BatchPlan kept{.samples = {},
+                 .ranges = {},
+                 .files = {},
+                 .reads = {},
+                 .bytes = plan.bytes,
+                 .alignment = plan.alignment,
+                 .skipped = plan.skipped};
   for (std::size_t index = 0; index < plan.samples.size(); ++index) {
     std::optional<Error> error = std::move(failed[index]);
     const std::span<PlacedRange> ranges = ranges_of(plan, index);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,6 +44,7 @@ struct BatchPlan {
   std::vector<PlannedFile> files;
   std::vector<FileRange> reads;  // in the order of files and offsets
   std::uint64_t bytes = 0;
+  std::uint64_t alignment = 1;  // of the memory
   std::vector<SkippedSample> skipped;
 };
 
@@ -50,10 +52,12 @@ struct SampleReaderOptions {
   Framing framing = Framing::none;
   // Leave out samples that cannot be read or are damaged, and report them; else the first one is an error.
   bool skip_damaged = false;
+  unsigned batches = 1;  // that are read at a time, and share the files that may be open
 };
 
 // Life of a batch: plan() -> the caller provides memory of plan.bytes -> submit() -> the Future is done ->
-// finish(). For use by one thread, but for finish(), which another one may call.
+// finish(). A batch with many files is read by read_in_groups() instead. For use by one thread, but for
+// finish(), which another one may call.
 class SampleReader {
  public:
   SampleReader(Engine engine, std::shared_ptr<const SampleTable> table, std::optional<Volume> volume,
@@ -69,13 +73,28 @@ class SampleReader {
   // plan.samples and plan.ranges to plan.skipped.
   Status finish(const Result<std::uint64_t>& read, std::span<std::byte> memory, BatchPlan& plan) const;
 
+  // Whether the samples are in more files than one batch may have open.
+  bool has_many_files(std::span<const std::uint64_t> samples) const;
+
+  using Submit = std::function<Result<Future>(const Request&)>;
+  using Wait = std::function<Status(const Future&)>;  // until it is done, or not wanted any more
+  // Opens, reads and closes the files of a batch in groups; two groups are in flight. Returns a plan after
+  // finish(). `memory`: page-aligned, bytes_at_most() bytes; `keepalive` owns it.
+  Result<BatchPlan> read_in_groups(std::span<const std::uint64_t> samples, std::span<std::byte> memory,
+                                   const Keepalive& keepalive, const Submit& submit, const Wait& wait);
+  std::uint64_t bytes_at_most(std::span<const std::uint64_t> samples) const;
+
  private:
   using PlannedFiles = std::unordered_map<std::uint32_t, std::uint32_t>;  // of the table: of the plan
 
+  void open_ahead(std::span<const std::uint64_t> samples);
   Status add_sample(std::uint64_t sample, PlannedFiles& known, BatchPlan& plan);
   Result<std::uint32_t> add_file(std::uint32_t file, PlannedFiles& known, BatchPlan& plan);
   std::vector<std::optional<Error>> read_one_by_one(std::span<std::byte> memory, const BatchPlan& plan) const;
   std::span<PlacedRange> ranges_of(BatchPlan& plan, std::size_t index) const;
+  std::vector<StoredRange> stored_ranges(std::span<const std::uint64_t> samples) const;
+  std::size_t group_size(std::span<const std::uint64_t> samples) const;
+  std::size_t max_files() const;
 
   Engine engine_;
   std::shared_ptr<const SampleTable> table_;
