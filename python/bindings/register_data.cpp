@@ -13,9 +13,11 @@
 #include "bindings.h"
 #include "engine_object.h"
 #include "errors.h"
+#include "file_object.h"
 #include "interruptible.h"
 #include "os/fork_generation.h"
 #include "records/batch_reader.h"
+#include "records/file_stamp.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {
@@ -297,6 +299,15 @@ void register_table(nb::module_& module) {
 
 void register_data(nb::module_& module) {
   register_table(module);
+  module.def(
+      "file_stamp",
+      [](const FileObject& file) {
+        const records::FileStamp stamp =
+            unwrap(call_unlocked([&] { return records::stamp_of(file.file()); }));
+        return nb::make_tuple(stamp.bytes, stamp.mtime_ns, stamp.inode);
+      },
+      "file"_a, nb::sig("def file_stamp(file: File) -> tuple[int, int, int]"),
+      "(size, time of modification in ns, inode), of all parts of a file of a volume.");
   nb::class_<BatchReaderObject>(module, "BatchReader", "Reads batches ahead, on a thread of its own.")
       .def(
           "__init__",

@@ -536,6 +536,75 @@ def test_labels_of_a_folder(tmp_path: Path) -> None:
     assert all(text.decode().startswith(index.classes[label]) for text, label in pairs)  # type: ignore[misc]
 
 
+def set_old_time(path: Path) -> None:
+    """Let the file have been written long ago, so that its time says whether it is written again."""
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+def test_a_file_that_is_rewritten_while_it_is_open(tmp_path: Path, contents: Array) -> None:
+    path = tmp_path / "tokens.bin"
+    contents.tofile(path)
+    set_old_time(path)
+    index = tl.data.index(path, record_bytes=RECORD)
+    loader, items = Loader(index, 10), tl.data.SampleDataset(index)
+    for batch in loader:
+        assert numpy.array_equal(batch.array(), contents[batch.indices])
+    items[0]
+    with path.open("r+b") as file:
+        file.write(bytes([contents[0, 0] ^ 1]))
+
+    def read_on() -> None:
+        for _ in range(3):  # what was read ahead is as it was
+            for batch in loader:
+                assert numpy.array_equal(batch.array(), contents[batch.indices])
+
+    with pytest.raises(tl.Corrupt, match=r"tokens\.bin has changed since it was indexed"):
+        read_on()
+    with pytest.raises(tl.Corrupt, match="has changed since it was indexed"):
+        items[5]
+    os.truncate(path, 100_000)
+    set_old_time(path)
+    with pytest.raises(tl.Corrupt, match="it has 100000 bytes, and had 203000"):
+        items[202]
+
+
+def test_a_volume_file_that_is_replaced(tmp_path: Path, contents: Array) -> None:
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+    volume = tl.Volume([tmp_path / "0", tmp_path / "1"], stripe_bytes=4096)
+    with volume.open("set", "w") as file:
+        file.pwrite(contents)
+    for member in tmp_path.glob("*/set*"):
+        set_old_time(member)
+    index = tl.data.index("set", volume=volume, format="records", record_bytes=RECORD)
+    assert len(list(Loader(index, COUNT))) == 1
+    volume.remove("set")
+    with volume.open("set", "w") as file:
+        file.pwrite(255 - contents)
+    with pytest.raises(tl.Corrupt, match="has changed since it was indexed"):
+        list(Loader(index, COUNT))
+
+
+def test_a_batch_of_more_files_than_may_be_open(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03d}.img").write_bytes(bytes([number % 256]) * (5_000 + 100 * number))
+    code = """
+import resource, sys
+import trunkline as tl
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+index = tl.data.index(sys.argv[1], cache=None)
+for loader in (tl.data.Loader(index, 280), [tl.data.SampleDataset(index).__getitems__(list(range(300)))]):
+    count = 0
+    for batch in loader:
+        samples = zip(batch.indices, batch.samples) if isinstance(batch, tl.data.Batch) else enumerate(batch)
+        for number, sample in samples:
+            assert bytes(sample) == bytes([number % 256]) * (5_000 + 100 * number), number
+            count += 1
+    assert count == 300
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=300)
+
+
 def test_records_on_a_volume(tmp_path: Path, contents: Array) -> None:
     for name in ("0", "1"):
         (tmp_path / name).mkdir()

@@ -1,8 +1,10 @@
 // Batches that are read ahead, compared with the files' bytes: on every backend, disturbed or not.
 #include "records/batch_reader.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <chrono>
@@ -76,6 +78,28 @@ class DataSet {
     return table;
   }
 
+  // With the times and inodes that the files have now, some time after they were written.
+  std::shared_ptr<SampleTable> stamped_table() {
+    for (std::size_t file = 0; file < contents_.size(); ++file) {
+      const timespec old[2] = {{.tv_sec = 1'000'000'000, .tv_nsec = 0},
+                               {.tv_sec = 1'000'000'000, .tv_nsec = 0}};
+      EXPECT_EQ(::utimensat(AT_FDCWD, path(file).c_str(), old, 0), 0);
+      struct stat status{};
+      EXPECT_EQ(::stat(path(file).c_str(), &status), 0);
+      mtimes_ns_.push_back(std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000);
+      inodes_.push_back(status.st_ino);
+    }
+    auto stamped = table();
+    stamped->mtimes_ns = mtimes_ns_;
+    stamped->inodes = inodes_;
+    return stamped;
+  }
+
+  void overwrite(std::size_t file, std::uint64_t offset, char with) const {
+    std::fstream stream(path(file), std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(static_cast<std::streamoff>(offset)).put(with);
+  }
+
   const std::string& expected(std::uint64_t sample) const { return expected_[sample]; }
   std::string path(std::size_t file) const { return directory_.file("data" + std::to_string(file)); }
 
@@ -83,7 +107,8 @@ class DataSet {
   const TempDirectory& directory_;
   std::vector<std::string> contents_;
   std::string paths_;
-  std::vector<std::uint64_t> ends_, firsts_{0}, sizes_, offsets_, lengths_;
+  std::vector<std::uint64_t> ends_, firsts_{0}, sizes_, offsets_, lengths_, inodes_;
+  std::vector<std::int64_t> mtimes_ns_;
   std::vector<std::string> expected_;
 };
 
@@ -217,6 +242,33 @@ TEST_P(BatchReaderTest, AFileThatChangedIsAnErrorOfItsBatch) {
     ASSERT_FALSE(batch);
     EXPECT_EQ(batch.error().kind, ErrorKind::corrupt);
     EXPECT_NE(batch.error().message.find("changed since it was indexed"), std::string::npos);
+  }
+}
+
+TEST_P(BatchReaderTest, AFileThatChangesWhileItIsOpenIsAnError) {
+  for (const bool skips : {false, true}) {
+    TempDirectory directory;
+    DataSet data(directory);
+    for (int file = 0; file < 2; ++file) data.add_random_file(random_, 50'000, 10, 900);
+    const auto table = data.stamped_table();
+    BatchReaderOptions wanted = options(20, 20);
+    wanted.reading.skip_damaged = skips;
+    BatchReader reader(engine_, table, std::nullopt, wanted);
+    ASSERT_TRUE(reader.next(kLong));
+    data.overwrite(1, 17, 'x');
+    // What was read ahead before is as it was.
+    auto batch = reader.next(kLong);
+    for (int more = 0; batch && (*batch)->skipped.empty() && more < 3; ++more) batch = reader.next(kLong);
+    if (skips) {
+      ASSERT_TRUE(batch) << batch.error().message;
+      EXPECT_EQ((*batch)->skipped.size(), 10U);
+      EXPECT_EQ((*batch)->samples.size(), 10U);
+    } else {
+      ASSERT_FALSE(batch);
+      EXPECT_EQ(batch.error().kind, ErrorKind::corrupt);
+      EXPECT_NE(batch.error().message.find("data1 has changed since it was indexed"), std::string::npos)
+          << batch.error().message;
+    }
   }
 }
 

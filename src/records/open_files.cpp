@@ -2,18 +2,16 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#include "io/file/file_core.h"
 #include "os/signals_blocked.h"
+#include "records/file_stamp.h"
 
 namespace trunkline::records {
 namespace {
@@ -104,19 +102,14 @@ Status OpenFiles::check_unchanged(const File& opened, std::uint32_t file) const 
             opened.path(), what),
         opened.path()));
   };
-  const auto bytes = opened.size();
-  if (!bytes) return std::unexpected(bytes.error());
-  if (*bytes != table_->sizes[file])
-    return changed(fmt::format("it has {} bytes, and had {}", *bytes, table_->sizes[file]));
-  const auto& members = opened.core()->members;
-  const bool is_on_disk = engine_.config().backend != BackendKind::memory;
-  if (volume_ || !is_on_disk || !members.front().pair.buffered.valid()) return {};
-  struct stat status{};
-  if (::fstat(members.front().pair.buffered.get(), &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("fstat of {}", opened.path()), opened.path()));
-  const std::int64_t mtime_ns = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-  if (!table_->mtimes_ns.empty() && table_->mtimes_ns[file] != mtime_ns) return changed("it was modified");
-  if (!table_->inodes.empty() && table_->inodes[file] != status.st_ino) return changed("it was replaced");
+  const auto stamp = stamp_of(opened);
+  if (!stamp) return std::unexpected(stamp.error());
+  if (stamp->bytes != table_->sizes[file])
+    return changed(fmt::format("it has {} bytes, and had {}", stamp->bytes, table_->sizes[file]));
+  if (stamp->inode == 0 || table_->mtimes_ns.empty()) return {};
+  if (volume_ && table_->inodes[file] == 0) return {};  // an older index of a volume
+  if (table_->mtimes_ns[file] != stamp->mtime_ns) return changed("it was modified");
+  if (table_->inodes[file] != stamp->inode) return changed("it was replaced");
   return {};
 }
 

@@ -30,11 +30,13 @@ class OpenFiles {
   // Fails with `corrupt` where the file is not the one that was indexed: another size, time or inode.
   Result<File> open(std::uint32_t file);
 
+  // Whether a file that is open still is the one that was indexed; `corrupt` if not. Thread-safe.
+  Status check_unchanged(const File& opened, std::uint32_t file) const;
+
  private:
   using Entry = std::pair<std::uint32_t, File>;
 
   Result<File> open_now(std::uint32_t file) const;
-  Status check_unchanged(const File& opened, std::uint32_t file) const;
 
   Engine engine_;
   std::shared_ptr<const SampleTable> table_;

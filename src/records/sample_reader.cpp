@@ -145,8 +145,10 @@ Result<std::uint32_t> SampleReader::add_file(std::uint32_t file, PlannedFiles& k
   const auto number = static_cast<std::uint32_t>(plan.files.size());
   // Where blocks are larger than a page, the engine rounds out.
   const std::uint64_t alignment = alignment_of(*opened);
-  plan.files.push_back(
-      {.file = *opened, .bytes = table_->sizes[file], .alignment = alignment <= kPage ? alignment : 1});
+  plan.files.push_back({.file = *opened,
+                        .number = file,
+                        .bytes = table_->sizes[file],
+                        .alignment = alignment <= kPage ? alignment : 1});
   known.emplace(file, number);
   return number;
 }
@@ -161,8 +163,12 @@ Request SampleReader::request(const BatchPlan& plan, std::span<std::byte> memory
 
 Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::byte> memory,
                             BatchPlan& plan) const {
-  if (!read && (!options_.skip_damaged || read.error().kind == ErrorKind::cancelled))
-    return std::unexpected(read.error());
+  if (!read && read.error().kind == ErrorKind::cancelled) return std::unexpected(read.error());
+  const std::vector<std::optional<Error>> changed = changed_files(plan);
+  if (!read && !options_.skip_damaged) {
+    const auto cause = std::ranges::find_if(changed, [](const auto& error) { return error.has_value(); });
+    return std::unexpected(cause == changed.end() ? read.error() : **cause);
+  }
   std::vector<std::optional<Error>> failed(plan.samples.size());
   if (!read) failed = read_one_by_one(memory, plan);
   BatchPlan kept{.samples = {},
@@ -175,6 +181,9 @@ Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::by
   for (std::size_t index = 0; index < plan.samples.size(); ++index) {
     std::optional<Error> error = std::move(failed[index]);
     const std::span<PlacedRange> ranges = ranges_of(plan, index);
+    for (const PlacedRange& range : ranges) {
+      if (changed[range.file]) error = changed[range.file];
+    }
     if (!error && options_.framing == Framing::tfrecord) {
       PlacedRange& range = ranges.front();
       const PlannedFile& file = plan.files[range.file];
@@ -198,6 +207,17 @@ Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::by
   }
   plan = std::move(kept);
   return {};
+}
+
+// After the read: what was written before that, it may have seen.
+std::vector<std::optional<Error>> SampleReader::changed_files(const BatchPlan& plan) const {
+  std::vector<std::optional<Error>> changed(plan.files.size());
+  for (std::size_t index = 0; index < changed.size(); ++index) {
+    const PlannedFile& file = plan.files[index];
+    if (auto status = open_files_.check_unchanged(file.file, file.number); !status)
+      changed[index] = std::move(status.error());
+  }
+  return changed;
 }
 
 std::span<PlacedRange> SampleReader::ranges_of(BatchPlan& plan, std::size_t index) const {

@@ -25,6 +25,7 @@ struct SkippedSample {
 
 struct PlannedFile {
   File file;
+  std::uint32_t number = 0;  // in the table
   std::uint64_t bytes = 0;
   std::uint64_t alignment = 1;  // of offsets and lengths in direct transfers; 1 where the page cache is used
 };
@@ -69,7 +70,8 @@ class SampleReader {
   // What reads a plan into page-aligned memory.
   static Request request(const BatchPlan& plan, std::span<std::byte> memory, Keepalive keepalive);
 
-  // Looks at the result of the request, and verifies and removes the framing. What is skipped moves from
+  // Looks at the result of the request and at whether the files are as they were indexed, and verifies and
+  // removes the framing. What is skipped moves from
   // plan.samples and plan.ranges to plan.skipped.
   Status finish(const Result<std::uint64_t>& read, std::span<std::byte> memory, BatchPlan& plan) const;
 
@@ -90,6 +92,7 @@ class SampleReader {
   void open_ahead(std::span<const std::uint64_t> samples);
   Status add_sample(std::uint64_t sample, PlannedFiles& known, BatchPlan& plan);
   Result<std::uint32_t> add_file(std::uint32_t file, PlannedFiles& known, BatchPlan& plan);
+  std::vector<std::optional<Error>> changed_files(const BatchPlan& plan) const;
   std::vector<std::optional<Error>> read_one_by_one(std::span<std::byte> memory, const BatchPlan& plan) const;
   std::span<PlacedRange> ranges_of(BatchPlan& plan, std::size_t index) const;
   std::vector<StoredRange> stored_ranges(std::span<const std::uint64_t> samples) const;

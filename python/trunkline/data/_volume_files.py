@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from trunkline._core import Volume
+from trunkline._core import Volume, file_stamp
 from trunkline._errors import Unsupported
 from trunkline.data._listing import Listing
 
@@ -27,10 +27,11 @@ def list_volume(volume: Volume, names: Any, format: str) -> Listing:  # noqa: A0
         raise ValueError("paths: must name at least one file of the volume")
     if len(set(encoded)) != len(encoded):
         raise ValueError("paths: a file of the volume is given twice")
-    sizes = []
+    stamps = []
     for name in encoded:
         with volume.open(os.fsdecode(name)) as file:
-            sizes.append(file.size)
+            stamps.append(file_stamp(file))
+    sizes, mtimes_ns, inodes = zip(*stamps, strict=True)
     count = len(encoded)
     return Listing(
         root=b"",
@@ -38,8 +39,8 @@ def list_volume(volume: Volume, names: Any, format: str) -> Listing:  # noqa: A0
         path_blob=numpy.frombuffer(b"".join(encoded), numpy.uint8),
         path_ends=numpy.cumsum([len(name) for name in encoded], dtype=numpy.uint64),
         sizes=numpy.array(sizes, numpy.uint64),
-        mtimes_ns=numpy.zeros(count, numpy.int64),
-        inodes=numpy.zeros(count, numpy.uint64),
+        mtimes_ns=numpy.array(mtimes_ns, numpy.int64),
+        inodes=numpy.array(inodes, numpy.uint64),
         kinds=numpy.zeros(count, numpy.uint8),
         listed=numpy.ones(count, numpy.uint8),
         class_of=numpy.full(count, -1, numpy.int64),
