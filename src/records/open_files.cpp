@@ -75,9 +75,13 @@ void OpenFiles::open_ahead(std::span<const std::uint32_t> files) {
   {
     const os::SignalsBlocked blocked;
     std::vector<std::jthread> others;
-    try {
-      while (others.size() < threads - 1) others.emplace_back(open_all);
-    } catch (const std::system_error&) {  // as many as the process may have
+    bool may_start = true;
+    while (may_start && others.size() < threads - 1) {
+      try {
+        others.emplace_back(open_all);
+      } catch (const std::system_error&) {
+        may_start = false;  // the process has as many threads as it may
+      }
     }
     open_all();
   }

@@ -166,8 +166,10 @@ Status SampleReader::finish(const Result<std::uint64_t>& read, std::span<std::by
   if (!read && read.error().kind == ErrorKind::cancelled) return std::unexpected(read.error());
   const std::vector<std::optional<Error>> changed = changed_files(plan);
   if (!read && !options_.skip_damaged) {
-    const auto cause = std::ranges::find_if(changed, [](const auto& error) { return error.has_value(); });
-    return std::unexpected(cause == changed.end() ? read.error() : **cause);
+    for (const std::optional<Error>& cause : changed) {
+      if (cause) return std::unexpected(*cause);
+    }
+    return std::unexpected(read.error());
   }
   std::vector<std::optional<Error>> failed(plan.samples.size());
   if (!read) failed = read_one_by_one(memory, plan);
