@@ -195,6 +195,62 @@ _core.deliver_log()
     assert "handled" in run_code(code).stdout
 
 
+def test_a_fork_that_began_before_its_gate_leaves_the_gate_open() -> None:
+    code = """
+import os, signal
+from trunkline import _fork_gate
+_fork_gate._TIMEOUT_SECONDS = 600
+gates = []
+os.register_at_fork(before=lambda: gates or gates.append(_fork_gate.ForkGate()))
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+signal.alarm(60)  # ends this if the gate stays closed
+with gates[0]:
+    pass
+"""
+    run_code(code)
+
+
+def test_a_child_that_goes_on_with_a_fork_of_its_parent_leaves_the_gate_open() -> None:
+    code = """
+import os, signal, threading
+from trunkline import _fork_gate
+_fork_gate._TIMEOUT_SECONDS = 0.1
+gate = _fork_gate.ForkGate()
+inside, done = threading.Event(), threading.Event()
+children = []
+def stay():
+    with gate:
+        inside.set()
+        done.wait()
+def fork_in_handler(*_):
+    children.append(os.fork())  # this child returns, too, and makes the fork that was interrupted
+threading.Thread(target=stay).start()
+assert inside.wait(60)
+wait_for = threading.Condition.wait_for
+def interrupted(self, predicate, timeout=None):
+    threading.Condition.wait_for = wait_for
+    signal.raise_signal(signal.SIGUSR1)
+    return wait_for(self, predicate, timeout)
+signal.signal(signal.SIGUSR1, fork_in_handler)
+threading.Condition.wait_for = interrupted
+children.append(os.fork())
+_fork_gate._TIMEOUT_SECONDS = 600
+signal.alarm(60)  # ends this, or a child, if the gate stays closed
+if children[-1] == 0:
+    os._exit(0)
+if children[0] == 0:
+    with gate:
+        pass
+for child in filter(None, children):
+    assert os.waitpid(child, 0)[1] == 0
+done.set()
+"""
+    run_code(code)
+
+
 def test_records_are_delivered_at_the_exit() -> None:
     """Those that the log's own thread has not delivered: its handler is busy until the exit has begun."""
     code = """

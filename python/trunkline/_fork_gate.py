@@ -25,12 +25,14 @@ class ForkGate:
 
     def _reset(self) -> None:
         self._changed = threading.Condition()  # reentrant: a signal handler may fork
-        self._forks = 0  # that wait, or are under way
+        # Threads that fork. Not a count: a fork that another began may end here without having begun here, if
+        # this was registered by a hook of that fork, or in a child that a signal handler forked meanwhile.
+        self._forking: set[int] = set()
         self._inside: int | None = None  # the thread in the section
 
     def __enter__(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._forks == 0, _TIMEOUT_SECONDS)
+            self._changed.wait_for(lambda: not self._forking, _TIMEOUT_SECONDS)
             self._inside = threading.get_ident()
 
     def __exit__(
@@ -41,12 +43,14 @@ class ForkGate:
             self._changed.notify_all()
 
     def _before_fork(self) -> None:
+        this_thread = threading.get_ident()
         with self._changed:
-            self._forks += 1
+            self._forking.add(this_thread)
             # Code of the section may itself fork.
-            self._changed.wait_for(lambda: self._inside in (None, threading.get_ident()), _TIMEOUT_SECONDS)
+            self._changed.wait_for(lambda: self._inside in (None, this_thread), _TIMEOUT_SECONDS)
+            self._forking.add(this_thread)  # again: a signal handler may have forked meanwhile
 
     def _after_fork(self) -> None:
         with self._changed:
-            self._forks -= 1
+            self._forking.discard(threading.get_ident())
             self._changed.notify_all()
