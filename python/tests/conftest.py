@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import random
 import struct
 import subprocess
@@ -17,6 +18,9 @@ import trunkline as tl
 from trunkline._core import CheckpointSave, CheckpointStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also with processes they start
+# Of torch and NumPy, also in processes that tests start. Their threads divide small tensors at many times the
+# cost of computing alone, all the more beside the tests of another process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BACKENDS = ["io_uring", "libaio", "threads", "memory"]
 

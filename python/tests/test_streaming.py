@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ def test_every_architecture_is_equal_to_the_fully_loaded_model(kind: str, tmp_pa
         # Modules may run in another order than they stand in; that is known after the first pass.
         assert streaming_of[model].stream.stats()["unused"] <= unused + 2  # type: ignore[union-attr]
         assert type(model) is type(expected)
+
+
+@pytest.fixture
+def several_threads() -> Iterator[None]:
+    """Have torch divide matrices among threads, which changes the order of sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_several_threads_compute_what_they_do_with_the_fully_loaded_model(
+    dtype: torch.dtype, several_threads: None, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, dtype=dtype)
+    model = streamed(folder, unit_bytes=1)
+    expected = logits(stock(folder))
+    for _ in range(2):
+        assert torch.equal(logits(model), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
