@@ -1,8 +1,10 @@
 // Memory of a chosen alignment, and bytes that differ at every position.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <span>
 #include <vector>
@@ -32,7 +34,12 @@ class TestMemory {
 
 inline void fill_random(std::span<std::byte> bytes, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  while (!bytes.empty()) {
+    const std::uint64_t value = random();
+    const std::size_t count = std::min(bytes.size(), sizeof value);
+    std::memcpy(bytes.data(), &value, count);
+    bytes = bytes.subspan(count);
+  }
 }
 
 }  // namespace trunkline::test
