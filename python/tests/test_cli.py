@@ -442,6 +442,14 @@ def test_report_is_refused_before_the_benchmark_runs(tmp_path: Path) -> None:
     assert console("bench", tmp_path, "--report").returncode == 2
 
 
+def test_an_option_is_not_taken_for_the_name_of_the_report(tmp_path: Path) -> None:
+    result = console("bench", tmp_path, "--report", "--json")
+    assert result.returncode == 2
+    assert "--report requires a file name, and --json is an option" in result.stderr
+    assert "--report=--json" in json.loads(result.stdout)["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_report_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys, trunkline.report, trunkline.cli;"

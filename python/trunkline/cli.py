@@ -40,6 +40,11 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
             value = next(remaining, None)
             if not value:
                 raise _UsageError(f"{name} requires a file name")
+            if value.startswith("--"):
+                raise _UsageError(
+                    f"{name} requires a file name, and {value} is an option; for a file of that name write "
+                    f"{name}={value}"
+                )
         elif argument.startswith(f"{name}="):
             value = argument.partition("=")[2]
             if not value:
