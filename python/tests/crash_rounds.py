@@ -29,7 +29,7 @@ from typing import Any
 from support_crash import History, Places, run_saver
 from support_loop import FLUSH_ALL, FLUSH_LOG, FLUSH_NOTHING, LoopFilesystem
 
-_LAZY = [f"trunkline.checkpoint.{name}" for name in ("_checkpointer", "_load", "_pt", "_safetensors")]
+_LAZY = [f"trunkline.checkpoint.{name}" for name in ("directory.checkpointer", "load", "save")]
 _FLAGS = (FLUSH_NOTHING, FLUSH_LOG, FLUSH_ALL)
 _LONGEST_SECONDS = 0.15  # from the first save to the cut: a few saves
 _PATIENCE_SECONDS = 60.0

@@ -4,8 +4,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support_forked import exit_codes, start_code
 from support_models import make_folder, prompt, stock
 
 import trunkline as tl
@@ -193,7 +192,7 @@ from trunkline._streaming import pack as packing
 {where}
 tl.transformers.pack({str(folder)!r}, {list(map(str, directories))!r})
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert exit_codes([start_code(code)]) == [9]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,6 @@ def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: 
 
 def test_processes_that_pack_in_other_orders_do_not_harm_each_other(folder: Path, disks: list[Path]) -> None:
     code = """
-import sys
 import trunkline as tl
 try:
     tl.transformers.pack(sys.argv[1], sys.argv[2:])
@@ -272,11 +270,8 @@ except FileExistsError:
     sys.exit(3)
 """
     orders = [[0, 1], [1, 0], [0, 2], [2, 1], [1, 2]]
-    running = [
-        subprocess.Popen([sys.executable, "-c", code, folder, *(disks[index] for index in order)])
-        for order in orders
-    ]
-    ended = [process.wait(240) for process in running]
+    running = [start_code(code, folder, *(disks[index] for index in order)) for order in orders]
+    ended = exit_codes(running)
     assert set(ended) <= {0, 3}
     assert ended.count(0) == 1
     assert is_right(folder, [disks[index] for index in orders[ended.index(0)]])

@@ -9,8 +9,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support_forked import exit_codes, start_code
 from support_models import ARCHITECTURES, make_folder, prompt, stock, transformers
 
 import trunkline as tl
@@ -639,8 +638,7 @@ def test_a_source_that_is_replaced_while_it_is_packed_is_told(
 def test_processes_that_pack_at_once_agree(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     code = f"import trunkline as tl; tl.transformers.pack({str(folder)!r}, [{str(tmp_path / 'pack')!r}])"
-    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [process.wait(120) for process in running] == [0, 0, 0]
+    assert exit_codes([start_code(code) for _ in range(3)]) == [0, 0, 0]
     assert torch.equal(logits(streamed(folder, pack_dir=tmp_path / "pack")), logits(stock(folder)))
 
 
