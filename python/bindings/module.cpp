@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "call_errors.h"
 #include "main_interpreter.h"
 
 namespace nb = nanobind;
@@ -31,6 +32,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_data_scan(module);
   tlp::register_gc_pause(module);
   tlp::register_shutdown(module);
+  tlp::explain_call_errors(module);
 }
 
 extern "C" NB_EXPORT PyObject* PyInit__core() { return tlp::main_interpreter_only(&PyInit__core_anywhere); }

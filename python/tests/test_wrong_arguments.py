@@ -196,3 +196,47 @@ def test_writers_of_one_process(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^writers: cannot be \[1\] with one process .*; omit it$"):
         tl.Checkpointer(tmp_path, writers=[1], process_group=False)
     tl.Checkpointer(tmp_path, writers=[0], process_group=False)
+
+
+CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: tl.Engine(foo=1), "Engine(): unexpected keyword argument 'foo'"),
+    (
+        lambda: tl.Engine("threads", lane=2),
+        "Engine(): unexpected keyword argument 'lane'; did you mean 'lanes'?",
+    ),
+    (lambda: tl.Engine("threads", backend="threads"), "Engine(): multiple values for argument 'backend'"),
+    (lambda: tl.Engine(*range(9)), "Engine(): too many positional arguments"),
+    (lambda: tl.Volume(), "Volume(): missing a required argument: 'directories'"),
+    (
+        lambda: tl.Read(None, bytearray(9), ofset=3),
+        "Read(): unexpected keyword argument 'ofset'; did you mean 'offset'?",
+    ),
+    (lambda: tl.open(), "open(): missing a required argument: 'path'"),
+    (
+        lambda: tl.open(__file__, engin=None),
+        "open(): unexpected keyword argument 'engin'; did you mean 'engine'?",
+    ),
+    (lambda: tl.open(__file__).pread(), "File.pread(): missing a required argument: 'buffer'"),
+    (lambda: tl.Faults().fail("read", 0), "Faults.fail(): missing a required argument: 'code'"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
+def test_calls_that_do_not_match_the_parameters(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+BOUND = [
+    pytest.param(function, id=f"{of.__name__}.{name}")
+    for of in (tl, *(each for each in vars(tl).values() if isinstance(each, type)))
+    for name, function in vars(of).items()
+    if hasattr(function, "__nb_signature__") and (name == "__init__" or not name.startswith("_"))
+]
+
+
+@pytest.mark.parametrize("function", BOUND)
+def test_every_bound_function_names_an_unknown_argument(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"^[\w.]+\(\): unexpected keyword argument 'no_such_argument'$"):
+        function(no_such_argument=1)
