@@ -10,6 +10,7 @@
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
+#include "support/thread_sanitizer.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {
@@ -48,7 +49,7 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
   auto file = File::open(engine_, directory_.file("model"), open_);
   ASSERT_TRUE(file) << file.error().message;
   std::vector<std::byte> model;
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < test::scaled(150); ++round) {
     std::uint64_t offset = random_() % kMaxBytes;
     if (random_() % 3 == 0) offset = offset / 4096 * 4096;
     std::uint64_t length = random_() % (random_() % 2 == 0 ? 9000 : 300'000);
@@ -94,7 +95,7 @@ TEST_P(ModelTest, RandomReadsAndWritesMatch) {
 // Adjacent ranges at any alignment, written concurrently: every byte must come from its own write, though the
 // edges share pages with direct writes nearby.
 TEST_P(ModelTest, ConcurrentAdjacentWritesDoNotDisturbEachOther) {
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < test::scaled(6); ++round) {
     open_.mode = Mode::write;
     auto file = File::open(engine_, directory_.file("neighbours"), open_);
     ASSERT_TRUE(file) << file.error().message;

@@ -13,6 +13,7 @@
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
+#include "support/thread_sanitizer.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {
@@ -91,7 +92,7 @@ TEST_P(ReadRangesTest, EveryRangeArrivesAtItsPosition) {
     files.push_back(file("data" + std::to_string(index), contents[index],
                          index == 2 && std::get<0>(GetParam()) != BackendKind::memory));
   }
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < test::scaled(40); ++round) {
     std::uint64_t memory_bytes = 0;
     const auto ranges = random_ranges(contents, random_() % 120, memory_bytes);
     TestMemory memory(memory_bytes + 64, round % 3 == 0 ? 0 : 24);

@@ -166,7 +166,7 @@ TEST_F(StreamGpuTest, EveryFailureOfTheDriverIsReportedAndLeavesAWorkingStream) 
   const std::uint64_t registrations = fakeCudaLive("registrations");
   for (const char* function : functions) {
     unsigned failures = 0;
-    for (unsigned after = 0; after < 60; after += 1 + after / 4) {
+    for (unsigned after = 0; after < 60; after += test::kPositionStep + after / 4) {
       SCOPED_TRACE(std::string(function) + " after " + std::to_string(after));
       fakeCudaFail(function, kOutOfMemory, after, 1);
       auto stream = open(engine, stored, with(memory, bytes, 1'500'000));

@@ -6,6 +6,7 @@
 
 #include "stream/stream_fixture.h"
 #include "support/engines.h"
+#include "support/thread_sanitizer.h"
 
 namespace trunkline {
 namespace {
@@ -26,7 +27,7 @@ testing::AssertionResult uses(WeightStream& stream, std::size_t unit, const auto
 
 TEST_F(WeightStreamTest, EveryCycleReturnsTheStoredBytes) {
   const Engine engine = make_engine();
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < test::scaled(30); ++round) {
     const StoredUnits stored = round % 2 == 0 ? store_scattered(engine, 1 + random_() % 20)
                                               : store_plain(engine, std::vector<std::uint64_t>(12, 700'000));
     std::uint64_t largest = 0;

@@ -22,11 +22,7 @@
 
 namespace trunkline::tensor_file::test {
 
-// Fewer rounds and bytes under sanitizers, which check every access.
-template <class T>
-constexpr T scaled(T count) {
-  return trunkline::test::kUnderThreadSanitizer ? count / 4 : count;
-}
+using trunkline::test::scaled;
 
 // A layout, its memory, and its file byte by byte, computed without the code under test.
 struct Sample {

@@ -238,7 +238,7 @@ TEST_F(FileLayoutGpuTest, EveryFailureOfTheDriverIsReported) {
   const std::uint64_t registrations = fakeCudaLive("registrations");
   for (const char* function : functions) {
     unsigned failures = 0;
-    for (unsigned after = 0;; ++after) {
+    for (unsigned after = 0;; after += trunkline::test::kPositionStep) {
       ASSERT_LT(after, 400U);
       SCOPED_TRACE(fmt::format("{} after {}", function, after));
       const Engine engine = make_engine();

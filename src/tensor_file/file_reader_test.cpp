@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "io/file/file_core.h"
+#include "support/thread_sanitizer.h"
 #include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
@@ -119,7 +120,7 @@ TEST_F(FileReaderTest, AFileOfADifferentSizeIsCorrupt) {
 TEST_F(FileReaderTest, EveryFailedCompletionIsReported) {
   const Sample sample = random_sample(random_, 14 * kMiB, root_.file("f"));
   store(sample);
-  for (std::uint64_t at = 0;; ++at) {
+  for (std::uint64_t at = 0;; at += trunkline::test::kPositionStep) {
     const Sample targets = targets_of(sample, random_, true);
     const auto faults = Faults::create();
     faults->fail(Op::read, at, EIO);

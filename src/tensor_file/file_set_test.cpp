@@ -9,6 +9,7 @@
 
 #include "io/engine_core.h"
 #include "mem/staging_pool.h"
+#include "support/thread_sanitizer.h"
 #include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
@@ -101,7 +102,7 @@ TEST_F(FileSetTest, EveryFailedCompletionLeavesTheOldFile) {
   const Sample before = sample(300'000, "f");
   const Sample after = sample(12 * kMiB, "f");
   for (const bool stage_all : {false, true}) {
-    for (std::uint64_t at = 0;; ++at) {
+    for (std::uint64_t at = 0;; at += trunkline::test::kPositionStep) {
       for (const Op op : {Op::write, Op::sync}) {
         ASSERT_TRUE(save(make_engine(), {before.layout}));
         const auto faults = Faults::create();

@@ -13,6 +13,7 @@
 
 #include "io/gpu/gpu_fixture.h"
 #include "support/engines.h"
+#include "support/thread_sanitizer.h"
 
 namespace trunkline {
 namespace {
@@ -62,7 +63,7 @@ TEST_P(GpuModelTest, RandomReadsAndWritesMatch) {
   memory.set(on_device);
   std::vector<std::byte> in_file;
   std::mt19937_64 random(29);
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < test::scaled(120); ++round) {
     std::uint64_t offset = random() % kMaxOffset;
     if (random() % 3 == 0) offset = offset / 4096 * 4096;
     std::uint64_t length = random() % (random() % 2 == 0 ? 9000 : 300'000);
@@ -222,7 +223,7 @@ TEST_P(GpuModelTest, ConcurrentOperationsMatch) {
   const File under_test = file(engine_, random_bytes(kRegions * kRegion, 2), open_);
   ConcurrentModel model(under_test, contents(under_test));
   fakeCudaDelayUpTo(400);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < test::scaled(20); ++round) {
     SCOPED_TRACE(round);
     ASSERT_NO_FATAL_FAILURE(model.run_round());
     ASSERT_EQ(contents(under_test), model.in_file());
