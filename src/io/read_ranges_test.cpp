@@ -195,6 +195,33 @@ TEST_P(FaultyRangesTest, NeighboursAreOneTransfer) {
   EXPECT_EQ(engine_.stats().bytes_bounced, 20'000U);
 }
 
+TEST_P(FaultyRangesTest, WhatIsTooFarAwayOrDoesNotFitIsAnotherTransfer) {
+  open({.block_bytes = 64 * kKiB});
+  if (!is_direct()) GTEST_SKIP() << "no direct I/O here";
+  const struct {
+    FileRange first;
+    FileRange second;
+    std::uint64_t transfers;
+  } cases[] = {
+      {{.offset = 100, .length = 1'000}, {.offset = 1'100 + 4'096, .length = 1'000}, 1},
+      {{.offset = 100, .length = 1'000}, {.offset = 1'100 + 4'097, .length = 1'000}, 2},
+      // Rounded to the alignment, within a slot, and more.
+      {{.offset = 30'000, .length = 35'000}, {.offset = 65'600, .length = 28'608}, 1},
+      {{.offset = 30'000, .length = 35'000}, {.offset = 65'600, .length = 33'000}, 2},
+      {{.offset = 5'000, .length = 1'000}, {.offset = 100, .length = 1'000}, 1},  // sorted by offset first
+  };
+  for (auto [first, second, transfers] : cases) {
+    SCOPED_TRACE(second.offset);
+    second.position = first.length;
+    const std::vector<FileRange> ranges{first, second};
+    TestMemory memory(first.length + second.length, 1);
+    const std::uint64_t before = faults_->commands(Op::read);
+    ASSERT_TRUE(file_.read_ranges(memory.view(), ranges));
+    expect_read(ranges, memory);
+    EXPECT_EQ(faults_->commands(Op::read) - before, transfers);
+  }
+}
+
 // A bad sector between two ranges must not make them unreadable.
 TEST_P(FaultyRangesTest, RangesOfATransferThatFailsAreReadOneByOne) {
   open();

@@ -83,17 +83,17 @@ std::size_t Cursor::extend_group(std::uint64_t block_bytes, Transfer& transfer) 
   for (; count < std::min(items.size(), kMaxGroup); ++count) {
     const RangeList::Item& item = items[count];
     if (item.file != items.front().file) break;
+    // Where it is if it is in the same run: what does not fit is planned only once, for its own transfer.
+    const std::uint64_t from = piece.offset + (item.offset - items.front().offset);
+    const std::uint64_t end = piece.offset + piece.length;
+    const std::uint64_t new_end = std::max(end, from + item.length);
+    const std::uint64_t span_end = round_up(new_end, alignment);
+    if (from > end + kMaxGapBytes || span_end - piece.span_offset > slot_bytes(block_bytes)) break;
     Transfer other;
     plan(*item.file, item.memory, item.offset, item.length, block_bytes, other);
-    const std::uint64_t end = piece.offset + piece.length;
-    const bool is_same_run = other.member == transfer.member &&
-                             other.piece.offset - piece.offset == item.offset - items.front().offset;
-    if (!is_same_run || other.piece.path != IoPath::bounced || other.piece.length != item.length ||
-        other.piece.offset > end + kMaxGapBytes)
+    if (other.member != transfer.member || other.piece.offset != from ||
+        other.piece.path != IoPath::bounced || other.piece.length != item.length)
       break;
-    const std::uint64_t new_end = std::max(end, other.piece.offset + other.piece.length);
-    const std::uint64_t span_end = round_up(new_end, alignment);
-    if (span_end - piece.span_offset > slot_bytes(block_bytes)) break;
     piece.length = new_end - piece.offset;
     piece.span_length = span_end - piece.span_offset;
   }
