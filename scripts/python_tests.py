@@ -15,16 +15,16 @@ from pathlib import Path
 from threading import Lock
 
 ALONE = ("test_large.py",)
-# The files that take longest, each started as early as can be.
+# The files that take longest, the longest first.
 LONGEST = (
-    "test_checkpointer_model.py",
-    "test_crash_power.py",
-    "test_crash_kill.py",
-    "test_crash_space.py",
-    "test_lightning.py",
     "test_checkpointer_ranks.py",
     "test_transformers.py",
     "test_dcp_faults.py",
+    "test_crash_power.py",
+    "test_lightning.py",
+    "test_checkpointer_model.py",
+    "test_crash_kill.py",
+    "test_crash_space.py",
     "test_ranks.py",
 )
 _GROUPS_OF_THE_OTHERS = (
