@@ -28,7 +28,8 @@ function(trunkline_tests layer library)
   if(NOT tests)
     return()
   endif()
-  add_executable(${layer}_tests ${tests} ${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.cpp)
+  add_executable(${layer}_tests ${tests} ${PROJECT_SOURCE_DIR}/tests/support/no_tuning.cpp
+    ${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.cpp)
   trunkline_test_target(${layer}_tests)
   target_include_directories(${layer}_tests PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LAYERS = (
-    *("base", "os", "mem", "device", "io", "volume"),
+    *("base", "os", "mem", "device", "tuning", "io", "volume"),
     *("format", "tensor_file", "checkpoint", "stream", "records"),
 )
 TOP = ("cli", "bindings")  # above all layers, and apart from each other

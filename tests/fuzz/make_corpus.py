@@ -98,6 +98,18 @@ FIO = {
     ]
 }
 STRIPE = {"format": "trunkline-stripe", "version": 1, "id": ID * 2, "member": 0, "members": 2}
+TUNING = {
+    "machine": ID,
+    "time": "2026-01-31T23:59:59Z",
+    "paths": ["/data"],
+    "storages": [{"filesystem": "ext4", "device": "/dev/nvme0n1p2", "id": ID}],
+    "measured": [
+        {"pattern": pattern, "default_bytes_per_second": 10**9, "tuned_bytes_per_second": 2 * 10**9}
+        for pattern in ("sequential read", "sequential write", "random read", "random write")
+    ],
+    "settings": {"backend": "libaio", "lanes": 2, "queue_depth": 8, "block_bytes": 65536, "direct": False},
+}
+TUNINGS = {"format": "trunkline-tuning", "version": 1, "tunings": [TUNING, TUNING | {"settings": {}}]}
 SEEDS: dict[str, dict[str, bytes]] = {
     "checkpoint_manifest": {
         "json": compact(MANIFEST),
@@ -174,6 +186,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
             (b"x", b"", b"13 path=b.c\n10 size=3\n"), (b"0", b"a", b"123"), (b"g", b"", b"9 a=b\n")
         ),
         "twice": archive((b"0", b"a.jpg", b"1"), (b"0", b"b.jpg", b""), (b"0", b"a.JPG", b"")),
+    },
+    "tuning_file": {
+        "valid": compact(TUNINGS),
+        "newer": compact(TUNINGS | {"version": 2}),
+        "no-lanes": compact(TUNINGS | {"tunings": [TUNING | {"settings": {"lanes": 0}}]}),
     },
     "bench_options": {"fio": compact(FIO), "block": b"64KiB", "device": b"cuda:1", "peers": b"fio"},
 }
