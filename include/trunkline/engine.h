@@ -32,6 +32,10 @@ enum class GpuPath { automatic, gds, bounce };
 std::string_view to_string(GpuPath path);
 Result<GpuPath> parse_gpu_path(std::string_view name);  // "auto" "gds" "bounce"
 
+// An option that is not given follows what `trunkline tune` measured, if anything, else a default. Of a
+// tuning, block size and direct I/O follow each file's filesystem and device. Backend, lanes and queue depth
+// are decided when an engine is created: by the tuning of `paths`; without `paths`, by what all of the user's
+// tunings of this machine agree on.
 struct EngineOptions {
   // automatic: the first of io_uring, libaio, threads whose probe passes. If a named backend is not
   // available, creation fails. memory: files live in this process (an anonymous file per path), for tests.
@@ -44,6 +48,8 @@ struct EngineOptions {
   std::optional<std::uint64_t> pinned_budget_bytes =
       {};  // hard bound on buffers of this engine; default 1/4 of memory
   GpuPath gpu = GpuPath::automatic;
+  // What the engine will work on: files or directories, those of a volume together. Nothing is opened there.
+  std::vector<std::string> paths = {};
   std::shared_ptr<Faults> faults = {};  // injected at completions when given
 };
 
@@ -65,6 +71,14 @@ struct Refusal {
   std::string why;
 };
 
+// Which settings `trunkline tune` measured for a path, and whether an engine follows them there.
+struct TuningExplanation {
+  bool in_effect = false;     // all of them
+  std::string time = {};      // when they were measured, "2026-01-31T23:59:59Z"; empty: the path is not tuned
+  std::string settings = {};  // "libaio, 4 lanes, queue depth 32, blocks of 1 MiB", or "the defaults"
+  std::string why = {};       // why they are in effect, or not
+};
+
 // Which I/O path an engine uses for a file, and why.
 struct Explanation {
   std::string backend;
@@ -77,6 +91,7 @@ struct Explanation {
   std::string mount;       // mount point
   std::string gpu;         // I/O path of GPU memory: "gds", "bounce", or "unknown" while no GPU is in use
   std::string gpu_why;
+  TuningExplanation tuning;
   std::vector<Refusal> refused;
 };
 

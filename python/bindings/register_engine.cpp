@@ -16,7 +16,8 @@ using namespace nb::literals;
 namespace {
 
 void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle queue_depth,
-            nb::handle block_bytes, nb::handle pinned_budget_bytes, nb::handle gpu, nb::handle faults) {
+            nb::handle block_bytes, nb::handle pinned_budget_bytes, nb::handle gpu, nb::handle faults,
+            nb::handle path) {
   EngineOptions options;
   options.backend = backend_argument(backend);
   options.lanes = optional_count_argument(lanes, "lanes");
@@ -29,6 +30,10 @@ void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle
       raise_type_error("faults: must be trunkline.Faults or None, not " + shown_type(faults));
     }
     options.faults = nb::cast<FaultsObject&>(faults).faults;
+  }
+  if (!path.is_none()) {
+    const bool is_list = nb::isinstance<nb::list>(path) || nb::isinstance<nb::tuple>(path);
+    options.paths = is_list ? paths_argument(path, "path") : std::vector{path_argument(path, "path")};
   }
   adopt_log_levels();
   new (self) EngineObject(unwrap(call_interruptibly([options] { return Engine::create(options); })));
@@ -95,6 +100,12 @@ nb::dict explain(const EngineObject& self, nb::handle path_value) {
   gpu["path"] = explanation.gpu;
   gpu["why"] = explanation.gpu_why;
   dict["gpu"] = gpu;
+  nb::dict tuning;
+  tuning["in_effect"] = explanation.tuning.in_effect;
+  tuning["time"] = explanation.tuning.time;
+  tuning["settings"] = explanation.tuning.settings;
+  tuning["why"] = decode_path(explanation.tuning.why);
+  dict["tuning"] = tuning;
   dict["refused"] = refused;
   return dict;
 }
@@ -165,27 +176,37 @@ void register_engine(nb::module_& module) {
       "\"bounce\" (copied through pinned buffers), \"gds\" (GPUDirect Storage; operations fail where it does "
       "not\n"
       "work) or \"auto\" (GPUDirect Storage where a probe shows that it is direct). faults: injected into\n"
-      "completions.\n\n"
+      "completions. path: what the engine will work on, a file or directory, or a list of the directories of "
+      "a\n"
+      "volume.\n\n"
+      "Arguments that are None, and backend \"auto\", follow what `trunkline tune` measured, if anything: "
+      "block\n"
+      "size and direct I/O by the filesystem and device of each file; backend, lanes and queue depth by "
+      "those "
+      "of\n"
+      "`path`, or without it by what all of the user's tunings of this machine agree on.\n\n"
       "An engine cannot be used after a fork: a child creates its own, or uses the default engine.")
       .def("__init__", &create, "backend"_a.none() = "auto", "lanes"_a = nb::none(),
            "queue_depth"_a = nb::none(), "block_bytes"_a = nb::none(), "pinned_budget_bytes"_a = nb::none(),
-           "gpu"_a.none() = "auto", "faults"_a = nb::none(),
+           "gpu"_a.none() = "auto", "faults"_a = nb::none(), "path"_a = nb::none(),
            nb::sig(
                "def __init__(self, backend: typing.Literal['auto', 'io_uring', 'libaio', 'threads', "
                "'memory'] = 'auto', "
                "lanes: int | None = None, queue_depth: int | None = None, block_bytes: int | str | None "
                "= None, "
                "pinned_budget_bytes: int | str | None = None, gpu: typing.Literal['auto', 'gds', 'bounce'] = "
-               "'auto', faults: Faults | None = None) -> None"))
-      .def(
-          "explain", &explain, "path"_a.none(),
-          nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
-          "Which I/O path is used for `path`, and why, as a dict.\n\n"
-          "`path` is a file, or a directory in which a probe file may be created and removed. \"alignment\" "
-          "is\n"
-          "what a copy-free direct transfer requires of address (\"memory\") and of offset and length\n"
-          "(\"offset\"), in bytes; \"gpu\" is the I/O path for the memory of GPUs (\"path\"), with \"why\";\n"
-          "\"refused\" lists what was tried and rejected, each with \"what\" and \"why\".")
+               "'auto', faults: Faults | None = None, "
+               "path: trunkline._types.Path | typing.Sequence[trunkline._types.Path] | None = None) -> None"))
+      .def("explain", &explain, "path"_a.none(),
+           nb::sig("def explain(self, path: trunkline._types.Path) -> trunkline._types.Explanation"),
+           "Which I/O path is used for `path`, and why, as a dict.\n\n"
+           "`path` is a file, or a directory in which a probe file may be created and removed. \"alignment\" "
+           "is\n"
+           "what a copy-free direct transfer requires of address (\"memory\") and of offset and length\n"
+           "(\"offset\"), in bytes; \"tuning\" is what `trunkline tune` measured, whether it is in effect, "
+           "and\n"
+           "why; \"gpu\" is the I/O path for the memory of GPUs (\"path\"), with \"why\";\n"
+           "\"refused\" lists what was tried and rejected, each with \"what\" and \"why\".")
       .def("stats", &stats, nb::sig("def stats(self) -> trunkline._types.Stats"),
            "Counters since the engine was made, as a dict: payload bytes by I/O path, operations,\n"
            "transfers, retries, errors, pinned memory (bytes) and latencies of transfers (nanoseconds).")

@@ -17,6 +17,9 @@ import pytest
 import trunkline as tl
 from trunkline._core import CheckpointSave, CheckpointStore
 
+# A developer's own tunings change no test, nor the processes that tests start.
+os.environ["TRUNKLINE_TUNING"] = "off"
+
 sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also with processes they start
 # Of torch and NumPy, also in processes that tests start. Their threads divide small tensors at many times the
 # cost of computing alone, all the more beside the tests of another process.

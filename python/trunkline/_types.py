@@ -72,6 +72,18 @@ class GpuPath(TypedDict):
     why: str
 
 
+class Tuning(TypedDict):
+    """The settings that `trunkline tune` measured as fastest, and whether they are in effect.
+
+    `time` is when, in UTC; empty where the path is not tuned.
+    """
+
+    in_effect: bool
+    time: str
+    settings: str
+    why: str
+
+
 class Explanation(TypedDict):
     """The I/O path that an engine uses for a path, and why: Engine.explain."""
 
@@ -83,6 +95,7 @@ class Explanation(TypedDict):
     filesystem: str
     mount: str
     gpu: GpuPath
+    tuning: Tuning
     refused: list[Refusal]
 
 

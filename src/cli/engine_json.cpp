@@ -25,6 +25,11 @@ Json explanation_json(const Explanation& explanation) {
           {"filesystem", explanation.filesystem},
           {"mount", explanation.mount},
           {"gpu", {{"path", explanation.gpu}, {"why", explanation.gpu_why}}},
+          {"tuning",
+           {{"in_effect", explanation.tuning.in_effect},
+            {"time", explanation.tuning.time},
+            {"settings", explanation.tuning.settings},
+            {"why", explanation.tuning.why}}},
           {"refused", refused}};
 }
 

@@ -16,6 +16,7 @@
 #include "io/file/file_core.h"
 #include "io/gpu/gds_policy.h"
 #include "io/submission.h"
+#include "io/tuned_settings.h"
 #include "os/fork_generation.h"
 #include "os/trace_file.h"
 #include "trunkline/units.h"
@@ -50,13 +51,16 @@ void destroy(EngineCore* core) {
 
 }  // namespace
 
-EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
+EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config,
+                       std::shared_ptr<const tuning::TuningTable> tunings, bool block_was_passed)
     : generation_(os::fork_generation()),
       config_(config),
       faults_(std::static_pointer_cast<io::FaultPlan>(options.faults)),
       budget_(std::make_shared<PinnedBudget>(config.pinned_budget_bytes)),
       staging_(std::make_shared<StagingPool>(budget_)),
       queue_(config.block_bytes, kQueueCapacity),
+      tunings_(std::move(tunings)),
+      block_was_passed_(block_was_passed),
       inline_runner_({.block_bytes = config.block_bytes,
                       .slot_bytes = config.slot_bytes,
                       .slots = bounce_slots(kInlineSlots),
@@ -64,11 +68,36 @@ EngineCore::EngineCore(const EngineOptions& options, const EngineConfig& config)
                       .faults = faults_},
                      counters_) {}
 
+struct EngineCore::Origin {
+  std::shared_ptr<const tuning::TuningTable> tunings = {};
+  bool block_was_passed = false;
+  std::string_view why = {};  // for the log; empty: the caller's options
+};
+
 Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options) {
   os::start_trace_from_environment();
+  Origin origin{.block_was_passed = options.block_bytes.has_value()};
+  if (options.backend == BackendKind::memory) return create(options, origin);
+  origin.tunings = tuning::TuningTable::load();
+  const tuning::Tuning* const found = origin.tunings->find(options.paths);
+  const tuning::Settings settings = found != nullptr        ? found->settings
+                                    : options.paths.empty() ? origin.tunings->agreed()
+                                                            : tuning::Settings{};
+  if (const auto tuned = io::tuned_options(options, settings, found != nullptr)) {
+    origin.why = "as tuned";
+    auto core = create(*tuned, origin);
+    if (core) return core;
+    log::warn(log::Component::engine, "a tuning is ignored: {}", core.error().message);
+    origin.why = {};
+  }
+  return create(options, origin);
+}
+
+Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& options, const Origin& origin) {
   auto config = io::resolve(options);
   if (!config) return std::unexpected(config.error());
-  std::shared_ptr<EngineCore> core(new EngineCore(options, *config), destroy);
+  std::shared_ptr<EngineCore> core(new EngineCore(options, *config, origin.tunings, origin.block_was_passed),
+                                   destroy);
   if (options.backend != BackendKind::automatic) {
     if (auto started = core->start_lanes(options.backend); !started) {
       return std::unexpected(make_error(
@@ -76,13 +105,13 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
           fmt::format("backend: {} was refused here: {}; use backend=\"auto\" for the best one that works",
                       to_string(options.backend), started.error().message)));
     }
-    core->log_choice("as named");
+    core->log_choice(origin.why.empty() ? "as named" : origin.why);
     return core;
   }
   for (const BackendKind kind : kFallbackOrder) {
     auto started = core->start_lanes(kind);
     if (started) {
-      core->log_choice("the first that works");
+      core->log_choice(origin.why.empty() ? "the first that works" : origin.why);
       return core;
     }
     log::info(log::Component::engine, "backend {} refused: {}", to_string(kind), started.error().message);
@@ -183,6 +212,7 @@ Result<std::shared_ptr<Operation>> EngineCore::make_operation(const Request& req
   auto operation = std::make_shared<Operation>(request.op, shared_from_this(), file, memory, request.offset,
                                                request.keepalive, *std::move(fence));
   operation->write_epoch = write_epoch;
+  operation->block_bytes = file->tuned_block_bytes;
   operation->cursor.gpu_direct = *gpu_direct;
   operation->cursor.gds_required = io::is_gds_required(config_.gpu);
   return operation;
@@ -211,8 +241,10 @@ Result<std::shared_ptr<Operation>> EngineCore::make_read_of_ranges(const Request
     list->end();
     return std::unexpected(gpu_direct.error());
   }
+  const std::uint64_t block_bytes = list->files.front()->tuned_block_bytes;
   auto operation = std::make_shared<Operation>(*std::move(list), shared_from_this(), memory,
                                                request.keepalive, *std::move(fence));
+  operation->block_bytes = block_bytes;
   operation->cursor.gpu_direct = *gpu_direct;
   operation->cursor.gds_required = io::is_gds_required(config_.gpu);
   return operation;

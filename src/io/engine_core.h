@@ -21,13 +21,16 @@
 #include "mem/slot_pool.h"
 #include "mem/staging_pool.h"
 #include "trunkline/engine.h"
+#include "tuning/tuning_table.h"
 
 namespace trunkline {
 
 class EngineCore : public std::enable_shared_from_this<EngineCore> {
  public:
   static Result<std::shared_ptr<EngineCore>> create(const EngineOptions& options);
-  EngineCore(const EngineOptions& options, const EngineConfig& config);
+  // `tunings`: nullptr where the engine follows none.
+  EngineCore(const EngineOptions& options, const EngineConfig& config,
+             std::shared_ptr<const tuning::TuningTable> tunings, bool block_was_passed);
   EngineCore(const EngineCore&) = delete;
   EngineCore& operator=(const EngineCore&) = delete;
   ~EngineCore() = default;
@@ -37,6 +40,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   const std::shared_ptr<StagingPool>& staging() const { return staging_; }
   io::WorkQueue& queue() { return queue_; }
   io::MemoryFiles& memory_files() { return memory_files_; }
+  const tuning::TuningTable* tunings() const { return tunings_.get(); }
+  bool block_was_passed() const { return block_was_passed_; }  // as an option, which wins over tunings
 
   std::vector<Future> submit(std::span<const Request> requests);
 
@@ -85,6 +90,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   bool belongs_to_parent() const;
 
  private:
+  struct Origin;  // of the options that an engine is created with
+  static Result<std::shared_ptr<EngineCore>> create(const EngineOptions& options, const Origin& origin);
   Result<std::shared_ptr<Operation>> make_read_of_ranges(const Request& request);
   Result<Fence> fence_for(const MemoryView& memory);
   Result<bool> can_use_gds(FileCore& file, const MemoryView& memory);
@@ -102,6 +109,8 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   std::shared_ptr<StagingPool> staging_;
   io::WorkQueue queue_;
   io::MemoryFiles memory_files_;
+  const std::shared_ptr<const tuning::TuningTable> tunings_;
+  const bool block_was_passed_;
   io::Counters counters_;  // of inline work, and of whole operations
   io::RefusalLog refusals_;
   std::vector<std::unique_ptr<io::Lane>> lanes_;

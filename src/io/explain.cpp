@@ -16,6 +16,7 @@
 #include "io/backends/backend.h"
 #include "io/engine_core.h"
 #include "io/gpu/gds_policy.h"
+#include "io/tuned_settings.h"
 #include "os/file_pair.h"
 #include "os/file_type.h"
 #include "os/topology.h"
@@ -25,22 +26,22 @@ namespace trunkline::io {
 namespace {
 
 // A file that is unlinked as soon as it is open: shows how a new file in `directory` would behave.
-Result<os::FilePair> open_probe(const std::string& directory) {
+Result<os::FilePair> open_probe(const std::string& directory, os::DirectPolicy policy) {
   std::string path = directory + "/.trunkline-probe-XXXXXX";
   os::UniqueFd fd(::mkostemp(path.data(), O_CLOEXEC));
   if (!fd.valid())
     return std::unexpected(
         system_error(errno, fmt::format("creating a probe file in {}", directory), directory));
   ::unlink(path.c_str());
-  return os::make_pair_of(std::move(fd), path, O_RDWR, os::DirectPolicy::automatic);
+  return os::make_pair_of(std::move(fd), path, O_RDWR, policy);
 }
 
-Result<os::FilePair> open_for_probe(const std::string& path) {
+Result<os::FilePair> open_for_probe(const std::string& path, os::DirectPolicy policy) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
     return std::unexpected(system_error(errno, fmt::format("explaining {}", path), path));
-  if (S_ISDIR(status.st_mode)) return open_probe(path);
-  return os::open_pair(path, O_RDONLY, os::DirectPolicy::automatic);
+  if (S_ISDIR(status.st_mode)) return open_probe(path, policy);
+  return os::open_pair(path, O_RDONLY, policy);
 }
 
 void probe_memory_lock(const Buffer& memory, std::vector<Refusal>& refused) {
@@ -136,7 +137,11 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   Explanation explanation;
   explanation.backend = to_string(core.config().backend);
   explanation.refused = core.refusals();
-  auto pair = open_for_probe(path);
+  const tuning::TuningTable* const tunings = core.tunings();
+  const tuning::Tuning* const tuning = tunings != nullptr ? tunings->find({&path, 1}) : nullptr;
+  explanation.tuning = explain_tuning(core.config(), core.block_was_passed(), tuning,
+                                      tunings != nullptr ? tunings->problem() : std::string());
+  auto pair = open_for_probe(path, tuned_policy(core.config(), Direct::automatic, tuning));
   if (!pair) return std::unexpected(pair.error());
   explanation.direct = pair->limits.usable;
   explanation.why = pair->limits.why;

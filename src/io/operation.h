@@ -70,6 +70,8 @@ class Operation {
   // Separates the issued part from the rest. Guarded by the work queue's lock.
   io::Cursor cursor;
 
+  std::uint64_t block_bytes = 0;  // of its largest piece; 0: the engine's
+
   // To be passed to FileCore::end() (from FileCore::begin).
   unsigned write_epoch = 0;
 

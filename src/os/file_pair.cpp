@@ -145,10 +145,12 @@ bool is_cached(int fd) {
 
 DirectLimits find_limits(FilePair& pair, const Filesystem& filesystem, int flags, DirectPolicy policy) {
   if (policy == DirectPolicy::never) return refuse("buffered I/O was requested (direct=never)");
-  const bool automatic = policy != DirectPolicy::always;
+  if (policy == DirectPolicy::measured_slower)
+    return refuse("the page cache was measured as faster here (trunkline tune)");
+  const bool may_be_slower = policy == DirectPolicy::always || policy == DirectPolicy::measured_faster;
   if (filesystem.in_memory)
     return refuse("the filesystem keeps files in memory; there is no device for direct I/O");
-  if (automatic && !filesystem.network.empty())
+  if (!may_be_slower && !filesystem.network.empty())
     return refuse(fmt::format("direct I/O is known to be slower on {}; force it with direct=always",
                               filesystem.network));
 
@@ -235,6 +237,11 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
 
 Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions,
                            Lookup lookup) {
+  return open_pair(path, flags, [policy](int) { return policy; }, permissions, lookup);
+}
+
+Result<FilePair> open_pair(const std::string& path, int flags, const ChoosePolicy& choose, mode_t permissions,
+                           Lookup lookup) {
   int fd = -1;
   // O_NONBLOCK: opening a FIFO must not hang before it can be rejected; it has no effect on files and disks.
   const int taken = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK;
@@ -242,7 +249,7 @@ Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy poli
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
   ::fcntl(fd, F_SETFL, 0);  // clears O_NONBLOCK: io_uring would return EAGAIN instead of waiting
-  auto pair = make_pair_of(UniqueFd(fd), path, flags, policy);
+  auto pair = make_pair_of(UniqueFd(fd), path, flags, choose(fd));
   if (!pair) {
     if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) ::unlink(path.c_str());  // this call created it
     return pair;

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "os/unique_fd.h"
@@ -12,7 +13,14 @@
 
 namespace trunkline::os {
 
-enum class DirectPolicy { automatic, always, never, unless_cached };
+enum class DirectPolicy {
+  automatic,
+  always,
+  never,
+  unless_cached,
+  measured_faster,  // like automatic, but also where direct I/O is usually slower
+  measured_slower,  // like never
+};
 
 // What direct I/O on a file requires, and whether it is used at all.
 struct DirectLimits {
@@ -40,6 +48,11 @@ enum class Lookup { any, cached };
 // to wait for a device to look the path up, or cannot tell.
 Result<FilePair> open_pair(const std::string& path, int flags, DirectPolicy policy, mode_t permissions = 0666,
                            Lookup lookup = Lookup::any);
+
+// Decides by the file, which is open already.
+using ChoosePolicy = std::function<DirectPolicy(int fd)>;
+Result<FilePair> open_pair(const std::string& path, int flags, const ChoosePolicy& choose,
+                           mode_t permissions = 0666, Lookup lookup = Lookup::any);
 
 // Pairs a descriptor that is already open, for example a memfd. `path` is for errors.
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy);

@@ -137,6 +137,12 @@ std::string gpus(const CudaFinding& cuda) {
                                       : "not used: " + cuda.why_not_gds);
 }
 
+std::string of_tuning(const TuningExplanation& tuning) {
+  if (tuning.time.empty()) return tuning.why;
+  return fmt::format("{}, {} ({}): {}", tuning.settings, tuning.in_effect ? "in effect" : "not in effect",
+                     tuning.time, tuning.why);
+}
+
 std::string of_path(const PathFinding& path, bool with_gpus) {
   std::string text = path.path + "\n";
   if (path.error) return text + line("error", path.error->message);
@@ -148,6 +154,7 @@ std::string of_path(const PathFinding& path, bool with_gpus) {
       line("way", fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
   text += line("alignment", fmt::format("memory {} bytes, offset and length {} bytes",
                                         explanation.memory_alignment, explanation.offset_alignment));
+  text += line("tuning", of_tuning(explanation.tuning));
   if (path.numa_node) text += line("NUMA node", fmt::format("{}", *path.numa_node));
   if (with_gpus) {
     text += line("memory of GPUs",

@@ -51,7 +51,8 @@ class FileCore : public std::enable_shared_from_this<FileCore> {
   const OpenOptions options;
   const io::Layout layout;
   std::deque<io::Member> members;
-  trace::Text trace_text;  // the name
+  std::uint64_t tuned_block_bytes = 0;  // of operations that go through the lanes; 0: the engine's
+  trace::Text trace_text;               // the name
 
   // The engine given at opening, else the process's default engine.
   Result<Engine> engine() const;

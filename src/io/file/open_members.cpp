@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "io/engine_core.h"
 #include "io/file/file_core.h"
-#include "io/gpu/gds_policy.h"
+#include "io/tuned_settings.h"
 
 namespace trunkline::io {
 namespace {
@@ -26,30 +26,29 @@ int flags_of(Mode mode) {
   return O_RDONLY;
 }
 
-os::DirectPolicy policy_of(const Engine& engine, Direct direct) {
-  switch (direct) {
-    case Direct::automatic:
-      return os::DirectPolicy::automatic;
-    case Direct::always:
-      return os::DirectPolicy::always;
-    case Direct::never:
-      return os::DirectPolicy::never;
-    case Direct::unless_cached:
-      // GPUs that must read files directly cannot go through the page cache.
-      return io::is_gds_required(engine.config().gpu) ? os::DirectPolicy::automatic
-                                                      : os::DirectPolicy::unless_cached;
-  }
-  return os::DirectPolicy::automatic;
+// The tuning of a file whose members are on several devices; of one member it is known once that is open.
+const tuning::Tuning* tuning_of_members(const Engine& engine, const std::vector<std::string>& paths) {
+  const tuning::TuningTable* const tunings = engine.core()->tunings();
+  return tunings != nullptr && paths.size() > 1 ? tunings->find(paths) : nullptr;
 }
 
+// Sets `tuning` where there is one member only.
 Result<os::FilePair> open_member(const Engine& engine, const std::string& path, const OpenOptions& options,
-                                 mode_t permissions, os::Lookup lookup) {
+                                 mode_t permissions, os::Lookup lookup, bool alone,
+                                 const tuning::Tuning*& tuning) {
   const int flags = flags_of(options.mode);
-  if (engine.config().backend != BackendKind::memory)
-    return os::open_pair(path, flags, policy_of(engine, options.direct), permissions, lookup);
+  const EngineConfig& config = engine.config();
+  const tuning::TuningTable* const tunings = engine.core()->tunings();
+  if (config.backend != BackendKind::memory) {
+    const auto choose = [&](int fd) {
+      if (alone && tunings != nullptr) tuning = tunings->find_open(fd, path);
+      return tuned_policy(config, options.direct, tuning);
+    };
+    return os::open_pair(path, flags, choose, permissions, lookup);
+  }
   auto file = engine.core()->memory_files().open(path, flags);
   if (!file) return std::unexpected(file.error());
-  return os::make_pair_of(std::move(*file), path, flags, policy_of(engine, options.direct));
+  return os::make_pair_of(std::move(*file), path, flags, tuned_policy(config, options.direct, nullptr));
 }
 
 }  // namespace
@@ -61,8 +60,9 @@ Result<File> open_members(const std::optional<Engine>& engine, const std::vector
   auto engine_now = core->engine();
   if (!engine_now) return std::unexpected(engine_now.error());
   if (auto usable = engine_now->core()->usable(); !usable) return std::unexpected(usable.error());
+  const tuning::Tuning* tuning = tuning_of_members(*engine_now, paths);
   for (const std::string& path : paths) {
-    auto pair = open_member(*engine_now, path, options, permissions, lookup);
+    auto pair = open_member(*engine_now, path, options, permissions, lookup, paths.size() == 1, tuning);
     if (!pair) return std::unexpected(pair.error());
     Member& member = core->members.emplace_back();
     member.path = path;
@@ -70,6 +70,8 @@ Result<File> open_members(const std::optional<Engine>& engine, const std::vector
     log::debug(log::Component::engine, "opened {}: {} I/O: {}", path,
                member.pair.limits.usable ? "direct" : "buffered", member.pair.limits.why);
   }
+  core->tuned_block_bytes =
+      tuned_block_bytes(engine_now->config(), engine_now->core()->block_was_passed(), *core, tuning);
   if (auto adopted = core->adopt_sizes(); !adopted) return std::unexpected(adopted.error());
   return File(std::move(core));
 }

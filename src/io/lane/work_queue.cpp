@@ -53,7 +53,8 @@ Transfer WorkQueue::take() {
     const std::scoped_lock lock(mutex_);
     while (!operations_.empty() && transfer.operation == nullptr) {
       std::shared_ptr<Operation>& front = operations_.front();
-      const bool found = !front->aborted() && front->cursor.next(block_bytes_, transfer);
+      const std::uint64_t block_bytes = front->block_bytes != 0 ? front->block_bytes : block_bytes_;
+      const bool found = !front->aborted() && front->cursor.next(block_bytes, transfer);
       if (found && !front->cursor.exhausted()) {
         front->add_ref();
         transfer.operation = front;

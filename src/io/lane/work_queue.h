@@ -18,7 +18,8 @@ namespace trunkline::io {
 
 class WorkQueue {
  public:
-  // `block_bytes`: of the largest piece; `capacity`: in operations.
+  // `block_bytes`: of the largest piece, of operations that have none of their own; `capacity`: in
+  // operations.
   WorkQueue(std::uint64_t block_bytes, std::size_t capacity)
       : block_bytes_(block_bytes), capacity_(capacity) {}
 
