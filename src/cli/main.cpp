@@ -16,6 +16,7 @@
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "cli/tune/tune_command.h"
 #include "cli/usage_errors.h"
 #include "os/trace_file.h"
 
@@ -37,6 +38,7 @@ int run(int argc, char** argv) {
   std::function<int()> chosen;
   add_doctor(app, chosen);
   add_bench(app, chosen);
+  add_tune(app, chosen);
   add_checkpoint(app, chosen);
   // After the subcommands, which would inherit it.
   app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");

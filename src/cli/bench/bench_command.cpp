@@ -131,6 +131,7 @@ int run(const Arguments& arguments) {
                                 .queue_depth = options.queue_depth,
                                 .block_bytes = options.block_bytes,
                                 .pinned_budget_bytes = {},
+                                .paths = options.paths,
                                 .faults = {}});
   if (!engine) return report_failure(engine.error(), options, is_usage(engine.error()));
   if (!options.trace.empty()) {

@@ -51,6 +51,14 @@ Result<RingMemory> RingMemory::allocate(const Engine& engine, MemoryKind kind, D
   return memory;
 }
 
+RingMemory RingMemory::over(std::span<std::byte> memory, std::uint64_t slot_bytes) {
+  RingMemory result;
+  result.base_ = memory.data();
+  result.slot_bytes_ = slot_bytes;
+  result.stride_bytes_ = slot_bytes;
+  return result;
+}
+
 Status RingMemory::allocate_on(const Engine& engine, Device& device, std::uint64_t bytes) {
   auto memory = device.allocate(bytes);
   if (!memory) return std::unexpected(memory.error());

@@ -27,6 +27,9 @@ class RingMemory {
   static Result<RingMemory> allocate(const Engine& engine, MemoryKind kind, Device* device,
                                      std::uint64_t slots, std::uint64_t slot_bytes);
 
+  // Over memory that outlives it and holds what is to be written; large enough for all slots.
+  static RingMemory over(std::span<std::byte> memory, std::uint64_t slot_bytes);
+
   // The view that is passed to a transfer.
   MemoryView slot(std::uint64_t index, std::uint64_t bytes) const;
 

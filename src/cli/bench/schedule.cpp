@@ -43,8 +43,13 @@ Schedule::Schedule(std::uint64_t file_bytes, std::uint64_t piece_bytes, Order or
       endless_(endless),
       permutation_(std::max<std::uint64_t>(pieces_, 1), seed) {}
 
+void Schedule::restrict_to(std::uint64_t first, std::uint64_t count) {
+  if (pieces_ > 0) next_ = first % pieces_;
+  left_ = count;
+}
+
 std::optional<Piece> Schedule::next() {
-  if (pieces_ == 0) return std::nullopt;
+  if (pieces_ == 0 || left_ == 0U) return std::nullopt;
   if (next_ == pieces_) {
     if (!endless_) return std::nullopt;
     next_ = 0;
@@ -52,6 +57,7 @@ std::optional<Piece> Schedule::next() {
   }
   const std::uint64_t index = order_ == Order::random ? permutation_(next_) : next_;
   ++next_;
+  if (left_) --*left_;
   const std::uint64_t offset = index * piece_bytes_;
   return Piece{.offset = offset, .bytes = std::min(piece_bytes_, file_bytes_ - offset)};
 }

@@ -35,6 +35,9 @@ class Schedule {
   Schedule(std::uint64_t file_bytes, std::uint64_t piece_bytes, Order order, std::uint64_t seed,
            bool endless);
 
+  // Restricts it to `count` pieces, from the one with this index in the pass (modulo their number) on.
+  void restrict_to(std::uint64_t first, std::uint64_t count);
+
   std::optional<Piece> next();  // nullopt at the end of a single pass, and for an empty file
 
  private:
@@ -45,6 +48,7 @@ class Schedule {
   std::uint64_t seed_;
   bool endless_;
   std::uint64_t next_ = 0;
+  std::optional<std::uint64_t> left_;  // pieces; nullopt: not restricted
   Permutation permutation_;
 };
 

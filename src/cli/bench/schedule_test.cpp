@@ -84,5 +84,13 @@ TEST(Schedule, EmptyFileHasNoPieces) {
   EXPECT_FALSE(Schedule(0, 4096, Order::random, 0, false).next().has_value());
 }
 
+TEST(Schedule, CanBeRestricted) {
+  Schedule schedule(10 * 4096, 4096, Order::sequential, 1, true);
+  schedule.restrict_to(28, 4);
+  std::vector<std::uint64_t> offsets;
+  while (const auto piece = schedule.next()) offsets.push_back(piece->offset / 4096);
+  EXPECT_EQ(offsets, (std::vector<std::uint64_t>{8, 9, 0, 1}));
+}
+
 }  // namespace
 }  // namespace trunkline::cli

@@ -61,14 +61,25 @@ Result<std::unique_ptr<TransferRing>> TransferRing::create(const Engine& engine,
   auto memory = RingMemory::allocate(engine, kind, device, batches * shape.pieces, shape.piece_bytes);
   if (!memory) return std::unexpected(memory.error());
   std::unique_ptr<TransferRing> ring(new TransferRing(engine, std::move(*memory)));
-  for (std::uint64_t index = 0; index < batches; ++index) {
+  ring->add_batches(shape, files);
+  return ring;
+}
+
+std::unique_ptr<TransferRing> TransferRing::create(const Engine& engine, const RingShape& shape,
+                                                   std::span<std::byte> memory, std::size_t files) {
+  std::unique_ptr<TransferRing> ring(new TransferRing(engine, RingMemory::over(memory, shape.piece_bytes)));
+  ring->add_batches(shape, files);
+  return ring;
+}
+
+void TransferRing::add_batches(const RingShape& shape, std::size_t files) {
+  for (std::uint64_t index = 0; index < shape.batches_per_file * files; ++index) {
     auto batch = std::make_unique<Batch>();
     batch->file = index % files;
     batch->first_slot = index * shape.pieces;
     batch->slots = shape.pieces;
-    ring->batches_.push_back(std::move(batch));
+    batches_.push_back(std::move(batch));
   }
-  return ring;
 }
 
 // Assigns the batch its next pieces and generates their content; false when the file has none left.

@@ -47,6 +47,9 @@ class TransferRing {
  public:
   static Result<std::unique_ptr<TransferRing>> create(const Engine& engine, const RingShape& shape,
                                                       MemoryKind kind, Device* device, std::size_t files);
+  // Over memory of the caller's, of at least shape.bytes(files).
+  static std::unique_ptr<TransferRing> create(const Engine& engine, const RingShape& shape,
+                                              std::span<std::byte> memory, std::size_t files);
   TransferRing(const TransferRing&) = delete;
   TransferRing& operator=(const TransferRing&) = delete;
   ~TransferRing();
@@ -61,6 +64,7 @@ class TransferRing {
   class Arrivals;
 
   TransferRing(const Engine& engine, RingMemory memory);
+  void add_batches(const RingShape& shape, std::size_t files);
 
   Result<bool> load(const TransferWork& work, Batch& batch);
   void submit(const TransferWork& work, Batch& batch);
