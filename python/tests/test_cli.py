@@ -283,7 +283,7 @@ def test_no_command_and_unknown_commands_exit_2() -> None:
 )
 def test_an_unknown_command_is_answered_with_those_there_are(arguments: list[str], meant: str | None) -> None:
     told = run(*arguments, expect=2).stderr
-    assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'; there are doctor, bench, check")
+    assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'; there are doctor, bench, tune")
     assert "with the Python package pack, plan" in told
     assert ("Did you mean" in told) is (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in told
