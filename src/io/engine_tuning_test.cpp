@@ -164,6 +164,8 @@ TEST_F(EngineTuning, HoldsForAVolumeAsAWhole) {
   write_tunings(tuning::format_tunings({tuning}));
   const auto engine = Engine::create();
   EXPECT_EQ(transfers(*engine), 1U);  // not that of one of the disks
+  const auto why = engine->explain(directory_.path())->tuning.why;
+  EXPECT_NE(why.find("together with others"), std::string::npos) << why;
   const auto volume = Volume::create(both);
   const auto file = volume->open(*engine, "striped", {.mode = Mode::create});
   ASSERT_TRUE(file) << file.error().message;

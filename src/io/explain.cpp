@@ -44,6 +44,14 @@ Result<os::FilePair> open_for_probe(const std::string& path, os::DirectPolicy po
   return os::open_pair(path, O_RDONLY, policy);
 }
 
+// Empty where nothing was tuned.
+std::string why_not_tuned(const tuning::TuningTable& tunings, const std::string& path) {
+  const tuning::Tuning* const shared = tunings.find_shared(path);
+  if (shared == nullptr) return tunings.problem();
+  return fmt::format("it was tuned together with others, for volumes of exactly {} ({}: {})",
+                     fmt::join(shared->paths, ", "), shared->time, tuning::to_string(shared->settings));
+}
+
 void probe_memory_lock(const Buffer& memory, std::vector<Refusal>& refused) {
   if (memory.locked() || ::mlock(memory.data(), memory.size()) == 0) return;
   const Error error = system_error(errno, fmt::format("locking {} bytes (raise `ulimit -l`)", memory.size()));
@@ -140,7 +148,7 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   const tuning::TuningTable* const tunings = core.tunings();
   const tuning::Tuning* const tuning = tunings != nullptr ? tunings->find({&path, 1}) : nullptr;
   explanation.tuning = explain_tuning(core.config(), core.block_was_passed(), tuning,
-                                      tunings != nullptr ? tunings->problem() : std::string());
+                                      tunings != nullptr ? why_not_tuned(*tunings, path) : std::string());
   auto pair = open_for_probe(path, tuned_policy(core.config(), Direct::automatic, tuning));
   if (!pair) return std::unexpected(pair.error());
   explanation.direct = pair->limits.usable;

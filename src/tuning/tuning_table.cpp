@@ -90,6 +90,16 @@ const Tuning* TuningTable::find_storages(std::vector<Storage> storages) const {
   return found == tunings_.end() ? nullptr : &*found;
 }
 
+const Tuning* TuningTable::find_shared(const std::string& path) const {
+  const auto device = tunings_.empty() ? std::nullopt : device_of(path);
+  const Storage* const storage = device ? storage_of(*device, path) : nullptr;
+  if (storage == nullptr) return nullptr;
+  const auto found = std::ranges::find_if(tunings_, [storage](const Tuning& each) {
+    return each.storages.size() > 1 && std::ranges::find(each.storages, *storage) != each.storages.end();
+  });
+  return found == tunings_.end() ? nullptr : &*found;
+}
+
 Settings TuningTable::agreed() const {
   Settings agreed;
   if (tunings_.empty()) return agreed;

@@ -35,6 +35,9 @@ class TuningTable {
   // The same for one file that is open: costs an fstat().
   const Tuning* find_open(int fd, const std::string& path) const;
 
+  // A tuning of `path` together with others, as the directories of a volume.
+  const Tuning* find_shared(const std::string& path) const;
+
   // What all tunings agree on of the settings that only the creation of an engine can follow: backend, lanes
   // and queue depth. None of them where they differ.
   Settings agreed() const;

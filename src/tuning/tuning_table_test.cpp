@@ -56,8 +56,11 @@ TEST(TuningTable, FindsSeveralPathsOnlyTogether) {
   EXPECT_NE(table.find(both), nullptr);
   EXPECT_NE(table.find(turned), nullptr);
   EXPECT_EQ(table.find(std::vector{directory.path()}), nullptr);
+  EXPECT_NE(table.find_shared(directory.path()), nullptr);
+  EXPECT_EQ(table.find_shared("/sys"), nullptr);
   const TuningTable of_one({tuning_of({directory.path()})});
   EXPECT_EQ(of_one.find(both), nullptr);
+  EXPECT_EQ(of_one.find_shared(directory.path()), nullptr);
 }
 
 TEST(TuningTable, AgreesOnWhatAllTuningsSay) {

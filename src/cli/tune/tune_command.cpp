@@ -15,6 +15,7 @@
 #include "cli/engine_json.h"
 #include "cli/environment_json.h"
 #include "cli/exit_code.h"
+#include "cli/interrupt.h"
 #include "cli/tune/deepspeed_export.h"
 #include "cli/tune/tune_display.h"
 #include "cli/tune/tune_options.h"
@@ -199,6 +200,7 @@ int tune(const TuneOptions& options) {
   if (!ready) return report_failure(ready.error(), options.json);
   const auto result = run_tune(options, std::cerr, ::isatty(STDERR_FILENO) == 1);
   if (!result) return report_failure(result.error(), options.json);
+  if (interrupted()) return report_failure(make_error(ErrorKind::cancelled, "interrupted"), options.json);
   if (file) {
     if (auto stored = tuning::store(*file, tuning_of(options, *result)); !stored)
       return report_failure(stored.error(), options.json);
