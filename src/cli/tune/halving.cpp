@@ -37,6 +37,10 @@ double smallest_ratio(const PatternRates& rates, const PatternRates& over) {
 
 }  // namespace
 
+bool is_better(const Standing& one, const Standing& other) {
+  return one.gain != other.gain ? one.gain > other.gain : one.candidate < other.candidate;
+}
+
 double gain(const PatternRates& rates, const PatternRates& over) {
   double sum = 0;
   for (std::size_t pattern = 0; pattern < rates.size(); ++pattern)
@@ -95,7 +99,7 @@ std::size_t Halving::affordable() const {
 void Halving::rank(std::vector<Standing>& standings, const std::vector<PatternRates>& defaults) const {
   const PatternRates reference = median_of(defaults);
   for (Standing& each : standings) each.gain = gain(each.rates, reference);
-  std::ranges::stable_sort(standings, std::ranges::greater{}, &Standing::gain);
+  std::ranges::sort(standings, is_better);
 }
 
 // 0 in `order` is the defaults, which come up several times. Ends when the time is over, with what was
@@ -178,8 +182,11 @@ std::vector<Standing> Halving::finalists() const {
   if (ordered.empty()) return ordered;
   const double tied = ordered.front().gain / (1 + noise_);
   const auto end = std::ranges::find_if(ordered, [&](const Standing& each) { return each.gain < tied; });
-  std::ranges::stable_sort(ordered.begin(), end, std::ranges::less{},
-                           [&](const Standing& each) { return terms_.distances[each.candidate]; });
+  std::ranges::sort(ordered.begin(), end, [this](const Standing& one, const Standing& other) {
+    const unsigned near = terms_.distances[one.candidate];
+    const unsigned far = terms_.distances[other.candidate];
+    return near != far ? near < far : is_better(one, other);
+  });
   if (ordered.size() > kFinalists) ordered.resize(kFinalists);
   return ordered;
 }

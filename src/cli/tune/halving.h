@@ -32,6 +32,9 @@ struct Standing {
   PatternRates rates{};
 };
 
+// The order of standings: by gain, and where that is the same by number.
+bool is_better(const Standing& one, const Standing& other);
+
 struct HalvingResult {
   std::size_t best = 0;             // 0: the defaults
   double gain = 1;                  // of the best over the defaults

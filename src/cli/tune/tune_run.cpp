@@ -83,7 +83,7 @@ Result<HalvingResult> search_all(const std::vector<Candidate>& candidates, doubl
     if (!rates) return std::unexpected(rates.error());
     result.standings.push_back({.candidate = candidate, .round = 1, .seconds = seconds, .rates = *rates});
     for (Standing& each : result.standings) each.gain = gain(each.rates, result.defaults);
-    std::ranges::stable_sort(result.standings, std::ranges::greater{}, &Standing::gain);
+    std::ranges::sort(result.standings, is_better);
     show(result.standings, 1, 0);
   }
   result.rates = result.defaults;
