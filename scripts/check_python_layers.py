@@ -20,7 +20,7 @@ LAYERS = (
     "",  # modules beside the packages whose names begin with an underscore
     *("_tensor_io", "_formats"),
     *("checkpoint.state", "checkpoint.ranks", "checkpoint", "checkpoint.directory"),
-    *("dcp", "_streaming", "transformers", "stream", "data"),
+    *("dcp", "_streaming", "transformers", "stream", "data", "workload"),
 )
 TOP = "top"  # the package itself and its public modules, above all layers
 PACKAGE = "trunkline"

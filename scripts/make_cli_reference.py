@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/make_cli_reference.py [--check]
 
-Commands of the C++ program are read from its --help, from the list of subcommands down; `pack` and `plan`
-from their argparse parsers. --check writes nothing, and fails if the page is not current. Expects the package
-to be installed (scripts/install_package.sh).
+Commands of the C++ program are read from its --help, from the list of subcommands down; `pack`, `plan` and
+`workload` from their argparse parsers. --check writes nothing, and fails if the page is not current. Expects
+the package to be installed (scripts/install_package.sh).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ INTRODUCTION = """\
 <!-- Made by scripts/make_cli_reference.py from the parsers: change the help texts, then run it. -->
 
 `trunkline` comes with the Python package and with `cmake --install`; `pack` and `plan` need the package, with
-torch and transformers. The exit status is 0 when all is well, 1 when something failed, and 2 for wrong usage.
-Every command has `--help`. In brackets: what holds unless you say otherwise.
-[`trunkline checkpoint`](../checkpoints.md#on-the-command-line) has more exit statuses, and the
+torch and transformers, and `workload` needs it with PyYAML. The exit status is 0 when all is well, 1 when
+something failed, and 2 for wrong usage. Every command has `--help`. In brackets: what holds unless you say
+otherwise. [`trunkline checkpoint`](../checkpoints.md#on-the-command-line) has more exit statuses, and the
 fields of its `--json`.
 """
 
@@ -122,10 +122,22 @@ def program_commands(words: list[str]) -> list[Command]:
 def parser_commands() -> list[Command]:
     """The commands of the package that argparse parses."""
     from trunkline.stream import cli
+    from trunkline.workload.cli import make_parser
 
-    [group] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    workload = make_parser()
+    summary = "emulate trainings: how busy storage keeps the accelerators"
+    below = subcommands("workload ", workload)
+    command = Command("trunkline workload", (workload.description or "").strip(), "", summary=summary)
+    command.usage = "trunkline workload COMMAND"
+    command.subcommands = [(each.name.split()[-1], each.summary.capitalize()) for each in below]
+    return [*subcommands("", cli._parser()), command, *below]
+
+
+def subcommands(prefix: str, parser: argparse.ArgumentParser) -> list[Command]:
+    """The subcommands of a parser of argparse."""
+    [group] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     helps = {action.dest: action.help or "" for action in group._choices_actions}
-    return [parser_command(name, parser, helps[name]) for name, parser in group.choices.items()]
+    return [parser_command(f"{prefix}{name}", each, helps[name]) for name, each in group.choices.items()]
 
 
 def parser_command(name: str, parser: argparse.ArgumentParser, summary: str) -> Command:
@@ -187,7 +199,9 @@ def main() -> int:
     options = parser.parse_args()
     program = program_commands([])
     package = parser_commands()
-    program[0].subcommands += [(each.name.split()[1], each.summary.capitalize()) for each in package]
+    program[0].subcommands += [
+        (each.name.split()[1], each.summary.capitalize()) for each in package if each.name.count(" ") == 1
+    ]
     text = page([*program, *package])
     if not options.check:
         PAGE.write_text(text, encoding="utf-8")

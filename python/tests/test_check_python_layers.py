@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_python_layers.
 
 PACKAGES = (
     *("_tensor_io", "_formats", "checkpoint", "checkpoint/state", "checkpoint/ranks", "checkpoint/directory"),
-    *("dcp", "_streaming", "transformers", "stream", "data"),
+    *("dcp", "_streaming", "transformers", "stream", "data", "workload"),
 )
 GOOD = {
     "__init__.py": "from trunkline.checkpoint.save import save\n",

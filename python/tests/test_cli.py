@@ -289,9 +289,10 @@ def test_an_unknown_command_is_answered_with_those_there_are(arguments: list[str
     assert meant is None or f"Did you mean '{meant}'?" in told
 
 
-def test_a_command_of_the_package_is_not_called_unknown() -> None:
+@pytest.mark.parametrize("command", ["plan", "workload"])
+def test_a_command_of_the_package_is_not_called_unknown(command: str) -> None:
     """Where the program is run without the package, as after cmake --install."""
-    assert "'plan' needs the Python package" in run("plan", "model", expect=2).stderr
+    assert f"'{command}' needs the Python package" in run(command, "model", expect=2).stderr
 
 
 @pytest.mark.parametrize(

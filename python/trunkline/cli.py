@@ -1,4 +1,4 @@
-"""The `trunkline` command: the bundled program, and parts that need Python: reports, `pack`, `plan`."""
+"""The `trunkline` command: the bundled program, and the commands and reports that need Python."""
 
 from __future__ import annotations
 
@@ -146,6 +146,10 @@ def main(arguments: list[str] | None = None) -> int:
                 return _bench_with_report(rest, Path(target))
         if arguments[:1] in (["pack"], ["plan"]):
             return _with_transformers(arguments)
+        if arguments[:1] == ["workload"]:
+            from trunkline.workload import cli as workload
+
+            return workload.main(arguments)
         program = str(_program())
         if sys.stdout is not None:  # None: it is closed (cron, `>&-`)
             sys.stdout.flush()

@@ -41,7 +41,9 @@ int run(int argc, char** argv) {
   add_tune(app, chosen);
   add_checkpoint(app, chosen);
   // After the subcommands, which would inherit it.
-  app.footer("With the Python package also: pack, plan (models larger than memory; trunkline pack --help)");
+  app.footer(
+      "With the Python package also: pack, plan (models larger than memory; trunkline pack --help), workload "
+      "(emulated trainings; trunkline workload --help)");
   const std::span arguments(argv, static_cast<std::size_t>(argc));
   // Whether or not parsing gets as far as the option.
   const bool wants_json =

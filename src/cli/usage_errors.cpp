@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 // Commands of the Python package, whose `trunkline` runs this program for all others.
 const std::vector<std::string>& python_commands() {
-  static const std::vector<std::string> commands{"pack", "plan"};
+  static const std::vector<std::string> commands{"pack", "plan", "workload"};
   return commands;
 }
 

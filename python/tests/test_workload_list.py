@@ -1,0 +1,40 @@
+"""The command `trunkline workload list`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trunkline.workload import builtin_names, cli
+
+
+def test_list_has_every_built_in_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["workload", "list", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["schema"]) == ("workload list", 1)
+    assert [row["name"] for row in document["workloads"]] == builtin_names()
+    [unet] = [row for row in document["workloads"] if row["name"] == "unet3d_h100"]
+    assert unet["totals"]["steps"] == 120
+    assert cli.main(["workload", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:-2]] == builtin_names()
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["workload", "lisst", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "invalid choice: 'lisst'" in captured.err
+    assert json.loads(captured.out)["error"]["kind"] == "invalid_argument"
+
+
+def test_without_yaml_the_error_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['yaml'] = None; from trunkline.cli import main; "
+        "sys.exit(main(['workload', 'list']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(
+        "workload files require the package PyYAML: pip install 'trunkline[workload]'"
+    )

@@ -1,0 +1,18 @@
+"""Training workloads, emulated: what storage must deliver so that accelerators never wait.
+
+    trunkline workload list
+    trunkline workload generate unet3d_h100 --data /mnt/a /mnt/b --scale 100GB
+    trunkline workload run unet3d_h100 --data /mnt/a /mnt/b
+
+`load` reads the workload files of DLIO and MLPerf Storage, which requires PyYAML. `totals_of` says what
+follows from one: bytes, steps, and the bandwidth that is needed.
+"""
+
+from trunkline.workload._builtin import builtin_names, load
+from trunkline.workload._spec import Workload
+from trunkline.workload._totals import Totals, totals_of
+
+__all__ = ["Totals", "Workload", "builtin_names", "load", "totals_of"]
+
+for _public in (Totals, Workload, builtin_names, load, totals_of):
+    _public.__module__ = "trunkline.workload"

@@ -1,0 +1,39 @@
+"""Workloads that come with the package."""
+
+from pathlib import Path
+
+from trunkline.workload._parse import parse_file, parse_text
+from trunkline.workload._spec import Workload
+
+_FOLDER = Path(__file__).parent / "builtin"
+
+
+def builtin_names() -> list[str]:
+    """Return the names of all built-in workloads, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def builtin_description(name: str) -> str:
+    """Return the comment that a built-in workload begins with."""
+    lines = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return " ".join(comment)
+
+
+def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Workload:
+    """Return the built-in workload of that name, or the one in the file.
+
+    overrides: KEY=VALUE pairs that replace keys of the file, such as "reader.batch_size=4".
+    Raises ValueError with the line and the key if it is not valid, OSError if there is no such file.
+    """
+    if name_or_file in builtin_names():
+        text = (_FOLDER / f"{name_or_file}.yaml").read_text(encoding="utf-8")
+        return parse_text(text, name_or_file, overrides)
+    if "/" not in name_or_file and not Path(name_or_file).exists():
+        names = ", ".join(builtin_names())
+        raise ValueError(f"{name_or_file}: no such file, and no such built-in workload; there are {names}")
+    return parse_file(name_or_file, overrides)

@@ -1,0 +1,110 @@
+"""The command `trunkline workload`."""
+
+import argparse
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from trunkline._cli_errors import report_error
+from trunkline._errors import Cancelled
+from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._spec import Workload
+from trunkline.workload._totals import totals_of
+
+_OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
+_INTERRUPTED = 130
+
+
+class _UsageError(ValueError):
+    """The parser rejects the arguments."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `workload ...`; return the exit status."""
+    wants_json = "--json" in arguments
+    try:
+        options = make_parser().parse_args(arguments[1:])
+        run: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
+        document, text = run(options)
+    except ValueError as error:
+        report_error("workload", error, wants_json)
+        return _USAGE
+    except OSError as error:
+        report_error("workload", error, wants_json)
+        return _FAILED
+    except KeyboardInterrupt:
+        report_error("workload", Cancelled(errno.ECANCELED, "interrupted"), wants_json)
+        return _INTERRUPTED
+    document = {"command": f"workload {options.command}", "schema": 1, **document}
+    try:
+        print(json.dumps(document, indent=2) if options.json else text, flush=True)
+    except BrokenPipeError:  # as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    return _OK
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = _Parser(
+        prog="trunkline workload",
+        description="Emulate trainings: how busy storage keeps the accelerators. Workloads are files as DLIO "
+        "and MLPerf Storage have them, or built in",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser(
+        "list",
+        help="list the built-in workloads, and what each needs",
+        description="List the built-in workloads: their size, and the bandwidth that an accelerator needs to "
+        "compute all the time",
+    )
+    listed.set_defaults(run=_list)
+    for each in (listed,):
+        each.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def _list(_options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    rows = [_summary(name, load(name)) for name in builtin_names()]
+    widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
+    lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
+    lines += [
+        f"{row['name']:<16}{row['format']:<10}{size(row['totals']['bytes']):>10}{row['totals']['files']:>10}"
+        f"{size(row['record_bytes']):>10}{row['batch_size']:>7}{row['compute_seconds'] * 1e3:>7.4g} ms"
+        f"{row['totals']['gb_s_per_accelerator']:>9.3g}"
+        for row in rows
+    ]
+    lines += ["", "GB/s: what one accelerator needs to compute all the time. --json has descriptions."]
+    return {"workloads": rows}, "\n".join(lines)
+
+
+def _summary(name: str, workload: Workload) -> dict[str, Any]:
+    assert workload.reader is not None
+    assert workload.train is not None
+    return {
+        "name": name,
+        "description": builtin_description(name),
+        "format": workload.dataset.format,
+        "record_bytes": workload.dataset.record_bytes.mean,
+        "batch_size": workload.reader.batch_size,
+        "compute_seconds": workload.train.compute_seconds.mean,
+        "epochs": workload.train.epochs,
+        "totals": totals_of(workload).to_json(),
+    }
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 13.5 GB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
