@@ -8,7 +8,7 @@ from trunkline.workload import builtin_names, load, totals_of
 from trunkline.workload._builtin import builtin_description
 from trunkline.workload._parse import parse_text
 from trunkline.workload._spec import Normal
-from trunkline.workload._totals import expected_utilization, scaled_files
+from trunkline.workload._totals import expected_utilization, scaled
 
 # In the spelling of the public files, with keys that change nothing here.
 UNET3D = """\
@@ -232,6 +232,9 @@ def test_built_in_workloads_have_the_sizes_of_their_training_sets() -> None:
 
 
 def test_scaling_keeps_the_size_of_samples() -> None:
-    assert scaled_files(load("unet3d_h100"), 10_000_000_000) == 68
+    unet = load("unet3d_h100", ["dataset.num_files_eval=10"])
+    small = scaled(unet, 10_000_000_000)
+    assert (small.dataset.train.files, small.dataset.valid.files) == (68, 4)
+    assert small.dataset.record_bytes == unet.dataset.record_bytes
     with pytest.raises(ValueError, match=r"one file of dlrm has 3\.59 GB"):
-        scaled_files(load("dlrm_b200"), 10_000_000)
+        scaled(load("dlrm_b200"), 10_000_000)

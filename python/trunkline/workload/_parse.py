@@ -118,8 +118,10 @@ def _dataset(section: Section, evaluates: bool) -> Dataset:
         columns = _columns(parquet)
         rows = parquet.integer("row_group_size", default=rows, least=1)
     record = _record(section, columns)
-    if chosen == "indexed_binary" and record.stdev:
-        section.fail("record_length_bytes_stdev", "must be 0 for indexed_binary, whose records have one size")
+    if chosen in ("indexed_binary", "parquet") and record.stdev:
+        section.fail("record_length_bytes_stdev", f"must be 0 for {chosen}, whose samples have one size")
+    if chosen == "npy" and record.stdev and samples > 1:
+        section.fail("record_length_bytes_stdev", "must be 0 for npy files with several samples")
     if section.holds("compression", "none"):
         section.value("compression")  # else it counts as ignored
     files_valid = section.integer("num_files_eval", default=0, least=1 if evaluates else 0)

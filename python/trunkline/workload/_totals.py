@@ -1,9 +1,9 @@
 """What a workload comes to: bytes, steps, and the bandwidth that its accelerators need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trunkline.workload._spec import Part, Workload
+from trunkline.workload._spec import Workload
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,29 @@ def expected_utilization(workload: Workload, gb_s: float, ranks: int = 1) -> flo
     return min(1.0, gb_s / needed) if needed else 1.0
 
 
-def scaled_files(workload: Workload, scale_bytes: int) -> int:
-    """The number of files with which the training set has about that size, at least 1.
+def scaled(workload: Workload, scale_bytes: int) -> Workload:
+    """Return the workload with as many files as fit into that size, and samples as they are.
 
-    Raises ValueError if a single file is larger.
+    The files to evaluate with are fewer in the same proportion. Raises ValueError if one file is larger.
     """
+    dataset = workload.dataset
     each = mean_file_bytes(workload)
-    if scale_bytes < each:
+    files = int(scale_bytes // each)
+    if files < 1:
         raise ValueError(
             f"--scale: one file of {workload.name} has {each / 1e9:.3g} GB, and sizes of samples are kept; "
             "choose a larger size"
         )
-    return int(scale_bytes // each)
+    valid = dataset.valid.files
+    if valid:
+        valid = max(1, round(valid * files / dataset.train.files))
+    return with_files(workload, files, valid)
 
 
-def part_samples(workload: Workload, part: Part) -> int:
-    """Samples in the files of a part."""
-    return part.files * workload.dataset.samples_per_file
+def with_files(workload: Workload, train: int, valid: int) -> Workload:
+    """Return the workload with these numbers of files."""
+    dataset = workload.dataset
+    dataset = replace(
+        dataset, train=replace(dataset.train, files=train), valid=replace(dataset.valid, files=valid)
+    )
+    return replace(workload, dataset=dataset)

@@ -6,13 +6,17 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trunkline._cli_errors import report_error
+from trunkline._core import parse_size
 from trunkline._errors import Cancelled
+from trunkline._paths import absolute_path
 from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._generate import generate
 from trunkline.workload._spec import Workload
-from trunkline.workload._totals import totals_of
+from trunkline.workload._totals import scaled, totals_of
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 _INTERRUPTED = 130
@@ -30,6 +34,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run `workload ...`; return the exit status."""
     wants_json = "--json" in arguments
+    options = argparse.Namespace(command="")
     try:
         options = make_parser().parse_args(arguments[1:])
         run: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
@@ -41,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         report_error("workload", error, wants_json)
         return _FAILED
     except KeyboardInterrupt:
-        report_error("workload", Cancelled(errno.ECANCELED, "interrupted"), wants_json)
+        left = "; call it again to go on" if options.command == "generate" else ""
+        report_error("workload", Cancelled(errno.ECANCELED, f"interrupted{left}"), wants_json)
         return _INTERRUPTED
     document = {"command": f"workload {options.command}", "schema": 1, **document}
     try:
@@ -67,9 +73,81 @@ def make_parser() -> argparse.ArgumentParser:
         "compute all the time",
     )
     listed.set_defaults(run=_list)
-    for each in (listed,):
+    generate = commands.add_parser(
+        "generate",
+        help="write the data set of a workload",
+        description="Write the data set of a workload: each file depends on the workload and its seed alone. "
+        "Files that an earlier call finished are kept, so it may be interrupted and called again. It never "
+        "replaces a file that it did not write",
+    )
+    _add_workload(generate)
+    generate.add_argument(
+        "--scale",
+        metavar="SIZE",
+        help='size of the data set, such as "10GB": fewer or more files, not samples',
+    )
+    generate.add_argument(
+        "--workers", type=int, metavar="N", help="files written at a time (twice the cores)"
+    )
+    generate.set_defaults(run=_generate)
+    for each in (listed, generate):
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workload", metavar="NAME_OR_FILE", help="a built-in workload, or a file of one")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        nargs="+",
+        required=True,
+        help="directories of the data set, best one on each disk: its files are spread over them",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="replace a key of the workload, such as train.epochs=1; may be repeated",
+    )
+
+
+def _load(options: argparse.Namespace) -> Workload:
+    """Read the workload, and say on stderr what of it has no effect."""
+    workload = load(options.workload, options.set)
+    effects: dict[str, list[str]] = {}
+    for each in workload.ignored:
+        effects.setdefault(each.effect, []).append(each.key)
+    for effect, keys in effects.items():
+        print(f"{options.workload}: {', '.join(keys)}: {effect}", file=sys.stderr)
+    return workload
+
+
+def _directories(options: argparse.Namespace) -> list[Path]:
+    directories = [Path(absolute_path(each, "--data")) for each in options.data]
+    if len(set(directories)) != len(directories):
+        raise ValueError("--data: a directory is given twice")
+    return directories
+
+
+def _ignored(workload: Workload) -> list[dict[str, Any]]:
+    return [{"key": each.key, "line": each.line, "effect": each.effect} for each in workload.ignored]
+
+
+def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    workload, directories = _load(options), _directories(options)
+    if options.workers is not None and options.workers < 1:
+        raise ValueError(f"--workers: must be at least 1, not {options.workers}")
+    if options.scale is not None:
+        workload = scaled(workload, parse_size(options.scale, "--scale"))
+    document = generate(workload, directories, options.workers)
+    kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
+    text = (
+        f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
+        f"{', '.join(document['directories'])}"
+    )
+    return {**document, "ignored": _ignored(workload)}, text
 
 
 def _list(_options: argparse.Namespace) -> tuple[dict[str, Any], str]:

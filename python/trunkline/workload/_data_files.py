@@ -1,0 +1,48 @@
+"""Which files a data set has, and where: named as DLIO names them, spread over directories."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trunkline.workload._spec import Dataset, Part
+
+PartName = Literal["train", "valid"]
+PARTS: tuple[PartName, ...] = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set."""
+
+    part: PartName
+    number: int  # within its part
+    path: Path
+
+
+def part_of(dataset: Dataset, name: PartName) -> Part:
+    """Return the part of that name."""
+    return dataset.train if name == "train" else dataset.valid
+
+
+def data_files(dataset: Dataset, directories: Sequence[Path]) -> Iterator[DataFile]:
+    """Yield all files: file N of a part is in directory N modulo their number."""
+    for name in PARTS:
+        part = part_of(dataset, name)
+        for number in range(part.files):
+            directory = directories[number % len(directories)]
+            yield DataFile(name, number, directory / name / _relative(dataset, part, number))
+
+
+def part_folders(name: PartName, directories: Sequence[Path]) -> list[Path]:
+    """Return the folder of a part in each directory."""
+    return [directory / name for directory in directories]
+
+
+def _relative(dataset: Dataset, part: Part, number: int) -> str:
+    padded = str(number).zfill(len(str(part.files)))
+    name = f"{dataset.prefix}_{padded}_of_{part.files}.{dataset.format}"
+    if part.subfolders <= 1:
+        return name
+    folder = str(number % part.subfolders).zfill(len(str(part.subfolders)))
+    return f"{folder}/{name}"

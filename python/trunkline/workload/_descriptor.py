@@ -1,0 +1,129 @@
+"""The file `trunkline-workload.json` in each directory of a generated data set: what belongs there."""
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trunkline._errors import Error
+from trunkline.workload._data_files import PARTS
+from trunkline.workload._spec import Dataset, Workload
+
+NAME = "trunkline-workload.json"
+_VERSION = 1
+
+
+def descriptor_of(workload: Workload, directory: int, directories: int) -> dict[str, Any]:
+    """Return what decides the files in one of the directories."""
+    return {
+        "version": _VERSION,
+        "workload": workload.name,
+        "seed": workload.seed,
+        "directory": directory,
+        "directories": directories,
+        "dataset": _plain(workload.dataset),
+    }
+
+
+def claim(workload: Workload, directories: Sequence[Path]) -> None:
+    """Write the descriptors, or find that they are those of the same data set.
+
+    Raises FileExistsError, before anything is written, if a directory has another data set or other files.
+    """
+    missing = []
+    for number, directory in enumerate(directories):
+        wanted = descriptor_of(workload, number, len(directories))
+        present = read_descriptor(directory)
+        if present is None:
+            _check_vacant(directory)
+            missing.append((directory, wanted))
+        elif present != wanted:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"{directory} has another data set ({_difference(present, wanted)}); choose another "
+                "directory, or remove that one",
+                str(directory),
+            )
+    for directory, wanted in missing:
+        _write(directory, wanted)
+
+
+def read_descriptor(directory: Path) -> dict[str, Any] | None:
+    """Return the descriptor in a directory, None if there is none. Raises Error if it is not valid."""
+    path = directory / NAME
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        raise Error(errno.EINVAL, f"{path} is not a descriptor of version {_VERSION}; remove the data set")
+    return document
+
+
+def generated_files(directories: Sequence[Path], dataset: Dataset) -> tuple[int, int] | None:
+    """Return how many files to train on and to evaluate with were generated, None if they were not.
+
+    Raises ValueError if what was generated is not this data set at another number of files.
+    """
+    found = [read_descriptor(directory) for directory in directories]
+    if all(each is None for each in found):
+        return None
+    wanted = _plain(dataset)
+    for number, (directory, each) in enumerate(zip(directories, found, strict=True)):
+        if each is None:
+            raise ValueError(f"--data: {directory} has no {NAME}, as {directories[0]} has")
+        expected = (number, len(directories))
+        if (each["directory"], each["directories"]) != expected:
+            raise ValueError(
+                f"--data: {directory} is number {each['directory'] + 1} of the {each['directories']} "
+                "directories that the data set was generated in; give all of them, in their order"
+            )
+        differing = [key for key in wanted if key not in PARTS and wanted[key] != each["dataset"].get(key)]
+        if differing:
+            raise ValueError(
+                f"--data: {directory} was generated with another {', '.join(differing)} of the data set"
+            )
+    first = found[0]
+    assert first is not None
+    return first["dataset"]["train"]["files"], first["dataset"]["valid"]["files"]
+
+
+def _plain(dataset: Dataset) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(dataset)))
+    for column in plain["columns"]:
+        del column["is_read"]  # all are stored
+    return plain
+
+
+def _difference(present: dict[str, Any], wanted: dict[str, Any]) -> str:
+    for key, value in wanted.items():
+        if key != "dataset" and present.get(key) != value:
+            return f"{key} {present.get(key)!r}, not {value!r}"
+    there = present["dataset"] if isinstance(present.get("dataset"), dict) else {}
+    keys = [key for key, value in wanted["dataset"].items() if there.get(key) != value]
+    return f"its {', '.join(keys)} differ" if len(keys) > 1 else f"its {''.join(keys)} differs"
+
+
+def _check_vacant(directory: Path) -> None:
+    for part in PARTS:
+        folder = directory / part
+        if folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(
+                errno.EEXIST,
+                f"{folder} has files that were not generated here; choose another directory",
+                str(folder),
+            )
+
+
+def _write(directory: Path, document: dict[str, Any]) -> None:
+    temporary = directory / f".{NAME}.partial"
+    with temporary.open("w", encoding="utf-8") as out:
+        json.dump(document, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.rename(directory / NAME)

@@ -1,0 +1,214 @@
+"""Generates data sets."""
+
+import errno
+import math
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from trunkline._errors import Unsupported
+from trunkline._flock import DirectoryLock
+from trunkline._progress import Progress
+from trunkline.workload._content import Content
+from trunkline.workload._data_files import DataFile, data_files
+from trunkline.workload._descriptor import claim
+from trunkline.workload._spec import Workload
+from trunkline.workload._writers import Source, write_file
+
+_FILE_OVERHEAD_BYTES = 8192  # headers, indexes, and the rest of a block
+_PARTIAL = ".partial"
+
+
+class _Stopped(Exception):
+    """Another thread failed, or the user interrupted."""
+
+
+@dataclass
+class _Work:
+    source: Source
+    missing: list[DataFile]
+    kept: int
+    file_bytes: int  # on average, for the progress
+
+
+def generate(workload: Workload, directories: Sequence[Path], workers: int | None = None) -> dict[str, Any]:
+    """Write the data set of a workload into the directories, which are made if they do not exist.
+
+    Files that an earlier call finished are kept; what it left unfinished is written again. Every file depends
+    on the workload and its seed alone. Raises FileExistsError if there are files that were not generated,
+    OSError if there is not enough room or writing fails. Ctrl-C leaves finished files, for the next call.
+    Returns the number of files made and kept, and their bytes.
+    """
+    _require_format(workload)
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    with ExitStack() as held:
+        for directory in directories:
+            _lock(held.enter_context(DirectoryLock(directory)))
+        claim(workload, directories)
+        work = _work(workload, directories, stop)
+        _check_room(workload, work, directories)
+        written = _run(work, workers or _default_workers(workload), stop, workload.name)
+    return {
+        "workload": workload.name,
+        "directories": [str(directory) for directory in directories],
+        "files_made": len(work.missing),
+        "files_kept": work.kept,
+        "bytes_made": written,
+        "seed": workload.seed,
+    }
+
+
+def _require_format(workload: Workload) -> None:
+    if workload.dataset.format != "parquet":
+        return
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            errno.EOPNOTSUPP, "Parquet files require the package pyarrow: pip install pyarrow"
+        ) from error
+
+
+def _lock(lock: DirectoryLock) -> None:
+    if not lock.try_lock():
+        raise BlockingIOError(
+            errno.EAGAIN, f"another process generates a data set in {lock.directory}", str(lock.directory)
+        )
+
+
+def _work(workload: Workload, directories: Sequence[Path], stop: threading.Event) -> _Work:
+    def check() -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    dataset = workload.dataset
+    files = list(data_files(dataset, directories))
+    missing = [file for file in files if not file.path.exists()]
+    source = Source(dataset, workload.seed, Content(workload.seed), check)
+    file_bytes = round(dataset.samples_per_file * dataset.record_bytes.mean)
+    return _Work(source, missing, len(files) - len(missing), file_bytes)
+
+
+def _check_room(workload: Workload, work: _Work, directories: Sequence[Path]) -> None:
+    """Raise OSError if a file system has less room than the missing files need."""
+    counts: dict[int, int] = {}
+    place: dict[int, Path] = {}
+    devices = [directory.stat().st_dev for directory in directories]
+    for device, directory in zip(devices, directories, strict=True):
+        place.setdefault(device, directory)
+    for file in work.missing:
+        device = devices[file.number % len(directories)]
+        counts[device] = counts.get(device, 0) + 1
+    dataset = workload.dataset
+    spread = dataset.record_bytes.stdev * math.sqrt(dataset.samples_per_file)
+    for device, count in counts.items():
+        # Four standard deviations of the sum: less would be too little once in 30,000 times.
+        needed = round(count * (work.file_bytes + _FILE_OVERHEAD_BYTES) + 4 * spread * math.sqrt(count))
+        status = os.statvfs(place[device])
+        free = status.f_bavail * status.f_frsize
+        if needed > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"{workload.name} needs {needed / 1e9:.2f} GB in {place[device]}, which has {free / 1e9:.2f} "
+                "GB left; choose another directory, or a smaller data set with --scale",
+                str(place[device]),
+            )
+
+
+def _default_workers(workload: Workload) -> int:
+    workers = max(2, min(16, 2 * len(os.sched_getaffinity(0))))
+    if workload.dataset.format == "parquet":  # each holds a row group in memory, twice
+        group = workload.dataset.rows_per_group * workload.dataset.record_bytes.mean
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        workers = max(1, min(workers, int(memory / 4 / (2 * group))))
+    return workers
+
+
+def _run(work: _Work, workers: int, stop: threading.Event, name: str) -> int:
+    written = 0
+    progress = Progress(f"generating {name}", work.file_bytes * len(work.missing))
+    pending: set[Future[int]] = set()
+    files = iter(work.missing)
+    with ThreadPoolExecutor(workers, "trunkline-generate") as pool:
+        try:
+            for file in files:
+                pending.add(pool.submit(_make, work.source, file))
+                if len(pending) < 2 * workers:
+                    continue
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                written += _collect(done, progress, work.file_bytes)
+            written += _collect(wait(pending).done, progress, work.file_bytes)
+        except BaseException:
+            stop.set()
+            for each in pending:
+                each.cancel()
+            raise
+        finally:
+            progress.close()
+    return written
+
+
+def _collect(done: set[Future[int]], progress: Progress, file_bytes: int) -> int:
+    written = 0
+    for each in done:
+        written += each.result()
+        progress.add(file_bytes)
+    return written
+
+
+def _make(source: Source, file: DataFile) -> int:
+    """Write a file under another name, and rename it once it is durable."""
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    opened: list[tuple[Path, IO[bytes]]] = []
+
+    def create(suffix: str) -> IO[bytes]:
+        path = file.path.with_name(file.path.name + suffix)
+        opened.append((path, _create(path, held)))
+        return opened[-1][1]
+
+    with ExitStack() as held:
+        out = create("")
+        write_file(source, file, out, create)
+        for _, each in opened:
+            each.flush()
+            os.fdatasync(each.fileno())
+        written = out.tell()
+        for path, _ in reversed(opened):  # the data file comes last: it says that all are there
+            _publish(path, is_index=path != file.path)
+    return written
+
+
+def _create(path: Path, held: ExitStack) -> IO[bytes]:
+    temporary = _temporary(path)
+    temporary.unlink(missing_ok=True)  # of a run that was ended
+    out = temporary.open("xb")
+    held.callback(temporary.unlink, missing_ok=True)
+    held.callback(out.close)
+    return out
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_PARTIAL}")
+
+
+def _publish(path: Path, is_index: bool) -> None:
+    """Give the file its name, unless another one has it."""
+    try:
+        os.link(_temporary(path), path)  # fails where a rename would replace
+    except FileExistsError:
+        if is_index and path.stat().st_size == _temporary(path).stat().st_size:
+            return  # of a run that ended before the data file had its name
+        raise FileExistsError(
+            errno.EEXIST, f"{path} appeared meanwhile, and is not replaced", str(path)
+        ) from None
+    except OSError:  # no hard links here
+        if path.exists():
+            raise
+        _temporary(path).rename(path)
