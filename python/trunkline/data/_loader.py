@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from trunkline._core import BatchReader, Engine
 from trunkline.data._index import Index
-from trunkline.data._native import table_of
 from trunkline.data._ranks import rank_and_world_size
 from trunkline.data._state import Cursor, cursor_of, state_of
 from trunkline.data._stream import DecodedBatches, Decoding, Item, RawBatches, Skipped
+from trunkline.data.native import has_tfrecord_framing, table_of
 
 
 class Loader:
@@ -207,7 +207,7 @@ class Loader:
             shares=shares,
             share=share if others is None else others,
             one_epoch=shares > 1,
-            tfrecord=self._index._framing == "tfrecord",
+            tfrecord=has_tfrecord_framing(self._index),
             skip_damaged=self._decoding.skip_damaged,
             cuda_ordinal=self._device.index if self._device is not None else None,
             engine=self._engine,

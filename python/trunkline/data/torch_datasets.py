@@ -11,7 +11,7 @@ from trunkline._core import SampleReader
 from trunkline.data._batch import batch_of
 from trunkline.data._index import Index
 from trunkline.data._loader import Loader
-from trunkline.data._native import table_of
+from trunkline.data.native import has_tfrecord_framing, table_of
 
 
 class BatchDataset(IterableDataset[Any]):
@@ -97,7 +97,7 @@ class SampleDataset(Dataset[Any]):
             self._process = os.getpid()
             self._reader = SampleReader(
                 table_of(self._index),
-                tfrecord=self._index._framing == "tfrecord",
+                tfrecord=has_tfrecord_framing(self._index),
                 skip_damaged=False,
                 engine=None,
                 volume=self._index._volume,

@@ -1,4 +1,4 @@
-"""The native readers of an index."""
+"""What the native readers need of an index. Not for users."""
 
 from typing import TYPE_CHECKING
 
@@ -24,3 +24,8 @@ def table_of(index: "Index") -> SampleTable:
         stride_bytes=index._stride_bytes if index._offsets is None else 0,
         first_offsets=index._first_offsets,
     )
+
+
+def has_tfrecord_framing(index: "Index") -> bool:
+    """Whether samples are stored with the lengths and checksums of TFRecord, which readers verify."""
+    return index._framing == "tfrecord"
