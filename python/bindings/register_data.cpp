@@ -1,6 +1,5 @@
 // Samples of a training: trunkline.data is on top of it.
 #include <fmt/format.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <chrono>
@@ -18,6 +17,7 @@
 #include "os/fork_generation.h"
 #include "records/batch_reader.h"
 #include "records/file_stamp.h"
+#include "sample_table_object.h"
 #include "trunkline/volume.h"
 
 namespace trunkline::python {
@@ -34,23 +34,6 @@ using records::BatchReaderOptions;
 using records::SampleReader;
 using records::SampleReaderOptions;
 using records::SampleTable;
-
-template <class T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// The arrays of a table, which stay alive with it.
-struct SampleTableObject {
-  Array<std::uint8_t> path_blob;
-  std::vector<Array<std::uint64_t>> numbers;
-  std::optional<Array<std::int64_t>> mtimes_ns;
-  std::shared_ptr<SampleTable> table = std::make_shared<SampleTable>();
-
-  std::span<const std::uint64_t> keep(const std::optional<Array<std::uint64_t>>& array) {
-    if (!array) return {};
-    numbers.push_back(*array);
-    return {array->data(), array->size()};
-  }
-};
 
 using Numbers = std::optional<Array<std::uint64_t>>;
 
