@@ -17,7 +17,7 @@ from pathlib import Path
 
 LAYERS = (
     *("base", "os", "mem", "device", "tuning", "io", "volume"),
-    *("format", "tensor_file", "checkpoint", "stream", "records"),
+    *("format", "tensor_file", "checkpoint", "stream", "records", "workload"),
 )
 TOP = ("cli", "bindings")  # above all layers, and apart from each other
 PUBLIC = "include/trunkline"

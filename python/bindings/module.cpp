@@ -30,6 +30,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_stream(module);
   tlp::register_data(module);
   tlp::register_data_scan(module);
+  tlp::register_workload(module);
   tlp::register_gc_pause(module);
   tlp::register_shutdown(module);
   tlp::explain_call_errors(module);

@@ -301,7 +301,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main([*arguments, "--scale", "6KB"]) == 1
     assert "has another data set (its train differs)" in capsys.readouterr().err
     assert cli.main([*arguments, str(tmp_path / "a")]) == 2
-    assert "--data: a directory is given twice" in capsys.readouterr().err
+    assert "directories: one is given twice" in capsys.readouterr().err
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:

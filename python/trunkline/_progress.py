@@ -11,7 +11,7 @@ _INTERVAL_SECONDS = 0.2
 class Progress:
     """Shows how much of `total` is done on standard error, where that is a terminal. Used from one thread."""
 
-    def __init__(self, what: str, total: int, unit: Literal["bytes", "files"] = "bytes") -> None:
+    def __init__(self, what: str, total: int, unit: Literal["bytes", "files", "steps"] = "bytes") -> None:
         """`what`: the operation, as in "packing model"."""
         self._what = what
         self._total = total
@@ -22,7 +22,7 @@ class Progress:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def add(self, count: int) -> None:
-        """Count bytes or files that are done."""
+        """Count what is done."""
         self._done += count
         now = time.monotonic()
         if not self._terminal or now - self._start < _DELAY_SECONDS or now - self._shown < _INTERVAL_SECONDS:

@@ -4,15 +4,18 @@
     trunkline workload generate unet3d_h100 --data /mnt/a /mnt/b --scale 100GB
     trunkline workload run unet3d_h100 --data /mnt/a /mnt/b
 
-`load` reads the workload files of DLIO and MLPerf Storage, which requires PyYAML. `totals_of` says what
-follows from one: bytes, steps, and the bandwidth that is needed.
+The same in Python: `load` reads the workload files of DLIO and MLPerf Storage, which requires PyYAML;
+`generate` and `run` do what the commands do. `totals_of` says what follows from a workload: bytes, steps, and
+the bandwidth that is needed.
 """
 
 from trunkline.workload._builtin import builtin_names, load
+from trunkline.workload._generate import generate
+from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
-from trunkline.workload._totals import Totals, totals_of
+from trunkline.workload._totals import Totals, scaled, totals_of
 
-__all__ = ["Totals", "Workload", "builtin_names", "load", "totals_of"]
+__all__ = ["Totals", "Workload", "builtin_names", "generate", "load", "run", "scaled", "totals_of"]
 
-for _public in (Totals, Workload, builtin_names, load, totals_of):
+for _public in (Totals, Workload, builtin_names, generate, load, run, scaled, totals_of):
     _public.__module__ = "trunkline.workload"

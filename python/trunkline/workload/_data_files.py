@@ -1,11 +1,15 @@
 """Which files a data set has, and where: named as DLIO names them, spread over directories."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from trunkline._paths import absolute_path
 from trunkline.workload._spec import Dataset, Part
+
+if TYPE_CHECKING:
+    from trunkline._types import Path as AnyPath
 
 PartName = Literal["train", "valid"]
 PARTS: tuple[PartName, ...] = ("train", "valid")
@@ -32,6 +36,16 @@ def data_files(dataset: Dataset, directories: Sequence[Path]) -> Iterator[DataFi
         for number in range(part.files):
             directory = directories[number % len(directories)]
             yield DataFile(name, number, directory / name / _relative(dataset, part, number))
+
+
+def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:
+    """Return the directories of a data set. Raises ValueError if one is given twice."""
+    directories = [Path(absolute_path(each, "directories")) for each in paths]
+    if not directories:
+        raise ValueError("directories: give at least one")
+    if len(set(directories)) != len(directories):
+        raise ValueError("directories: one is given twice")
+    return directories
 
 
 def part_folders(name: PartName, directories: Sequence[Path]) -> list[Path]:

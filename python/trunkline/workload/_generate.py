@@ -4,21 +4,24 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trunkline._errors import Unsupported
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
-from trunkline.workload._data_files import DataFile, data_files
+from trunkline.workload._data_files import DataFile, data_files, directories_of
 from trunkline.workload._descriptor import claim
 from trunkline.workload._spec import Workload
 from trunkline.workload._writers import Source, write_file
+
+if TYPE_CHECKING:
+    from trunkline._types import Path as AnyPath
 
 _FILE_OVERHEAD_BYTES = 8192  # headers, indexes, and the rest of a block
 _PARTIAL = ".partial"
@@ -36,28 +39,33 @@ class _Work:
     file_bytes: int  # on average, for the progress
 
 
-def generate(workload: Workload, directories: Sequence[Path], workers: int | None = None) -> dict[str, Any]:
+def generate(
+    workload: Workload, directories: "Iterable[AnyPath]", workers: int | None = None
+) -> dict[str, Any]:
     """Write the data set of a workload into the directories, which are made if they do not exist.
 
     Files that an earlier call finished are kept; what it left unfinished is written again. Every file depends
-    on the workload and its seed alone. Raises FileExistsError if there are files that were not generated,
-    OSError if there is not enough room or writing fails. Ctrl-C leaves finished files, for the next call.
-    Returns the number of files made and kept, and their bytes.
+    on the workload and its seed alone. `workers`: files that are written at once.
+
+    Raises FileExistsError if there are files that were not generated, OSError if there is not enough room or
+    writing fails. Ctrl-C leaves finished files, for the next call. Returns the number of files made and kept,
+    and the bytes made.
     """
     _require_format(workload)
-    for directory in directories:
-        directory.mkdir(parents=True, exist_ok=True)
+    places = directories_of(directories)
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
     with ExitStack() as held:
-        for directory in directories:
-            _lock(held.enter_context(DirectoryLock(directory)))
-        claim(workload, directories)
-        work = _work(workload, directories, stop)
-        _check_room(workload, work, directories)
+        for place in places:
+            _lock(held.enter_context(DirectoryLock(place)))
+        claim(workload, places)
+        work = _work(workload, places, stop)
+        _check_room(workload, work, places)
         written = _run(work, workers or _default_workers(workload), stop, workload.name)
     return {
         "workload": workload.name,
-        "directories": [str(directory) for directory in directories],
+        "directories": [str(place) for place in places],
         "files_made": len(work.missing),
         "files_kept": work.kept,
         "bytes_made": written,

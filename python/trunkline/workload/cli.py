@@ -6,15 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from trunkline._cli_errors import report_error
 from trunkline._core import parse_size
 from trunkline._errors import Cancelled
-from trunkline._paths import absolute_path
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._generate import generate
+from trunkline.workload._results import text_of
+from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import scaled, totals_of
 
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     options = argparse.Namespace(command="")
     try:
         options = make_parser().parse_args(arguments[1:])
-        run: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
-        document, text = run(options)
+        action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
+        document, text = action(options)
     except ValueError as error:
         report_error("workload", error, wants_json)
         return _USAGE
@@ -90,18 +90,31 @@ def make_parser() -> argparse.ArgumentParser:
         "--workers", type=int, metavar="N", help="files written at a time (twice the cores)"
     )
     generate.set_defaults(run=_generate)
-    for each in (listed, generate):
+    running = commands.add_parser(
+        "run",
+        help="emulate a training, and report how busy storage keeps the accelerators",
+        description="Emulate the training of a workload: batches are read as trunkline.data.Loader reads "
+        "them, and computation takes the declared time. Before that, the emulator proves on a null device "
+        "that it can drive accelerators that fast",
+    )
+    _add_workload(running, data_required=False)
+    running.add_argument("--ranks", type=int, default=1, metavar="N", help="accelerators, a process each (1)")
+    running.add_argument(
+        "--null-device", action="store_true", help="read nothing: what the emulator itself can reach"
+    )
+    running.set_defaults(run=_run)
+    for each in (listed, generate, running):
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
-def _add_workload(parser: argparse.ArgumentParser) -> None:
+def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
     parser.add_argument("workload", metavar="NAME_OR_FILE", help="a built-in workload, or a file of one")
     parser.add_argument(
         "--data",
         metavar="DIR",
         nargs="+",
-        required=True,
+        required=data_required,
         help="directories of the data set, best one on each disk: its files are spread over them",
     )
     parser.add_argument(
@@ -124,30 +137,33 @@ def _load(options: argparse.Namespace) -> Workload:
     return workload
 
 
-def _directories(options: argparse.Namespace) -> list[Path]:
-    directories = [Path(absolute_path(each, "--data")) for each in options.data]
-    if len(set(directories)) != len(directories):
-        raise ValueError("--data: a directory is given twice")
-    return directories
-
-
 def _ignored(workload: Workload) -> list[dict[str, Any]]:
     return [{"key": each.key, "line": each.line, "effect": each.effect} for each in workload.ignored]
 
 
 def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    workload, directories = _load(options), _directories(options)
+    workload = _load(options)
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers: must be at least 1, not {options.workers}")
     if options.scale is not None:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
-    document = generate(workload, directories, options.workers)
+    document = generate(workload, options.data, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
     text = (
         f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
         f"{', '.join(document['directories'])}"
     )
     return {**document, "ignored": _ignored(workload)}, text
+
+
+def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if options.null_device == bool(options.data):
+        raise ValueError("give the directories of the data set with --data, or --null-device, and not both")
+    if options.ranks < 1:
+        raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
+    workload = _load(options)
+    document = run(workload, options.data, options.ranks)
+    return {**document, "ignored": _ignored(workload)}, text_of(document)
 
 
 def _list(_options: argparse.Namespace) -> tuple[dict[str, Any], str]:

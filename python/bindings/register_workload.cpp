@@ -1,0 +1,192 @@
+// Emulated trainings, for trunkline/workload. Private to the package.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "engine_object.h"
+#include "errors.h"
+#include "gil.h"
+#include "interruptible.h"
+#include "sample_table_object.h"
+#include "trunkline/volume.h"
+#include "workload/training_loop.h"
+
+namespace trunkline::python {
+
+using namespace nb::literals;
+
+namespace {
+
+using workload::BarrierMemory;
+using workload::StepBarrier;
+using workload::TrainingLoop;
+
+// The memory of one of the barriers in a file, shared with the processes that map the same descriptor.
+class BarrierMapping {
+ public:
+  static constexpr std::size_t kBytes = 4096;  // a page each, as offsets of mappings must be
+  static_assert(sizeof(BarrierMemory) <= kBytes);
+
+  BarrierMapping(int descriptor, unsigned number) {
+    void* const mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
+                                static_cast<off_t>(number * kBytes));
+    if (mapped == MAP_FAILED) raise(system_error(errno, "mapping the memory of the ranks"));
+    memory_ = static_cast<BarrierMemory*>(mapped);
+  }
+  BarrierMapping(const BarrierMapping&) = delete;
+  BarrierMapping& operator=(const BarrierMapping&) = delete;
+  ~BarrierMapping() { ::munmap(memory_, kBytes); }
+
+  BarrierMemory& memory() { return *memory_; }
+  void abort() { StepBarrier::abort(*memory_); }
+
+ private:
+  BarrierMemory* memory_ = nullptr;
+};
+
+nb::dict dict_of(const workload::TrainingStats& stats) {
+  const workload::AcceleratorStats& accelerator = stats.accelerator;
+  nb::dict dict;
+  dict["steps"] = accelerator.steps;
+  dict["samples"] = stats.samples;
+  dict["bytes"] = stats.bytes;
+  dict["busy_ns"] = accelerator.busy_ns;
+  dict["running_ns"] = accelerator.running_ns;
+  dict["first_busy_ns"] = accelerator.first_busy_ns;
+  dict["first_running_ns"] = accelerator.first_running_ns;
+  dict["late_loop_ns"] = accelerator.late_loop_ns;
+  dict["loop_cpu_ns"] = stats.loop_cpu_ns;
+  dict["step_times"] = accelerator.step_times.counts();
+  dict["waits"] = accelerator.waits.counts();
+  nb::list epochs;
+  for (const workload::EpochTimes& epoch : accelerator.epochs)
+    epochs.append(nb::make_tuple(epoch.steps, epoch.busy_ns, epoch.running_ns));
+  dict["epochs"] = epochs;
+  return dict;
+}
+
+class TrainingLoopObject {
+ public:
+  TrainingLoopObject(nb::object table, nb::object barrier, std::unique_ptr<workload::BatchSource> source,
+                     const workload::TrainingOptions& options, std::uint32_t ranks)
+      : table_(std::move(table)), barrier_(std::move(barrier)) {
+    std::unique_ptr<StepBarrier> meeting;
+    if (!barrier_.is_none())
+      meeting = std::make_unique<StepBarrier>(nb::cast<BarrierMapping&>(barrier_).memory(), ranks);
+    loop_ = std::make_unique<TrainingLoop>(std::move(source), options, clock_, std::move(meeting));
+  }
+  TrainingLoopObject(const TrainingLoopObject&) = delete;
+  TrainingLoopObject& operator=(const TrainingLoopObject&) = delete;
+  ~TrainingLoopObject() { close(); }
+
+  bool advance(std::uint64_t steps) {
+    check_open();
+    Result<bool> done = [&] {
+      const GilReleased unlocked;
+      return loop_->advance(steps, std::chrono::nanoseconds(kSignalLatency).count());
+    }();
+    if (!done) raise(done.error());
+    check_signals();
+    return *done;
+  }
+
+  void begin_epoch() {
+    check_open();
+    loop_->begin_epoch();
+  }
+
+  void pause() {
+    check_open();
+    loop_->pause();
+  }
+
+  nb::dict stats() {
+    check_open();
+    return dict_of(loop_->stats());
+  }
+
+  void close() {
+    const GilReleased unlocked;
+    loop_.reset();
+  }
+
+ private:
+  void check_open() const {
+    if (!loop_) raise(make_error(ErrorKind::closed, "the loop of the training is closed"));
+  }
+
+  nb::object table_;  // what the reader reads by
+  nb::object barrier_;
+  workload::SystemClock clock_;
+  std::unique_ptr<TrainingLoop> loop_;
+};
+
+// The table, or None for a null device with `units` of them.
+void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, std::uint64_t units_per_read,
+               std::uint64_t ranks, std::uint64_t rank, std::uint64_t block, std::uint64_t order_seed,
+               unsigned slots, bool tfrecord, std::uint64_t batch_size, std::uint64_t samples_per_unit,
+               std::uint64_t units_per_file, std::uint64_t samples_of_last_unit, double compute_seconds,
+               double compute_stdev_seconds, std::uint64_t compute_seed, std::uint64_t skipped_steps,
+               nb::object barrier) {
+  const records::OrderOptions order{.samples = units,
+                                    .batch_size = units_per_read,
+                                    .ranks = ranks,
+                                    .rank = rank,
+                                    .block = block,
+                                    .seed = order_seed,
+                                    .drop_last = true};
+  std::unique_ptr<workload::BatchSource> source;
+  if (table.is_none()) {
+    source = std::make_unique<workload::NullSource>(order);
+  } else {
+    const records::BatchReaderOptions reading{
+        .order = order,
+        .begin = {},
+        .slots = slots,
+        .reading = {.framing = tfrecord ? records::Framing::tfrecord : records::Framing::none}};
+    const Engine engine = engine_or_default(nb::none());
+    const auto shared = nb::cast<SampleTableObject&>(table).table;
+    const GilReleased unlocked;
+    source = std::make_unique<workload::ReaderSource>(
+        std::make_unique<records::BatchReader>(engine, shared, std::nullopt, reading));
+  }
+  const workload::TrainingOptions options{.batch_size = batch_size,
+                                          .unit_samples = {.each = samples_per_unit,
+                                                           .units_per_file = units_per_file,
+                                                           .last_in_file = samples_of_last_unit},
+                                          .compute_ns = compute_seconds * 1e9,
+                                          .compute_stdev_ns = compute_stdev_seconds * 1e9,
+                                          .seed = compute_seed,
+                                          .skipped_steps = skipped_steps};
+  new (self) TrainingLoopObject(std::move(table), std::move(barrier), std::move(source), options,
+                                static_cast<std::uint32_t>(ranks));
+}
+
+}  // namespace
+
+void register_workload(nb::module_& module) {
+  nb::class_<BarrierMapping>(module, "StepBarrierMemory", "Where ranks meet. Private.")
+      .def(nb::init<int, unsigned>(), "descriptor"_a, "number"_a)
+      .def("abort", &BarrierMapping::abort, "Ends the waits of all ranks.")
+      .def_static("size", [] { return BarrierMapping::kBytes; }, "Bytes of each in the file.");
+  nb::class_<TrainingLoopObject>(module, "TrainingLoop", "The loop of an emulated training. Private.")
+      .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
+           "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,
+           "units_per_file"_a, "samples_of_last_unit"_a, "compute_seconds"_a, "compute_stdev_seconds"_a,
+           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none())
+      .def("begin_epoch", &TrainingLoopObject::begin_epoch)
+      .def("advance", &TrainingLoopObject::advance, "steps"_a,
+           "Goes on for a short time, until the epoch has had `steps`; then returns True.")
+      .def("pause", &TrainingLoopObject::pause, "What happens until the next advance() counts nowhere.")
+      .def("stats", &TrainingLoopObject::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def("close", &TrainingLoopObject::close, "Ends reading. Idempotent.");
+}
+
+}  // namespace trunkline::python

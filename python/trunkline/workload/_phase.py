@@ -1,0 +1,107 @@
+"""One phase of an emulated training: training or evaluating, on one rank."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trunkline._core import StepBarrierMemory, TrainingLoop
+from trunkline.data import Index
+from trunkline.data.native import has_tfrecord_framing, table_of
+from trunkline.workload._data_files import PartName
+from trunkline.workload._samples import Units
+from trunkline.workload._spec import Dataset, Normal, Reader
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which of several ranks this is, and where they meet: in training, and in evaluations."""
+
+    number: int = 0
+    count: int = 1
+    barriers: dict[PartName, StepBarrierMemory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order units are read."""
+
+    block: int  # units that stay together; 0: not shuffled
+    seed: int
+
+
+def order_of(dataset: Dataset, reader: Reader, units: Units, seed: int) -> Order:
+    """Return the order that the shuffles of a workload come to."""
+    shuffles = (reader.sample_shuffle, reader.file_shuffle)
+    if "random" in shuffles:
+        seed = int.from_bytes(os.urandom(8), "little")
+    # A file that is read as a whole is the same as its samples.
+    if reader.sample_shuffle != "off" or (reader.file_shuffle != "off" and units.per_file == 1):
+        return Order(1, seed)
+    return Order(units.per_file if reader.file_shuffle != "off" else 0, seed)
+
+
+class Phase:
+    """A loop over batches of one part of the data set."""
+
+    def __init__(
+        self,
+        name: PartName,
+        index: Index | None,
+        units: Units,
+        batch_size: int,
+        batches_ahead: int,
+        compute: Normal,
+        order: Order,
+        rank: Rank,
+        skipped_steps: int,
+        seed: int,
+        samples: int,
+    ) -> None:
+        """`index`: None for the null device."""
+        self.steps_per_epoch = samples // (batch_size * rank.count)
+        per_read = max(1, batch_size // units.samples)
+        self._loop = TrainingLoop(
+            table_of(index) if index is not None else None,
+            units=units.count,
+            units_per_read=per_read,
+            ranks=rank.count,
+            rank=rank.number,
+            block=order.block,
+            order_seed=order.seed,
+            slots=slots_for(batches_ahead, batch_size, per_read * units.samples),
+            tfrecord=index is not None and has_tfrecord_framing(index),
+            batch_size=batch_size,
+            samples_per_unit=units.samples,
+            units_per_file=units.per_file,
+            samples_of_last_unit=units.samples_of_last,
+            compute_seconds=compute.mean,
+            compute_stdev_seconds=compute.stdev,
+            compute_seed=seed,  # the same on all ranks, whose steps end together
+            skipped_steps=skipped_steps,
+            barrier=rank.barriers.get(name),
+        )
+
+    def run_epoch(self, steps: int, progress: Callable[[], object]) -> None:
+        """Run the first `steps` steps of the next epoch."""
+        self._loop.begin_epoch()
+        while not self._loop.advance(steps):
+            progress()
+
+    def pause(self) -> None:
+        """Let what happens until the next epoch count nowhere."""
+        self._loop.pause()
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the loop counted."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """End reading. Idempotent."""
+        self._loop.close()
+
+
+def slots_for(batches_ahead: int, batch_size: int, samples_per_read: int) -> int:
+    """Return how many reads exist at a time, for the batch that computes and those ahead of it."""
+    reads = -(-(batches_ahead + 1) * batch_size // samples_per_read)
+    return max(2, reads + (1 if samples_per_read != batch_size else 0))

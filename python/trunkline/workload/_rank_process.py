@@ -1,0 +1,39 @@
+"""One of several ranks of an emulated training: the program that _ranks.py runs."""
+
+import json
+import os
+import pickle
+import sys
+
+from trunkline._errors import Cancelled
+from trunkline.workload._phase import Rank
+from trunkline.workload._ranks import ABORTED, barriers_of
+from trunkline.workload._training import Job, train
+
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Arguments: the descriptor of the barrier, rank, number of ranks, process that started it."""
+    descriptor, number, count, parent = map(int, sys.argv[1:])
+    job: Job = pickle.load(sys.stdin.buffer)
+
+    def check_parent(_steps: int) -> None:
+        if os.getppid() != parent:
+            raise Cancelled(0, "the process that started this rank has ended")
+
+    try:
+        counts = train(job, Rank(number, count, barriers_of(descriptor)), check_parent)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Cancelled:
+        return ABORTED
+    except (OSError, ValueError) as error:
+        print(f"trunkline workload: rank {number}: {error}", file=sys.stderr, flush=True)
+        return 1
+    json.dump(counts, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

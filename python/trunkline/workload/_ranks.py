@@ -1,0 +1,108 @@
+"""Several ranks on this machine: a process for each, which meet before every step."""
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from trunkline._core import StepBarrierMemory
+from trunkline._errors import Error
+from trunkline.workload._data_files import PARTS, PartName
+from trunkline.workload._training import Job
+
+ABORTED = 3  # exit status of a rank that ended because another one did
+_POLL_SECONDS = 0.02
+_END_SECONDS = 10.0  # for ranks to end by themselves
+
+
+def run_ranks(job: Job, ranks: int) -> list[dict[str, Any]]:
+    """Run the job on so many ranks; return the counts of each.
+
+    Raises Error that names the rank if one ends before its time; the others are then ended, too.
+    """
+    descriptor = os.memfd_create("trunkline-ranks")
+    try:
+        os.ftruncate(descriptor, len(PARTS) * StepBarrierMemory.size())
+        barriers = barriers_of(descriptor)
+        with tempfile.TemporaryDirectory(prefix="trunkline-ranks-") as folder:
+            outputs = [open(f"{folder}/{rank}", "w+b") for rank in range(ranks)]  # noqa: SIM115, PTH123
+            try:
+                return _run(job, ranks, descriptor, list(barriers.values()), outputs)
+            finally:
+                for each in outputs:
+                    each.close()
+    finally:
+        os.close(descriptor)
+
+
+def barriers_of(descriptor: int) -> dict[PartName, StepBarrierMemory]:
+    """Map the memory that all ranks share: each phase counts steps of its own."""
+    return {name: StepBarrierMemory(descriptor, number) for number, name in enumerate(PARTS)}
+
+
+def _run(
+    job: Job, ranks: int, descriptor: int, barriers: Sequence[StepBarrierMemory], outputs: Sequence[IO[bytes]]
+) -> list[dict[str, Any]]:
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, "-m", "trunkline.workload._rank_process"]
+            command += [str(descriptor), str(rank), str(ranks), str(os.getpid())]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=outputs[rank], pass_fds=(descriptor,)
+            )
+            processes.append(process)
+            assert process.stdin is not None
+            try:
+                pickle.dump(job, process.stdin)
+                process.stdin.close()
+            except BrokenPipeError:
+                break  # it has ended; below, it is named
+        _wait(processes)
+    except BaseException:
+        for barrier in barriers:
+            barrier.abort()
+        _end(processes)
+        raise
+    results = []
+    for output in outputs:
+        output.seek(0)
+        results.append(json.load(output))
+    return results
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for all; raise Error for the first that fails."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        for rank, status in enumerate(statuses):
+            if status not in (None, 0, ABORTED):
+                raise Error(errno.ECHILD, f"rank {rank} {_how(status)}; the run is not complete")
+        if None not in statuses:
+            break
+        time.sleep(_POLL_SECONDS)
+    if ABORTED in statuses:
+        raise Error(errno.ECHILD, f"rank {statuses.index(ABORTED)} ended early; the run is not complete")
+
+
+def _how(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"failed with exit status {status}"
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(_POLL_SECONDS)
+    for process in processes:
+        if process.poll() is None:  # in a read that does not end
+            process.kill()
+        process.wait()

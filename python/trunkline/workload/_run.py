@@ -1,0 +1,73 @@
+"""Runs an emulated training: first a proof of the emulator, then the workload."""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from trunkline._progress import Progress
+from trunkline.workload._data_files import directories_of
+from trunkline.workload._phase import Rank
+from trunkline.workload._ranks import run_ranks
+from trunkline.workload._results import document_of, phase_results
+from trunkline.workload._samples import found_workload
+from trunkline.workload._spec import Workload
+from trunkline.workload._training import Job, check_size, make_phase, steps_of, train
+
+if TYPE_CHECKING:
+    from trunkline._types import Path as AnyPath
+
+_PROOF_SECONDS = 1.0
+_PROOF_STEPS = (3, 2000)  # at least, at most
+
+
+def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int = 1) -> dict[str, Any]:
+    """Emulate the training of a workload on the data set in the directories; None: on the null device.
+
+    Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has no
+    training, or the data set is another one or not complete, OSError if reading fails or a rank ends.
+    """
+    if workload.train is None:
+        raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
+    places = None if directories is None else directories_of(directories)
+    if places is not None:
+        workload = found_workload(workload, places)
+    check_size(workload, ranks)
+    seed = workload.seed
+    reader = workload.reader
+    if reader is not None and "random" in (reader.sample_shuffle, reader.file_shuffle):
+        seed = int.from_bytes(os.urandom(7), "little")
+    if places is None:
+        job = Job(workload, None, None, seed)
+        return document_of(workload, _run(job, ranks), None, None)
+    job = Job(workload, tuple(places), None, seed)
+    make_phase(job, "train", Rank(0, 1)).close()  # finds what is missing, and makes the index for all ranks
+    proof = phase_results([each["train"] for each in _run(_proof(job), ranks)])
+    return document_of(workload, _run(job, ranks), proof, [str(each) for each in places])
+
+
+def _proof(job: Job) -> Job:
+    """Return a short run of the same loop on the null device."""
+    assert job.workload.train is not None
+    seconds = job.workload.train.compute_seconds.mean
+    least, most = _PROOF_STEPS
+    steps = most if seconds * most <= _PROOF_SECONDS else max(least, int(_PROOF_SECONDS / seconds))
+    return Job(job.workload, None, steps, job.order_seed)
+
+
+def _run(job: Job, ranks: int) -> list[dict[str, Any]]:
+    assert job.workload.reader is not None
+    dataset = job.workload.dataset
+    per_epoch = dataset.train.files * dataset.samples_per_file // (job.workload.reader.batch_size * ranks)
+    total = sum(steps_of(job.workload, per_epoch, job.step_limit))
+    progress = Progress(f"running {job.workload.name}", total, "steps")
+    shown = 0
+
+    def report(steps: int) -> None:
+        nonlocal shown
+        progress.add(steps - shown)
+        shown = steps
+
+    try:
+        return [train(job, Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
+    finally:
+        progress.close()
