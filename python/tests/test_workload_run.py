@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from trunkline import Corrupt
-from trunkline.workload import Workload, cli
+from trunkline import Corrupt, OutOfBudget
+from trunkline.workload import Workload, _batch_memory, cli, load
+from trunkline.workload._batch_memory import batch_memory_bytes
 from trunkline.workload._generate import generate
 from trunkline.workload._histogram import merged, percentile_seconds
 from trunkline.workload._parse import parse_text
-from trunkline.workload._phase import Order, order_of, slots_for
+from trunkline.workload._phase import Order, order_of, reads_of
 from trunkline.workload._results import document_of, phase_results, text_of
 from trunkline.workload._run import run
 from trunkline.workload._samples import Units, units_of
@@ -313,10 +314,20 @@ def test_units_and_slots() -> None:
     )
     assert units_of(spec.dataset, 3) == Units(9, 3, 40, 20)
     assert units_of(workload().dataset, 3) == Units(3, 1, 1, 1)
-    assert slots_for(4, 7, 7) == 5
-    assert slots_for(1, 1, 1) == 2
-    assert slots_for(8, 48, 288) == 3  # a read is good for six batches
-    assert slots_for(4, 16384, 12288) == 8
+    assert reads_of(4, 7, Units(100, 1, 1, 1)) == (5, 7)
+    assert reads_of(1, 1, Units(100, 1, 1, 1)) == (2, 1)
+    assert reads_of(8, 48, Units(100, 1, 288, 288)) == (3, 1)  # a read is good for six batches
+    assert reads_of(4, 16384, Units(100, 10, 6144, 6144)) == (8, 2)
+
+
+def test_memory_that_batches_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert batch_memory_bytes(load("unet3d_h100")) == pytest.approx(5 * 7 * 146600628)
+    assert batch_memory_bytes(load("dlrm_b200")) == 8 * 2 * 6144 * 160
+    generate(workload(), [tmp_path])
+    monkeypatch.setattr(_batch_memory, "_available_bytes", lambda: 10_000)
+    with pytest.raises(OutOfBudget, match="batches that tiny reads ahead need 0.00 GB of memory"):
+        run(workload(), [tmp_path])
+    run(workload(), None)
 
 
 def counts(**changes: Any) -> dict[str, Any]:

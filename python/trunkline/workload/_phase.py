@@ -60,16 +60,16 @@ class Phase:
     ) -> None:
         """`index`: None for the null device."""
         self.steps_per_epoch = samples // (batch_size * rank.count)
-        per_read = max(1, batch_size // units.samples)
+        slots, units_per_read = reads_of(batches_ahead, batch_size, units)
         self._loop = TrainingLoop(
             table_of(index) if index is not None else None,
             units=units.count,
-            units_per_read=per_read,
+            units_per_read=units_per_read,
             ranks=rank.count,
             rank=rank.number,
             block=order.block,
             order_seed=order.seed,
-            slots=slots_for(batches_ahead, batch_size, per_read * units.samples),
+            slots=slots,
             tfrecord=index is not None and has_tfrecord_framing(index),
             batch_size=batch_size,
             samples_per_unit=units.samples,
@@ -101,7 +101,12 @@ class Phase:
         self._loop.close()
 
 
-def slots_for(batches_ahead: int, batch_size: int, samples_per_read: int) -> int:
-    """Return how many reads exist at a time, for the batch that computes and those ahead of it."""
-    reads = -(-(batches_ahead + 1) * batch_size // samples_per_read)
-    return max(2, reads + (1 if samples_per_read != batch_size else 0))
+def reads_of(batches_ahead: int, batch_size: int, units: Units) -> tuple[int, int]:
+    """Return how many reads exist at a time, and how many units each has.
+
+    They are for the batch that computes, and those ahead of it.
+    """
+    units_per_read = max(1, batch_size // units.samples)
+    samples = units_per_read * units.samples
+    reads = -(-(batches_ahead + 1) * batch_size // samples)
+    return max(2, reads + (1 if samples != batch_size else 0)), units_per_read

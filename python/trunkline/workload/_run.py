@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trunkline._progress import Progress
+from trunkline.workload._batch_memory import check_memory
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._phase import Rank
 from trunkline.workload._ranks import run_ranks
@@ -40,6 +41,7 @@ def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int 
         job = Job(workload, None, None, seed)
         return document_of(workload, _run(job, ranks), None, None)
     job = Job(workload, tuple(places), None, seed)
+    check_memory(workload, ranks)
     make_phase(job, "train", Rank(0, 1)).close()  # finds what is missing, and makes the index for all ranks
     proof = phase_results([each["train"] for each in _run(_proof(job), ranks)])
     return document_of(workload, _run(job, ranks), proof, [str(each) for each in places])

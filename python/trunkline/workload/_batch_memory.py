@@ -1,0 +1,37 @@
+"""The memory that batches are read into."""
+
+import errno
+from pathlib import Path
+
+from trunkline._errors import OutOfBudget
+from trunkline.workload._phase import reads_of
+from trunkline.workload._samples import units_of
+from trunkline.workload._spec import Workload
+
+
+def batch_memory_bytes(workload: Workload) -> float:
+    """Return the memory of all batches that exist at a time on one rank of a training, on average."""
+    dataset, reader = workload.dataset, workload.reader
+    assert reader is not None
+    units = units_of(dataset, dataset.train.files)
+    slots, units_per_read = reads_of(reader.batches_ahead, reader.batch_size, units)
+    return slots * units_per_read * units.samples * dataset.read_bytes
+
+
+def check_memory(workload: Workload, ranks: int) -> None:
+    """Raise OutOfBudget if the batches need more memory than this machine has left."""
+    needed, available = batch_memory_bytes(workload) * ranks, _available_bytes()
+    if needed > available:
+        raise OutOfBudget(
+            errno.ENOMEM,
+            f"the batches that {workload.name} reads ahead need {needed / 1e9:.2f} GB of memory, and "
+            f"{available / 1e9:.2f} GB are available; set a smaller reader.read_threads, "
+            "reader.prefetch_size or reader.batch_size with --set",
+        )
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 2**63
