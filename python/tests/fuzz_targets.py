@@ -31,6 +31,9 @@ from trunkline.checkpoint.state import tree
 from trunkline.data import _npy as npy_files
 from trunkline.data import _npz as npz_files
 from trunkline.dcp import _manifest as dcp_manifest
+from trunkline.workload import _parse as workload_files
+from trunkline.workload import totals_of
+from trunkline.workload._spec_error import SpecError
 
 # Returns the error with which the input was rejected, None if it was read; raises any other error.
 Target = Callable[[bytes], BaseException | None]
@@ -267,11 +270,24 @@ def npz(data: bytes) -> BaseException | None:
     return refused
 
 
+def workload_file(data: bytes) -> BaseException | None:
+    """Its totals can be computed."""
+    try:
+        workload = workload_files.parse_text(data.decode("utf-8", "replace"), "fuzz")
+    except SpecError as error:
+        return error
+    totals = totals_of(workload, 2)
+    assert totals.samples > 0
+    assert 0 <= totals.steps <= max(totals.samples, 1) * (workload.train.epochs if workload.train else 1)
+    assert all(each.effect.startswith(("ignored: ", "not supported: ")) for each in workload.ignored)
+    return None
+
+
 TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
-        *(skeleton, skeleton_into, npy, npz),
+        *(skeleton, skeleton_into, npy, npz, workload_file),
     )
 }
 
@@ -392,6 +408,20 @@ def _npz_seeds() -> list[bytes]:
     return made
 
 
+def _workload_seeds() -> list[bytes]:
+    """JSON is YAML."""
+    columns = '[{"name":"a","dtype":"int8","read":false},{"name":"b","size":3}]'
+    return [
+        b'{"dataset":{"format":"npz","num_files_train":8,"record_length_bytes":5e3},'
+        b'"reader":{"batch_size":2,"sample_shuffle":"seed"},"train":{"computation_time":0.1,"epochs":2}}',
+        f'{{"workflow.train":false,"dataset":{{"format":"parquet","num_files_train":"1_0","parquet":'
+        f'{{"columns":{columns},"row_group_size":7}}}}}}'.encode(),
+        b"dataset: {format: npy, num_files_train: 1, record_length: 9, num_files_eval: 2}\n"
+        b"++workload.reader.batch_size: 1\nworkflow: {evaluation: on}\n"
+        b"train: {computation_time: {mean: 1}}\nevaluation: {eval_time: 0}\n",
+    ]
+
+
 def seeds(name: str) -> list[bytes]:
     """Return valid inputs of a target."""
     if name in ("pt_directory", "pt_archive"):
@@ -415,6 +445,8 @@ def seeds(name: str) -> list[bytes]:
         ]
     if name == "dcp":
         return _dcp_seeds()
+    if name == "workload_file":
+        return _workload_seeds()
     return [json.dumps(tree.flatten(state)[0], separators=(",", ":")).encode() for state in _parts()]
 
 

@@ -74,16 +74,15 @@ class Section:
         if value is None:
             return float(self._required(keys, default, "a number"))
         key = self._given(keys)
-        if isinstance(value, str):
-            try:
-                value = float(value.replace("_", ""))
-            except ValueError:
-                self.fail(key, f"must be a number, not {value!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.fail(key, f"must be a number, not {value!r}")
-        if value < least:
-            self.fail(key, f"must be at least {least:g}, not {value:g}")
-        return float(value)
+        try:
+            number = float(value.replace("_", "") if isinstance(value, str) else value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if isinstance(value, bool) or not math.isfinite(number):
+            self.fail(key, f"must be a number, not {value!r:.80}")
+        if number < least:
+            self.fail(key, f"must be at least {least:g}, not {number:g}")
+        return number
 
     def integer(self, *keys: str, default: int | None = None, least: int = 0) -> int:
         """A whole number >= `least`. Without a default, the key is required."""

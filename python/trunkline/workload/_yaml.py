@@ -86,7 +86,10 @@ def _node(loader: Any, node: Any, source: str, depth: int) -> Node:
     if isinstance(node, yaml.SequenceNode):
         return Node([_node(loader, each, source, depth + 1) for each in node.value], line)
     if not isinstance(node, yaml.MappingNode):
-        return Node(loader.construct_object(node), line)
+        try:
+            return Node(loader.construct_object(node), line)
+        except ValueError as error:  # a date that does not exist, a number of thousands of digits
+            raise SpecError(source, line, "", f"not a valid value: {str(node.value)[:40]}") from error
     found = Node({}, line)
     for key_node, value in node.value:
         each = _node(loader, value, source, depth + 1)
