@@ -129,3 +129,38 @@ def test_labels_of_samples(tmp_path: Path) -> None:
             (tmp_path / "set" / name / f"{number}.bin").write_bytes(f"{name}{number}".encode())
     dataset = SampleDataset(tl.data.index(tmp_path / "set"), decode=bytes, labels=True)
     assert dataset.__getitems__([0, 7]) == [(b"a0", 0), (b"b3", 1)]
+
+
+class Raising(torch.utils.data.Dataset[Any]):
+    """Each sample is an error."""
+
+    def __init__(self, errors: list[tl.Error]) -> None:
+        self.errors = errors
+
+    def __getitem__(self, number: int) -> object:
+        raise self.errors[number]
+
+
+ERRORS = [
+    each
+    for each in (getattr(tl, name) for name in dir(tl))
+    if isinstance(each, type) and issubclass(each, tl.Error)
+]
+
+
+@pytest.mark.parametrize("exception_type", ERRORS)
+def test_errors_keep_their_text_in_workers(exception_type: type[tl.Error]) -> None:
+    dataset = Raising([exception_type(None, "what failed, and why", "/data/file")])
+    loader = DataLoader(dataset, num_workers=1, sampler=[0])
+    with pytest.raises(exception_type, match="what failed, and why") as caught:
+        list(loader)
+    assert type(caught.value) is exception_type
+
+
+def test_an_error_of_a_batch_dataset_keeps_its_text_in_workers(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(1000))
+    dataset = BatchDataset(Loader(tl.data.index(path, record_bytes=10), 10, collate=list, workers=1))
+    path.write_bytes(bytes(2000))
+    with pytest.raises(tl.Corrupt, match=r"a\.bin has changed since it was indexed"):
+        list(DataLoader(dataset, batch_size=None, num_workers=1))

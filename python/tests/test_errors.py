@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trunkline as tl
-from trunkline._errors import exception_of
+from trunkline._errors import exception_of, reword
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,28 @@ def test_the_error_of_another_rank_is_public() -> None:
     assert isinstance(copy, tl.Error)
     assert (type(copy), copy.rank, str(copy)) == (tl.RankError, 1, "rank 1 failed")
     assert f"{tl.RankError.__module__}.{tl.RankError.__qualname__}" == "trunkline.RankError"
+
+
+PUBLIC = [
+    each
+    for each in (getattr(tl, name) for name in dir(tl))
+    if isinstance(each, type) and issubclass(each, tl.Error)
+]
+
+
+@pytest.mark.parametrize("exception_type", PUBLIC)
+def test_a_single_argument_is_the_message(exception_type: type[tl.Error]) -> None:
+    """As torch raises the error of a DataLoader's worker again, also through another one's process."""
+    once = exception_type("Caught it in worker 0.")
+    for error in (once, exception_type(str(once)), pickle.loads(pickle.dumps(once))):
+        assert type(error) is exception_type
+        assert str(error) == error.strerror == "Caught it in worker 0."
+        assert repr(error) == f"{exception_type.__name__}('Caught it in worker 0.')"
+        assert error.args == ("Caught it in worker 0.",)
+        assert (error.errno, error.filename, error.file) == (None, None, None)
+    reword(once, "something else")
+    assert str(once) == str(pickle.loads(pickle.dumps(once))) == "something else"
+    usual = exception_type(errno.EIO, "a message", "/data/file")
+    for error in (usual, pickle.loads(pickle.dumps(usual))):
+        assert (error.errno, str(error), error.file) == (errno.EIO, "a message", "/data/file")
+    assert str(exception_type()) == ""

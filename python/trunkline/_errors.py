@@ -13,13 +13,22 @@ class Error(OSError):
     example FileNotFoundError.
     """
 
+    def __init__(self, *args: Any) -> None:
+        """As OSError: errno, message, path. A single argument is the message.
+
+        torch raises the errors of a DataLoader's worker again with the whole traceback as the only argument.
+        """
+        super().__init__(*args)
+        if len(args) == 1:
+            self.strerror = str(args[0])
+
     @property
     def file(self) -> Any:
         """The path of the file concerned, like `filename`."""
         return self.filename
 
     def __str__(self) -> str:
-        return str(self.strerror)
+        return "" if self.strerror is None else str(self.strerror)
 
 
 class Corrupt(Error):
@@ -143,7 +152,7 @@ def add_note(error: BaseException, text: str) -> None:
 def reword(error: Error, message: str) -> None:
     """Change the message of an error, also when it is pickled."""
     error.strerror = message
-    error.args = (*error.args[:1], message, *error.args[2:])
+    error.args = (message,) if len(error.args) == 1 else (*error.args[:1], message, *error.args[2:])
 
 
 # Tracebacks and pickles name them as in the package's public namespace.
