@@ -88,6 +88,20 @@ def test_nothing_is_lost_when_a_streamed_model_is_to_be_saved(tmp_path: Path) ->
     assert torch.equal(logits(model), logits(stock(folder)))
 
 
+def test_saving_absent_weights_says_what_can_be_saved(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    weights = dict(streamed(folder).named_parameters())
+    advice = r"is a weight of a streamed model.*save what trunkline\.load returns for it$"
+    with pytest.raises(tl.Unsupported, match=advice):
+        tl.save(weights, tmp_path / "weights.safetensors")
+    with pytest.raises(tl.Unsupported, match=advice):
+        tl.Checkpointer(tmp_path / "run").save(1, weights, block=True)
+    for name in ("weights.safetensors", "weights.pt"):
+        tl.save(tl.load(folder), tmp_path / name)
+        saved = tl.load(tmp_path / name)
+        assert all(torch.equal(tensor, saved[key]) for key, tensor in stock(folder).named_parameters())
+
+
 def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
     from trunkline.transformers._offloaded import OffloadedWeight
 

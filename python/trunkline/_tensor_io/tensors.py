@@ -104,6 +104,8 @@ def objection(tensor: torch.Tensor) -> str | None:
     if why is not None:
         return why
     if type(tensor) not in _PLAIN_TYPES:
+        if (own := _own_objection(tensor)) is not None:
+            return own
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         if is_distributed(tensor):
             return _about_distributed(tensor, name)
@@ -121,6 +123,12 @@ def objection(tensor: torch.Tensor) -> str | None:
     if _is_freed(tensor):
         return _FREED
     return None
+
+
+def _own_objection(tensor: torch.Tensor) -> str | None:
+    """Return what the class of the tensor says about saving it; None if it says nothing."""
+    why = getattr(type(tensor), "saving_objection", None)
+    return why if isinstance(why, str) else None
 
 
 def objection_if_freed(tensor: torch.Tensor) -> str | None:
@@ -165,7 +173,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 def has_own_advice(tensor: torch.Tensor) -> bool:
     """Whether objection() already says what to do: saving to a .pt file would not help."""
-    return is_distributed(tensor) or objection(tensor) == _FREED
+    return is_distributed(tensor) or _own_objection(tensor) is not None or objection(tensor) == _FREED
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:

@@ -91,6 +91,11 @@ class OffloadedWeight(nn.Parameter):
 
     path: str
     compute_device: torch.device
+    # What trunkline.save and Checkpointer.save say.
+    saving_objection = (
+        "is a weight of a streamed model, in memory only while its module runs. All weights are in the "
+        "model's folder: copy that, or save what trunkline.load returns for it"
+    )
 
     @classmethod
     def of(cls, path: str, parameter: nn.Parameter, compute_device: torch.device) -> "OffloadedWeight":

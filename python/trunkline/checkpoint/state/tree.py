@@ -124,7 +124,7 @@ class _Found:
 
 def _advice(tensor: torch.Tensor) -> str:
     """Return what to do about a tensor that cannot be saved, if its objection() does not say so."""
-    if tensor.is_meta:
+    if tensor.is_meta and not has_own_advice(tensor):
         return "; load or initialize it on another device first"
     return "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
 
