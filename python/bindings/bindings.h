@@ -22,6 +22,7 @@ void register_ranges(nb::module_& module);
 void register_data(nb::module_& module);
 void register_safetensors(nb::module_& module);
 void register_tensor_files(nb::module_& module);
+void register_replacement_file(nb::module_& module);
 void register_manifest(nb::module_& module);
 void register_checkpoint_store(nb::module_& module);
 void register_stream(nb::module_& module);

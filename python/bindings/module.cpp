@@ -25,6 +25,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_ranges(module);
   tlp::register_safetensors(module);
   tlp::register_tensor_files(module);
+  tlp::register_replacement_file(module);
   tlp::register_manifest(module);
   tlp::register_checkpoint_store(module);
   tlp::register_stream(module);

@@ -1,0 +1,58 @@
+// A file that is written under a temporary name, and gets its own name once it is complete.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "os/durable.h"
+#include "os/replaced_file.h"
+#include "os/temporary_file.h"
+#include "os/unique_fd.h"
+#include "trunkline/error.h"
+
+namespace trunkline::os {
+
+// Readers, and a crash at any time, see either the complete old file or the complete new one. At destruction
+// the temporary file is removed, unless it was named; a forked child leaves its parent's alone.
+class ReplacementFile {
+ public:
+  // Creates the temporary file, beside the file to which `path` leads. With IfPresent::replace that file may
+  // exist: see os/replaced_file.h for what is kept of it, and for the errors where it may not be replaced.
+  static Result<ReplacementFile> create(const std::string& path, IfPresent if_present = IfPresent::replace);
+  ReplacementFile(ReplacementFile&& other) noexcept;
+  ReplacementFile& operator=(ReplacementFile&&) = delete;
+  ~ReplacementFile();
+
+  // Where the file will be: what `path` leads to.
+  const std::string& path() const { return target_; }
+
+  // Open for writing.
+  int fd() const { return fd_.get(); }
+
+  // Appends.
+  Status write(std::string_view contents) const;
+
+  // Once, after everything is written: syncs the file to the device, and gives it its name. Returns the
+  // directory whose fsync_directory() makes the name durable.
+  Result<std::string> finish();
+
+ private:
+  ReplacementFile(std::string target, IfPresent if_present, std::optional<ReplacedFile> replaced);
+
+  Status create_temporary();
+  Status sync() const;
+  Status name();
+  void close();
+
+  std::string target_;
+  IfPresent if_present_;
+  unsigned generation_;
+  std::optional<ReplacedFile> replaced_;
+  std::string written_;  // the temporary file's path; empty once there is none
+  UniqueFd fd_;
+  std::unique_ptr<WriterClaim> claim_;  // ends before the descriptor
+};
+
+}  // namespace trunkline::os
