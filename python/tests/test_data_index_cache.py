@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -281,3 +286,140 @@ def test_crc_of_an_array_larger_than_a_piece(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(contents)
     with (tmp_path / "a").open("rb", buffering=0) as file:
         assert _cache._checksum_of(file, 1, 9_000_000) == _core.crc32c(contents[1:])
+
+
+@pytest.mark.parametrize("contents", [b"", b"trunkline", b"PK\3\4 the only copy of a model"])
+def test_another_file_is_never_replaced_by_an_index(
+    data: Path, tmp_path: Path, scanned: list[str], contents: bytes
+) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(contents)
+    (tmp_path / "link").symlink_to(path)
+    for given in (path, tmp_path / "link"):
+        with pytest.raises(FileExistsError, match=rf"^cache: {given} exists and is not an index .* remove"):
+            tl.data.index(data, cache=given)
+    assert path.read_bytes() == contents
+    assert scanned == []
+
+
+def test_a_file_that_comes_while_data_are_scanned_is_not_replaced(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with pytest.raises(FileExistsError, match=r"^cache: .*model.pt exists"):
+        tl.data.index(data, cache=path, progress=lambda done, total: path.write_bytes(b"a model"))
+    assert path.read_bytes() == b"a model"
+
+
+def test_a_data_file_is_never_replaced_by_an_index(data: Path, tmp_path: Path, scanned: list[str]) -> None:
+    contents = (data / "1.tfrecord").read_bytes()
+    (tmp_path / "link").symlink_to(data / "1.tfrecord")
+    for given in (data / "1.tfrecord", tmp_path / "link"):
+        with pytest.raises(ValueError, match=rf"^cache: {given} is one of the data files"):
+            tl.data.index(data, cache=given)
+    assert (data / "1.tfrecord").read_bytes() == contents
+    assert scanned == []
+
+
+@pytest.mark.parametrize("given", ["folder", "folder/", "missing/"])
+def test_a_folder_is_no_name_for_an_index(data: Path, tmp_path: Path, scanned: list[str], given: str) -> None:
+    (tmp_path / "folder").mkdir()
+    folder = f"{tmp_path}/{given}"
+    with pytest.raises(
+        IsADirectoryError, match=rf"^cache: {folder} is a folder; name a file in it"
+    ) as caught:
+        tl.data.index(data, cache=folder)
+    assert caught.value.filename == folder
+    assert scanned == []
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_folder_at_the_automatic_place_is_no_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    tl.data.index(data)
+    path = cache_file(data)
+    path.unlink()
+    path.mkdir()
+    assert len(tl.data.index(data)) == 33
+    assert len(list((tmp_path / "caches" / "trunkline").iterdir())) == 1
+    (cached,) = (tmp_path / "caches" / "trunkline").iterdir()
+    cached.unlink()
+    cached.mkdir()
+    assert len(tl.data.index(data)) == 33
+
+
+def test_a_link_at_the_automatic_place_does_not_lose_the_file_behind_it(data: Path, tmp_path: Path) -> None:
+    tl.data.index(data)
+    path = cache_file(data)
+    path.unlink()
+    (tmp_path / "precious").write_bytes(b"precious")
+    path.symlink_to(tmp_path / "precious")
+    assert len(tl.data.index(data)) == 33
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:30] + bytes(100)])
+def test_an_index_that_is_replaced_keeps_its_mode_and_links(
+    data: Path, tmp_path: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, link = tmp_path / "index", tmp_path / "link"
+    tl.data.index(data, cache=index)
+    contents = index.read_bytes()
+    index.write_bytes(damage(contents))
+    index.chmod(0o600)
+    link.symlink_to("index")
+    modes = []
+    create = _core.ReplacementFile
+
+    def watching(path: str) -> object:
+        file = create(path)
+        modes.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob(".trunkline-*.tmp"))
+        return file
+
+    monkeypatch.setattr(_core, "ReplacementFile", watching)
+    tl.data.index(data, cache=link)
+    assert link.is_symlink()
+    assert index.read_bytes() == contents
+    assert index.stat().st_mode & 0o777 == 0o600
+    assert modes == [0o600]
+    tl.data.index(data, cache=tmp_path / "other")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_temporary_files_of_killed_processes_are_removed(data: Path, tmp_path: Path) -> None:
+    """And neither those of living ones, nor others."""
+    code = (
+        "import os, sys; from trunkline import _core; file = _core.ReplacementFile(sys.argv[1]); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], check=False)
+    (killed,) = tmp_path.glob(".trunkline-*.tmp")
+    living = _core.ReplacementFile(tmp_path / "another")
+    (used,) = set(tmp_path.glob(".trunkline-*.tmp")) - {killed}
+    (tmp_path / ".trunkline-mine.tmp").touch()
+    tl.data.index(data, cache=tmp_path / "index")
+    assert set(tmp_path.glob(".trunkline-*.tmp")) == (
+        {used, tmp_path / ".trunkline-mine.tmp"}
+        if _core.is_on_local_filesystem(tmp_path)
+        else {killed, used, tmp_path / ".trunkline-mine.tmp"}
+    )
+    living.finish()
+    assert (tmp_path / "another").read_bytes() == b""
+    assert not used.exists()
+    with pytest.raises(ValueError, match="finished"):
+        living.fileno()
+
+
+def test_an_index_that_cannot_be_written_leaves_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> int:
+        raise MemoryError
+
+    tl.data.index(data, cache=tmp_path / "a" / "index")
+    (tmp_path / "a" / "index").unlink()
+    monkeypatch.setattr(_cache, "_HEAD", types.SimpleNamespace(pack=failing, size=_cache._HEAD.size))
+    with pytest.raises(MemoryError):
+        tl.data.index(data, cache=tmp_path / "a" / "index")
+    assert list((tmp_path / "a").iterdir()) == []

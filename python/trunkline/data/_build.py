@@ -67,8 +67,9 @@ def index(
     Where a format is given, files of other suffixes in folders are left out, unless there are only these.
 
     cache: where the table is kept for the next call. "auto": beside the data if that folder is writable, else
-        in $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there; None or False: nowhere. It is made
-        again when the size, the time or the inode of a file has changed. "records", "npy" have no table.
+        in $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there, where no file but an index is
+        replaced (FileExistsError, IsADirectoryError); None or False: nowhere. It is made again when the size,
+        the time or the inode of a file has changed. "records", "npy" have no table.
     on_error: "raise", or "skip" damaged samples, or the rest of a file where no more can be found; they are
         logged as warnings of the logger "trunkline", and listed by Index.skipped.
     progress: called with the number of files that are scanned, and of all. None: a line on stderr, if it is a

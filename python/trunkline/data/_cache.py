@@ -1,12 +1,10 @@
 """Cache files of indexes: docs/formats/sample-index.md."""
 
-import contextlib
 import errno
 import hashlib
 import json
 import mmap
 import os
-import secrets
 import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,21 +12,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy
 
 from trunkline import _core
-from trunkline._errors import Error, Format
+from trunkline._errors import Error, Format, exception_of
 from trunkline._logging import Log
 from trunkline.data._index import ARRAYS, Index
 from trunkline.data._info import IndexInfo
 from trunkline.data._listing import Listing
+from trunkline.data._own_files import ALIGNMENT, MAGIC, is_index
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = Log("data")
 
-MAGIC = b"trunkline index\n"
 VERSION = 1
 _HEAD = struct.Struct("<16sIIQ")  # magic, version, CRC-32C of the header, bytes of the header
-_ALIGNMENT = 4096
 _MAX_HEADER_BYTES = 1 << 30
 _MAPPED_BYTES = 1 << 20  # smaller arrays are read
 _PIECE_BYTES = 4 << 20
@@ -40,6 +37,11 @@ _UNWRITABLE = (
     errno.EDQUOT,
     errno.ENOENT,
     errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EBUSY,
+    None,  # Unsupported: not a file
 )
 
 
@@ -58,6 +60,8 @@ class Cache:
                 f"{_cache_folder()}/index-{digest}",
             ]
         self._required = cache != "auto"
+        if self._required:
+            _check_given(cache, listing)
 
     def load(self) -> Index | None:
         """Return the index that was kept, whether or not it is of the files as they are now."""
@@ -79,6 +83,9 @@ class Cache:
         for path in self._places:
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+                # The scan may have taken long; and a link may lead anywhere.
+                if self._required or os.path.islink(path):  # noqa: PTH114
+                    _check_is_replaceable(path)
                 _write(path, info, arrays, self._key)
                 return _open(path, verify=False)[0]
             except OSError as error:  # noqa: PERF203
@@ -113,6 +120,50 @@ def _cache_folder() -> str:
     return f"{base}/trunkline"
 
 
+def _check_given(cache: str, listing: Listing) -> None:
+    """Raise if the path that the user gave is a folder, one of the data files, or another file."""
+    _check_is_no_folder(cache)
+    try:
+        status = os.stat(cache)  # noqa: PTH116
+    except OSError:
+        return  # free, or writing it fails
+    real = os.path.realpath(cache)
+    for each in numpy.flatnonzero(listing.inodes == status.st_ino).tolist():
+        if os.path.realpath(listing.path(each)) == real:
+            raise ValueError(f"cache: {cache} is one of the data files; give the index a name of its own")
+    _check_is_replaceable(cache)
+
+
+def _check_is_no_folder(cache: str) -> None:
+    if cache.endswith("/") or os.path.isdir(cache):  # noqa: PTH112
+        folder = cache.rstrip("/")
+        raise exception_of(
+            "system",
+            errno.EISDIR,
+            f"cache: {cache} is a folder; name a file in it, such as {folder}/index",
+            cache,
+        )
+
+
+def _check_is_replaceable(cache: str) -> None:
+    """Raise if there is anything but an index. An index that is damaged, or of another version, is one."""
+    _check_is_no_folder(cache)
+    try:
+        if not os.path.exists(cache) or is_index(cache):  # noqa: PTH110
+            return
+    except OSError as error:
+        code = error.errno or errno.EIO
+        why = f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
+        raise exception_of("system", code, f"cache: cannot read {cache}: {why}", cache) from None
+    raise exception_of(
+        "system",
+        errno.EEXIST,
+        f"cache: {cache} exists and is not an index of tl.data.index; give the index another name, or "
+        "remove that file",
+        cache,
+    )
+
+
 def _write(path: str, info: IndexInfo, arrays: "dict[str, NDArray[Any]]", key: dict[str, Any]) -> None:
     """Write the file under another name, and rename it when all of it is durable."""
     stored = {name: numpy.ascontiguousarray(array, ARRAYS[name]) for name, array in arrays.items()}
@@ -126,27 +177,21 @@ def _write(path: str, info: IndexInfo, arrays: "dict[str, NDArray[Any]]", key: d
         offset = _aligned(offset + array.nbytes)
     document["file_bytes"] = offset
     header = json.dumps(document).encode()
-    folder = os.path.dirname(path)  # noqa: PTH120
-    temporary = f"{folder}/.trunkline-{secrets.token_hex(8)}.tmp"
+    file = _core.ReplacementFile(path)
     try:
-        with open(temporary, "xb") as file:  # noqa: PTH123
-            file.write(_HEAD.pack(MAGIC, VERSION, _core.crc32c(header), len(header)) + header)
+        with open(file.fileno(), "wb", closefd=False) as written:
+            written.write(_HEAD.pack(MAGIC, VERSION, _core.crc32c(header), len(header)) + header)
             for name, array in stored.items():
-                file.seek(entries[name][0])
-                file.write(array.view(numpy.uint8).data)
-            file.truncate(offset)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-        _core.fsync_directory(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
+                written.seek(entries[name][0])
+                written.write(array.view(numpy.uint8).data)
+            written.truncate(offset)
+        file.finish()
+    finally:
+        file.discard()
 
 
 def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _open(path: str, verify: bool = True) -> tuple[Index, dict[str, Any]]:
