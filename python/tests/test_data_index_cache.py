@@ -423,3 +423,54 @@ def test_an_index_that_cannot_be_written_leaves_nothing(
     with pytest.raises(MemoryError):
         tl.data.index(data, cache=tmp_path / "a" / "index")
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def paths_in(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.glob("*") if not each.is_dir())
+
+
+def test_index_files_never_become_samples(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.data._build._WORTH_SAVING", 0)
+    first = tl.data.index(paths_in(data), format="files")
+    file = _core.ReplacementFile(data / "unfinished")
+    for _ in range(3):
+        index = tl.data.index(paths_in(data), format="files")
+        assert len(index) == 3
+        assert index.fingerprint == first.fingerprint
+        assert len(list(data.glob(".trunkline-index-*"))) == 1
+    file.discard()
+    # A temporary file that is gone again before it is looked at.
+    assert (
+        len(tl.data.index([*paths_in(data), data / ".trunkline-0123456789abcdef.tmp"], format="files")) == 3
+    )
+
+
+def test_an_index_that_is_kept_within_the_data_is_not_a_sample(data: Path) -> None:
+    for _ in range(3):
+        assert len(tl.data.index(data, format="files", cache=data / "mine")) == 3
+    # Listed by its path, from a call with another cache, and damaged.
+    assert len(tl.data.index(paths_in(data), format="files", cache=None)) == 3
+    assert len(tl.data.index(data, format="files", cache=None)) == 3
+    (data / "mine").write_bytes((data / "mine").read_bytes()[:-1])
+    assert len(tl.data.index(data, format="files", cache=data / "mine")) == 3
+    for given in (data / "mine", cache_file_name(data)):
+        with pytest.raises(ValueError, match="own files"):
+            tl.data.index(given)
+
+
+def cache_file_name(folder: Path) -> Path:
+    return folder / ".trunkline-index-0123456789abcdef"
+
+
+def test_the_automatic_cache_is_named_as_before(data: Path) -> None:
+    """By the paths that were given: caches of earlier versions stay valid."""
+    tl.data.index(data)
+    key = {
+        "format": "tfrecord",
+        "columns": None,
+        "skip": False,
+        "root": f"{data}/",
+        "paths": hashlib.sha256(b"").hexdigest()[:16],
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    assert cache_file(data).name == f".trunkline-index-{digest}"

@@ -87,7 +87,8 @@ def index(
     if volume is not None:
         listing = list_volume(volume, paths, options.format)
         return _build(options.format, listing, options, volume)
-    name, listing = _chosen(settled(paths), options)
+    given_cache = None if options.cache == "auto" else options.cache
+    name, listing = _chosen(settled(paths, given_cache), options)
     return _build(name, listing, options)
 
 

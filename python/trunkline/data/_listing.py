@@ -16,6 +16,7 @@ import numpy
 from trunkline._errors import exception_of
 from trunkline._paths import absolute_path
 from trunkline.data._kinds import KINDS, kind_of
+from trunkline.data._own_files import OwnFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,7 +133,7 @@ def _array(values: "array[int]", dtype: Any) -> "NDArray[Any]":
     return numpy.frombuffer(values.tobytes(), dtype)
 
 
-def settled(paths: Any) -> Listing:
+def settled(paths: Any, cache: str | None = None) -> Listing:
     """List files as list_files(), none of which was modified just before.
 
     A write in the same tick of the clock would not change the time of a file, and not be noticed later.
@@ -141,32 +142,40 @@ def settled(paths: Any) -> Listing:
         if not isinstance(paths, Iterable):
             raise TypeError(f"paths: must be a path or several, not {type(paths).__name__}")
         paths = list(paths)  # maybe an iterator
-    listing = list_files(paths)
+    listing = list_files(paths, cache)
     age_ns = time.time_ns() - int(listing.mtimes_ns.max(initial=0))
     if not 0 <= age_ns < _SETTLED_NS:
         return listing
     time.sleep((_SETTLED_NS - age_ns) / 1e9)
-    return list_files(paths)
+    return list_files(paths, cache)
 
 
-def list_files(paths: Any) -> Listing:
+def list_files(paths: Any, cache: str | None = None) -> Listing:
     """List files, and those in folders, sorted by path. Raises trunkline.Error, TypeError and ValueError.
 
-    Files and folders whose names begin with a dot are left out, unless they are given by their own path.
+    Files and folders whose names begin with a dot are left out, unless they are given by their own path. The
+    library's own files are always left out. `cache`: where an index is kept that may be damaged.
     """
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else list(paths)
     if not given:
         raise ValueError("paths: must name at least one file or folder")
+    own = OwnFiles(cache)
     roots = []
     for each in given:
         name = os.fsencode(absolute_path(each, "paths"))
+        if own.has_temporary_name(name):
+            continue
         status = _stat(name)
         folder = stat.S_ISDIR(status.st_mode)
         if not folder and not stat.S_ISREG(status.st_mode):
             raise ValueError(f"paths: {os.fsdecode(name)} is neither a file nor a folder")
+        if not folder and own.has(name, status):
+            continue
         # Without what commonpath() drops; not by normpath(), for which a link and ".." cancel each other.
         name = b"".join(b"/" + part for part in name.split(b"/") if part not in (b"", b"."))
         roots.append((name + (b"/" if folder else b""), status))
+    if not roots:
+        raise ValueError(f"paths: {os.fsdecode(name)} is one of the library's own files; name the data")
     roots.sort(key=lambda root: root[0])
     for (one, _), (other, _) in itertools.pairwise(roots):
         if other == one or (one.endswith(b"/") and other.startswith(one)):
@@ -176,6 +185,8 @@ def list_files(paths: Any) -> Listing:
     for path, status in roots:
         if path.endswith(b"/"):
             for below, below_status in _walk(path):
+                if own.has(below, below_status):
+                    continue
                 first, slash, _ = below[len(path) :].partition(b"/")
                 found.add(below, below_status, False, first if slash else None)
         else:
