@@ -141,7 +141,7 @@ workload:
         ("framework: pytorch", "framework: [", "x.yaml:9: not valid YAML"),
         ("framework: pytorch", "a: 1\na.b: 1", "x.yaml:7: a.b: a is a value, not a section"),
         ("epochs: 5", "epochs: 1e20", "must be a whole number"),
-        ("format: npz", "format: npz\n  file_prefix: ../x", "must be the begin of a file name"),
+        ("format: npz", "format: npz\n  file_prefix: ../x", "must be the beginning of a file name"),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, message: str) -> None:

@@ -45,7 +45,7 @@ class BatchDataset(IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         """As Loader.state_dict, of this worker.
 
-        After the last batch it is the end of its epoch, not the begin of the next one, until the loop has
+        After the last batch it is the end of its epoch, not the beginning of the next one, until the loop has
         ended: so torch's loaders expect it, and all workers agree.
         """
         state = self._loader.state_dict()

@@ -142,7 +142,7 @@ def _dataset(section: Section, evaluates: bool) -> Dataset:
 def _prefix(section: Section) -> str:
     prefix = section.text("file_prefix", default="img")
     if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
-        section.fail("file_prefix", f"must be the begin of a file name, not {prefix!r}")
+        section.fail("file_prefix", f"must be the beginning of a file name, not {prefix!r}")
     return prefix
 
 
