@@ -34,33 +34,36 @@ class Staging:
     """Copies states as async_save() does without a stager, and remembers where it was called.
 
     Torch hands the checkpoint_id over in the background, when the working directory may be another one; it
-    copies the state within the call. Safe to use from several threads.
+    copies the state within the call. For any threads, and for signal handlers: nothing waits.
     """
 
     def __init__(self) -> None:
         """Make one with no save under way."""
-        self._lock = threading.Lock()
-        self._called_in: list[tuple[weakref.ref[StagedState], str | None]] = []
+        # Each access is one step of the interpreter.
+        self._called_in: dict[int, tuple[weakref.ref[StagedState], str | None]] = {}
 
     def copy(self, state_dict: Mapping[str, Any]) -> StagedState:
         """Return a copy in CPU memory."""
         directory = working_directory()
-        stager = DefaultStager(StagingOptions(False, False, False, False))
+        stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
         try:
             copied = stager.stage(dict(state_dict))
         finally:
             stager.close()
         assert not isinstance(copied, Future)  # as it is without asynchronous staging
         staged = StagedState(copied)
-        with self._lock:
-            self._called_in = [*self._alive(), (weakref.ref(staged), directory)]
+        key, called_in = id(staged), self._called_in
+        ended = weakref.ref(staged, lambda _: called_in.pop(key, None))
+        called_in[key] = (ended, directory)
         return staged
 
     def directories(self) -> frozenset[str | None]:
         """Return the working directories in which the saves that have not ended were called."""
-        with self._lock:
-            self._called_in = self._alive()
-            return frozenset(directory for _, directory in self._called_in)
-
-    def _alive(self) -> list[tuple["weakref.ref[StagedState]", str | None]]:
-        return [entry for entry in self._called_in if entry[0]() is not None]
+        return frozenset(directory for _, directory in self._called_in.copy().values())
