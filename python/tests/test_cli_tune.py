@@ -181,6 +181,7 @@ def test_wrong_usage_is_reported(tmp_path: Path, tuning_file: Path) -> None:
     assert "PATH" in run("tune", expect=2).stderr
     assert "--budget" in run("tune", tmp_path, "--budget", "1s", expect=2).stderr
     assert "--merge" in run("tune", tmp_path, "--merge", expect=2).stderr
+    assert "--size: must be at least" in run("tune", tmp_path, "--size", "10MB", expect=2).stderr
     assert "--forget" in run("tune", "--forget", "--export", "x", expect=2).stderr
     file = tmp_path / "file"
     file.touch()

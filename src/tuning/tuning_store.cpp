@@ -113,7 +113,9 @@ Status store(const std::string& file, const Tuning& tuning) {
   std::erase_if(*loaded, [&](const Tuning& each) { return is_same_subject(each, tuning); });
   if (loaded->size() >= kMaxTunings) loaded->erase(loaded->begin());  // the oldest
   loaded->push_back(tuning);
-  return os::write_file_durably(file, format_tunings(*loaded));
+  const std::string text = format_tunings(*loaded);
+  if (auto readable = parse_tunings(text, file); !readable) return std::unexpected(readable.error());
+  return os::write_file_durably(file, text);
 }
 
 Result<std::size_t> forget(const std::string& file, std::span<const std::string> paths) {
@@ -130,8 +132,8 @@ Result<std::size_t> forget(const std::string& file, std::span<const std::string>
   const std::string machine = os::machine_id();
   const std::vector<std::string> named(paths.begin(), paths.end());
   const std::size_t count = std::erase_if(*loaded, [&](const Tuning& each) {
-    const bool is_here = storages && each.machine == machine && each.storages == *storages;
-    return is_here || each.paths == named;
+    const bool is_named = each.paths == named || (storages && each.storages == *storages);
+    return is_named && each.machine == machine;
   });
   if (count == 0) return count;
   if (auto written = os::write_file_durably(file, format_tunings(*loaded)); !written)

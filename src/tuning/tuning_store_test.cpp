@@ -151,8 +151,24 @@ TEST(TuningStore, ForgetsByStorageOrByName) {
   // Another path of the same filesystem.
   EXPECT_EQ(*forget(file, std::vector<std::string>{file}), 1U);
   EXPECT_EQ(*load(file), std::vector{some_tuning()});
+  Tuning gone = some_tuning();  // of a disk that this machine no longer has
+  gone.machine = os::machine_id();
+  ASSERT_TRUE(store(file, gone));
   EXPECT_EQ(*forget(file, std::vector<std::string>{"/data"}), 1U);
-  EXPECT_TRUE(load(file)->empty());
+  EXPECT_EQ(*load(file), std::vector{some_tuning()});  // another machine's, with the same name
+}
+
+TEST(TuningStore, WritesNothingThatItCannotRead) {
+  const TempDirectory directory;
+  const std::string file = directory.file("tuning.json");
+  ASSERT_TRUE(store(file, some_tuning()));
+  Tuning large = some_tuning();
+  large.storages.clear();
+  for (int index = 100; index < 165; ++index)
+    large.storages.push_back(
+        {.filesystem = "ext4", .device = std::to_string(index), .id = "00000000000000ff"});
+  EXPECT_FALSE(store(file, large));
+  EXPECT_EQ(*load(file), std::vector{some_tuning()});
 }
 
 TEST(TuningStore, ForgetsAllWhateverTheFileHolds) {

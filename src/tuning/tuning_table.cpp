@@ -51,16 +51,18 @@ std::shared_ptr<const TuningTable> TuningTable::load() {
 }
 
 const Storage* TuningTable::storage_of(dev_t device, const std::string& path) const {
-  const std::scoped_lock lock(mutex_);
-  const auto [place, is_new] = storages_.try_emplace(device);
-  std::optional<Storage>& known = place->second;  // nothing is ever removed from the map
-  if (is_new) {
-    if (auto storage = tuning::storage_of(path))
-      known = std::move(*storage);
-    else
-      log::info(log::Component::engine, "tunings are ignored for {}: {}", path, storage.error().message);
+  const auto shown = [](const std::optional<Storage>& known) { return known ? &known.value() : nullptr; };
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto known = storages_.find(device); known != storages_.end()) return shown(known->second);
   }
-  return known ? &known.value() : nullptr;
+  std::optional<Storage> found;  // without the lock: a file server may not answer
+  if (auto storage = tuning::storage_of(path))
+    found = std::move(*storage);
+  else
+    log::info(log::Component::engine, "tunings are ignored for {}: {}", path, storage.error().message);
+  const std::scoped_lock lock(mutex_);
+  return shown(storages_.try_emplace(device, std::move(found)).first->second);  // nothing is ever removed
 }
 
 const Tuning* TuningTable::find(std::span<const std::string> paths) const {

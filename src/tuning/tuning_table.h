@@ -32,7 +32,7 @@ class TuningTable {
   // there are no tunings.
   const Tuning* find(std::span<const std::string> paths) const;
 
-  // The same for one file that is open: costs an fstat().
+  // The same for one file that is open: costs an fstat() once its filesystem is known.
   const Tuning* find_open(int fd, const std::string& path) const;
 
   // A tuning of `path` together with others, as the directories of a volume.

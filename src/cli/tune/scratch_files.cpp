@@ -13,12 +13,6 @@
 #include "trunkline/units.h"
 
 namespace trunkline::cli {
-namespace {
-
-constexpr std::uint64_t kFewestBytes = 64 * kMiB;
-
-}  // namespace
-
 Result<std::uint64_t> scratch_bytes(std::span<const std::string> directories, std::uint64_t wanted) {
   std::map<dev_t, std::uint64_t> files;  // on each filesystem
   std::uint64_t bytes = wanted;
@@ -37,12 +31,12 @@ Result<std::uint64_t> scratch_bytes(std::span<const std::string> directories, st
     const std::uint64_t free_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
     const std::uint64_t share = free_bytes / 2 / ++files[status.st_dev] / kMiB * kMiB;
     bytes = std::min(bytes, share);
-    if (bytes >= kFewestBytes) continue;
+    if (bytes >= kFewestScratchBytes) continue;
     Error error = make_error(
         ErrorKind::system,
         fmt::format("{}: {} are free, and measuring requires at least {} of them for a scratch file while as "
                     "much stays free; free some space, or name another directory",
-                    directory, format_bytes(free_bytes), format_bytes(kFewestBytes)),
+                    directory, format_bytes(free_bytes), format_bytes(kFewestScratchBytes)),
         directory);
     error.code = ENOSPC;
     return std::unexpected(std::move(error));

@@ -10,8 +10,11 @@
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
 #include "trunkline/error.h"
+#include "trunkline/units.h"
 
 namespace trunkline::cli {
+
+inline constexpr std::uint64_t kFewestScratchBytes = 64 * kMiB;  // that anything can be measured with
 
 // The size of each of the files in `directories`: `wanted`, or as much less as leaves half of the free space
 // of each filesystem. Fails with system (ENOSPC) where that is too little to measure anything.

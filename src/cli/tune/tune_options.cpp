@@ -8,6 +8,9 @@
 #include <cmath>
 #include <utility>
 
+#include "cli/tune/scratch_files.h"
+#include "trunkline/units.h"
+
 namespace trunkline::cli {
 namespace {
 
@@ -40,6 +43,8 @@ Status check(const TuneOptions& options) {
   if (options.merge && options.export_file.empty()) return wrong("--merge: requires --export");
   if (options.budget_s < kShortest_s || options.budget_s > kLongest_s)
     return wrong(fmt::format("--budget: {} s is not 5 s to 24 h", options.budget_s));
+  if (options.size_bytes < kFewestScratchBytes)
+    return wrong(fmt::format("--size: must be at least {}", format_bytes(kFewestScratchBytes)));
   if (options.exhaustive_s > 0 && !options.export_file.empty())
     return wrong("--exhaustive compares, and chooses nothing to --export");
   return {};
