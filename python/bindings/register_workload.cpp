@@ -113,8 +113,14 @@ class TrainingLoopObject {
   }
 
   void close() {
-    const GilReleased unlocked;
-    loop_.reset();
+    if (!loop_) return;
+    bool ended = false;
+    {
+      const GilReleased unlocked;
+      ended = loop_->close();
+      loop_.reset();
+    }
+    if (!ended) static_cast<void>(table_.release());  // a thread that goes on needs it
   }
 
  private:

@@ -303,6 +303,7 @@ def test_orders_follow_from_the_shuffles() -> None:
 
     assert order(1, sample_shuffle="seed") == Order(1, 5)
     assert order(7, sample_shuffle="seed") == Order(1, 5)
+    assert order(1, sample_shuffle="random") == Order(1, 5)  # all ranks have the seed of the run
     assert order(7, sample_shuffle="off", file_shuffle="seed") == Order(7, 5)
     assert order(1, sample_shuffle="off", file_shuffle="seed") == Order(1, 5)
     assert order(7, sample_shuffle="off") == Order(0, 5)

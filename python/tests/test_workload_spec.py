@@ -150,6 +150,14 @@ def test_what_is_wrong_is_named(old: str, new: str, message: str) -> None:
         parse_text(UNET3D.replace(old, new, 1), "x.yaml")
 
 
+def test_images_are_files_of_one_sample() -> None:
+    images = UNET3D.replace("format: npz", "format: jpeg").replace(
+        "samples_per_file: 1", "samples_per_file: 2"
+    )
+    with pytest.raises(ValueError, match="dataset.num_samples_per_file: must be 1 for jpeg"):
+        parse_text(images, "x.yaml")
+
+
 def test_documents_that_are_not_workloads() -> None:
     for text in ("", "[]", "- a\n- b", "just text", "dataset: 5", "\0", "a: &x [*x]", "? [a]\n: b"):
         with pytest.raises(ValueError, match=r"x\.yaml"):

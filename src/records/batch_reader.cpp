@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "io/engine_core.h"
 #include "io/submission.h"
+#include "os/signals_blocked.h"
 
 namespace trunkline::records {
 namespace {
@@ -200,7 +201,12 @@ bool BatchReader::Shared::push(Reading reading) {
 BatchReader::BatchReader(const Engine& engine, std::shared_ptr<const SampleTable> table,
                          std::optional<Volume> volume, BatchReaderOptions options)
     : shared_(std::make_shared<Shared>(engine, std::move(table), std::move(volume), options)),
-      thread_(std::make_unique<std::jthread>([shared = shared_] { shared->run(); })) {}
+      thread_(start_thread(shared_)) {}
+
+std::unique_ptr<std::jthread> BatchReader::start_thread(const std::shared_ptr<Shared>& shared) {
+  const os::SignalsBlocked blocked;
+  return std::make_unique<std::jthread>([shared] { shared->run(); });
+}
 
 BatchReader::~BatchReader() { close(); }
 

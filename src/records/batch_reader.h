@@ -62,6 +62,8 @@ class BatchReader {
  private:
   struct Shared;
 
+  static std::unique_ptr<std::jthread> start_thread(const std::shared_ptr<Shared>& shared);
+
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<std::jthread> thread_;
 };

@@ -26,7 +26,7 @@ Status SampleTable::check() const {
                           std::ranges::is_sorted(first_samples);
   if (auto status = require(counts_fit, "numbers of samples do not fit the files"); !status) return status;
   const bool stats_fit = sizes.size() == files && (mtimes_ns.empty() || mtimes_ns.size() == files) &&
-                         (inodes.empty() || inodes.size() == files);
+                         inodes.size() == mtimes_ns.size();
   if (auto status = require(stats_fit, "sizes and times do not fit the files"); !status) return status;
   if (is_uniform())
     return require(stride_bytes > 0 && first_offsets.size() == files, "records do not fit the files");

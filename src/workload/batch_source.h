@@ -24,6 +24,8 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // The next batch; `timed_out` after the timeout. There is always a next one.
   virtual Result<SourceBatch> next(std::chrono::nanoseconds timeout) = 0;
+  // Ends reading. False where a thread goes on, in a system call that does not return.
+  virtual bool close() { return true; }
 };
 
 // Reads ahead, as trunkline.data's Loader does.
@@ -31,6 +33,7 @@ class ReaderSource final : public BatchSource {
  public:
   explicit ReaderSource(std::unique_ptr<records::BatchReader> reader) : reader_(std::move(reader)) {}
   Result<SourceBatch> next(std::chrono::nanoseconds timeout) override;
+  bool close() override { return reader_->close(); }
 
  private:
   std::unique_ptr<records::BatchReader> reader_;

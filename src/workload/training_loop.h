@@ -58,13 +58,16 @@ class TrainingLoop {
                std::unique_ptr<StepBarrier> barrier = nullptr);
 
   void begin_epoch();
-  // Goes on until `steps` more steps have begun in this epoch, and returns true once the last of them has
+  // Goes on until `steps_of_epoch` steps have begun in this epoch, and returns true once the last of them has
   // ended; false if that takes longer than `limit_ns`: call it again. An error of the source stays.
   Result<bool> advance(std::uint64_t steps_of_epoch, std::int64_t limit_ns);
   // What happens until the next advance() counts nowhere. After an advance() that returned true.
   void pause();
 
   TrainingStats stats() const;
+
+  // Ends reading, after which the loop cannot go on; see BatchSource::close().
+  bool close() { return source_->close(); }
 
  private:
   enum class Phase { idle, taking, meeting, waiting };

@@ -87,7 +87,9 @@ class Cache:
                 if self._required or os.path.islink(path):  # noqa: PTH114
                     _check_is_replaceable(path)
                 _write(path, info, arrays, self._key)
-                return _open(path, verify=False)[0]
+                index, key = _open(path, verify=False)
+                # Another process may have replaced it by one that was made with other arguments.
+                return index if key == self._key else None
             except OSError as error:  # noqa: PERF203
                 if self._required or error.errno not in _UNWRITABLE:
                     raise

@@ -120,6 +120,8 @@ def _dataset(section: Section, evaluates: bool) -> Dataset:
     record = _record(section, columns)
     if chosen in ("indexed_binary", "parquet") and record.stdev:
         section.fail("record_length_bytes_stdev", f"must be 0 for {chosen}, whose samples have one size")
+    if chosen in ("jpeg", "png") and samples > 1:
+        section.fail("num_samples_per_file", f"must be 1 for {chosen}, of which each sample is a file")
     if chosen == "npy" and record.stdev and samples > 1:
         section.fail("record_length_bytes_stdev", "must be 0 for npy files with several samples")
     if section.holds("compression", "none"):

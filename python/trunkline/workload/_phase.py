@@ -1,6 +1,5 @@
 """One phase of an emulated training: training or evaluating, on one rank."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +30,7 @@ class Order:
 
 
 def order_of(dataset: Dataset, reader: Reader, units: Units, seed: int) -> Order:
-    """Return the order that the shuffles of a workload come to."""
-    shuffles = (reader.sample_shuffle, reader.file_shuffle)
-    if "random" in shuffles:
-        seed = int.from_bytes(os.urandom(8), "little")
+    """Return the order that the shuffles of a workload come to: with the same seed, the same on all ranks."""
     # A file that is read as a whole is the same as its samples.
     if reader.sample_shuffle != "off" or (reader.file_shuffle != "off" and units.per_file == 1):
         return Order(1, seed)

@@ -27,6 +27,8 @@ def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int 
     Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has no
     training, or the data set is another one or not complete, OSError if reading fails or a rank ends.
     """
+    if ranks < 1:
+        raise ValueError(f"ranks: must be at least 1, not {ranks}")
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
     places = None if directories is None else directories_of(directories)
