@@ -263,6 +263,7 @@ def test_a_packer_says_that_it_waits_for_a_lock(disks: list[Path], monkeypatch: 
 
 def test_processes_that_pack_in_other_orders_do_not_harm_each_other(folder: Path, disks: list[Path]) -> None:
     code = """
+import sys
 import trunkline as tl
 try:
     tl.transformers.pack(sys.argv[1], sys.argv[2:])
