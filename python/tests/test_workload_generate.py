@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 import trunkline as tl
+from trunkline import workload as workloads
 from trunkline.workload import Workload, _generate, cli
 from trunkline.workload._content import Content, sample_sizes
 from trunkline.workload._data_files import DataFile
@@ -323,3 +324,21 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     assert done.returncode == 130, done.stderr
     assert "interrupted; call it again to go on" in done.stderr
     assert not [name for name in contents(tmp_path) if "partial" in name or "_1_" in name]
+
+
+def test_what_is_not_a_workload_or_a_list_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match=r"directories: must be a list of paths, not str; put it into a list"):
+        workloads.generate(workloads.load("retinanet"), "here")
+    with pytest.raises(TypeError, match=r"directories: must be a list of paths, not PosixPath"):
+        workloads.run(workloads.load("retinanet"), tmp_path)  # type: ignore[arg-type]
+    for call in (workloads.generate, workloads.run):
+        with pytest.raises(
+            TypeError, match=r"must be a Workload, not str; trunkline.workload.load\('retinanet'\)"
+        ):
+            call("retinanet", [tmp_path])  # type: ignore[arg-type, operator]
+    with pytest.raises(ValueError, match="ranks: must be at least 1, not 0"):
+        workloads.run(workloads.load("retinanet"), [tmp_path], ranks=0)
+    with pytest.raises(ValueError, match=r"train\.epoch.*there is no key train\.epoch; check its spelling"):
+        workloads.load("retinanet", ["train.epoch=1"])
+    assert not list(tmp_path.iterdir())

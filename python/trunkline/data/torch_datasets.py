@@ -23,7 +23,9 @@ class BatchDataset(IterableDataset[Any]):
     """
 
     def __init__(self, loader: Loader) -> None:
-        """`loader`: not used otherwise."""
+        """`loader`: not used otherwise. Raises TypeError for anything but a Loader."""
+        if not isinstance(loader, Loader):
+            raise TypeError(f"loader: must be a trunkline.data.Loader, not {type(loader).__name__}")
         self._loader = loader
         self._has_ended = False  # the epoch of the state that was loaded
 

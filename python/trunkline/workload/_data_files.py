@@ -1,5 +1,6 @@
 """Which files a data set has, and where: named as DLIO names them, spread over directories."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,10 @@ def data_files(dataset: Dataset, directories: Sequence[Path]) -> Iterator[DataFi
 
 
 def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:
-    """Return the directories of a data set. Raises ValueError if one is given twice."""
+    """Return the directories of a data set. Raises TypeError for a single path, ValueError if one is twice there."""
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
+        shown = type(paths).__name__
+        raise TypeError(f"directories: must be a list of paths, not {shown}; put it into a list")
     directories = [Path(absolute_path(each, "directories")) for each in paths]
     if not directories:
         raise ValueError("directories: give at least one")

@@ -17,7 +17,7 @@ from trunkline._progress import Progress
 from trunkline.workload._content import Content
 from trunkline.workload._data_files import DataFile, data_files, directories_of
 from trunkline.workload._descriptor import claim
-from trunkline.workload._spec import Workload
+from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._writers import Source, write_file
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def generate(
     writing fails. Ctrl-C leaves finished files, for the next call. Returns the number of files made and kept,
     and the bytes made.
     """
+    check_workload(workload)
     _require_format(workload)
     places = directories_of(directories)
     for place in places:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from trunkline._paths import absolute_path
-from trunkline.workload._known_keys import effect_of
+from trunkline.workload._known_keys import effect_of, is_unknown
 from trunkline.workload._section import Section
 from trunkline.workload._spec import (
     DTYPE_BYTES,
@@ -65,6 +65,8 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
     evaluation = _evaluation(evaluation_section) if evaluates else None
     is_on = {"reader": is_training, "data_reader": is_training, "train": is_training}
     is_on |= {"evaluation": evaluates, "checkpoint": checkpoints}
+    ignored = _ignored(root, is_on)
+    _reject_unknown_overrides(overrides, ignored)
     return Workload(
         name=model,
         source=source,
@@ -75,7 +77,7 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
         target_utilization=target or None,
         skipped_steps=skipped,
         seed=seed,
-        ignored=_ignored(root, is_on),
+        ignored=ignored,
     )
 
 
@@ -86,6 +88,14 @@ def _override(document: Node, override: str) -> None:
     changed = Node({}, 1)
     insert(changed, key, parse_yaml(f"value: {value}", "--set").value["value"], "--set")
     _replace(document, changed)
+
+
+def _reject_unknown_overrides(overrides: Sequence[str], ignored: Sequence[Ignored]) -> None:
+    unknown = {each.key for each in ignored if is_unknown(each.effect)}
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+").removeprefix("workload.")
+        if key in unknown:
+            raise SpecError("--set", None, override, f"there is no key {key}; check its spelling")
 
 
 def _replace(place: Node, changed: Node) -> None:

@@ -11,7 +11,7 @@ from trunkline.workload._phase import Rank
 from trunkline.workload._ranks import run_ranks
 from trunkline.workload._results import document_of, phase_results
 from trunkline.workload._samples import found_workload
-from trunkline.workload._spec import Workload
+from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._training import Job, check_size, make_phase, steps_of, train
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int 
     Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has no
     training, or the data set is another one or not complete, OSError if reading fails or a rank ends.
     """
+    check_workload(workload)
     if ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
     if workload.train is None:

@@ -131,3 +131,13 @@ class Workload:
     skipped_steps: int  # at the start of an epoch, for the utilization
     seed: int
     ignored: tuple[Ignored, ...] = field(default=(), compare=False)
+
+
+def check_workload(workload: object) -> None:
+    """Raise TypeError unless it is a Workload."""
+    if not isinstance(workload, Workload):
+        shown = repr(workload) if isinstance(workload, str) else "NAME_OR_FILE"
+        raise TypeError(
+            f"workload: must be a Workload, not {type(workload).__name__}; trunkline.workload.load({shown}) "
+            "returns one"
+        )
