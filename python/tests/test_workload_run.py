@@ -295,6 +295,7 @@ def test_an_interrupt_ends_the_run(tmp_path: Path) -> None:
 def test_orders_follow_from_the_shuffles() -> None:
     def order(samples: int, **reader: str) -> Order:
         spec = workload(
+            dataset__format="tfrecord",
             dataset__num_samples_per_file=samples,
             **{f"reader__{key}": value for key, value in reader.items()},
         )

@@ -3,6 +3,7 @@
 
 namespace {
 
-[[maybe_unused]] const int ignored = ::setenv("TRUNKLINE_TUNING", "off", 1);
+[[maybe_unused]] const int ignored =
+    ::setenv("TRUNKLINE_TUNING", "off", 1);  // NOLINT(concurrency-mt-unsafe): before any thread
 
 }  // namespace

@@ -40,7 +40,7 @@ def data_files(dataset: Dataset, directories: Sequence[Path]) -> Iterator[DataFi
 
 
 def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:
-    """Return the directories of a data set. Raises TypeError or ValueError where they are not a list, or repeated."""
+    """Return the directories of a data set. Raises TypeError, or ValueError if one is given twice."""
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
         shown = type(paths).__name__
         raise TypeError(f"directories: must be a list of paths, not {shown}; put it into a list")
