@@ -296,6 +296,14 @@ def test_a_checkpoint_id_is_relative_to_where_async_save_was_called(
     assert (elsewhere / "run" / "1" / "dcp.manifest").exists()
     assert not Path("run").exists()
 
+    monkeypatch.chdir(elsewhere)
+    refusing = tl.dcp.StorageWriter(overwrite=False)
+    failed = torch_dcp.async_save(STATE, checkpoint_id="run/1", storage_writer=refusing, no_dist=True)
+    assert failed.exception() is not None  # which holds the copy
+    monkeypatch.chdir(tmp_path / "here")
+    torch_dcp.async_save(STATE, checkpoint_id="other", storage_writer=refusing, no_dist=True).result()
+    assert (tmp_path / "here" / "other" / "dcp.manifest").exists()
+
     begin.clear()
     saves = []
     for directory in (elsewhere, tmp_path / "here"):

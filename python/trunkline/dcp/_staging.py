@@ -1,5 +1,6 @@
 """The copies of states that async_save() saves, and the working directories in which it was called."""
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Mapping
@@ -63,6 +64,15 @@ class Staging:
         ended = weakref.ref(staged, lambda _: called_in.pop(key, None))
         called_in[key] = (ended, directory)
         return staged
+
+    def begin(self) -> None:
+        """Forget one of the calls, whose save begins: any one, where all are of one directory.
+
+        Otherwise the future of a save that failed, which holds the copy, would keep it.
+        """
+        if len(self.directories()) == 1:
+            with contextlib.suppress(KeyError):  # it has just ended
+                self._called_in.popitem()
 
     def directories(self) -> frozenset[str | None]:
         """Return the working directories in which the saves that have not ended were called."""

@@ -210,6 +210,8 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         given = None if checkpoint_id is None else self._path_of(checkpoint_id)
+        if is_thread_of_async_save():
+            self._staging.begin()
         self._reject_nested(sys._getframe(), given or self._current_path())
         if given is not None:
             self._path = self._save.next_path = given
