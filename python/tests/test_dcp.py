@@ -381,3 +381,14 @@ def test_checkpoint_id_takes_the_place_of_the_path(tmp_path: Path) -> None:
         dcp.load(state, checkpoint_id=tmp_path / name, storage_reader=reader)
         assert_same(state, {"a": numbers(4, seed=seed)})
     assert writer.checkpoint_id == str(tmp_path / "two")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_an_async_save_of_lazily_conjugated_tensors(tmp_path: Path) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"a": {"conj": values.conj(), "neg": [values.conj().imag]}}
+    dcp.async_save(state, storage_writer=tl.dcp.StorageWriter(tmp_path / "x"), no_dist=True).result()
+    found = {"a": {"conj": torch.zeros_like(values), "neg": [torch.zeros(2)]}}
+    dcp.load(found, storage_reader=tl.dcp.StorageReader(tmp_path / "x"), no_dist=True)
+    assert found["a"]["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert found["a"]["neg"][0].tolist() == [-2, 4]

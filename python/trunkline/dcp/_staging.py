@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 # Of the threads that torch makes for async_save().
@@ -29,6 +30,18 @@ def is_thread_of_async_save() -> bool:
 
 class StagedState(dict[str, Any]):
     """The copy of a state, which torch holds until its save has ended."""
+
+
+def _resolved(value: Any) -> Any:
+    """Return a state with conjugate and negative views resolved, whose bit torch's stager drops."""
+    if isinstance(value, torch.Tensor):
+        is_lazy = type(value) is torch.Tensor and (value.is_conj() or value.is_neg())
+        return value.resolve_conj().resolve_neg() if is_lazy else value
+    if type(value) is dict:
+        return {key: _resolved(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_resolved, value))
+    return value
 
 
 class Staging:
@@ -55,7 +68,7 @@ class Staging:
             )
         )
         try:
-            copied = stager.stage(dict(state_dict))
+            copied = stager.stage(_resolved(dict(state_dict)))
         finally:
             stager.close()
         assert not isinstance(copied, Future)  # as it is without asynchronous staging
