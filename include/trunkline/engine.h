@@ -1,6 +1,7 @@
 // The engine: the I/O lanes that all its files share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,6 +23,9 @@ class EngineCore;  // src/io/engine_core.h
 class File;
 
 enum class BackendKind { automatic, io_uring, libaio, threads, memory };
+// Those that hand commands to the kernel, best first: where none is named, the first that works is used.
+inline constexpr std::array kKernelBackends = {BackendKind::io_uring, BackendKind::libaio,
+                                               BackendKind::threads};
 std::string_view to_string(BackendKind kind);
 Result<BackendKind> parse_backend(std::string_view name);  // "auto" "io_uring" "libaio" "threads" "memory"
 

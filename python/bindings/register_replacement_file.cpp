@@ -57,9 +57,9 @@ void register_replacement_file(nb::module_& module) {
   nb::class_<ReplacementFileObject>(
       module, "ReplacementFile",
       "A file that is written under a temporary name; finish() gives it its own. Links are followed, and "
-      "mode, "
-      "owner, group and\nextended attributes of a file that it replaces are kept. Temporary files that dead "
-      "processes left in its\nfolder are removed. Private.")
+      "mode,\n"
+      "owner, group and extended attributes of a file that it replaces are kept. Temporary files that dead\n"
+      "processes left in its folder are removed. Private.")
       .def(nb::init<nb::handle>(), "path"_a.none(),
            nb::sig("def __init__(self, path: trunkline._types.Path) -> None"))
       .def("fileno", &ReplacementFileObject::fileno, "Its descriptor, open for writing until the end.")

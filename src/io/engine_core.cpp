@@ -33,8 +33,6 @@ constexpr unsigned kInlineSlots = 4;
 // How often close_while() asks whether to go on.
 constexpr std::chrono::milliseconds kProgressInterval{50};
 
-constexpr std::array kFallbackOrder = {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads};
-
 // An engine whose last handle is dropped on one of its own lanes (by an operation that was the last to hold
 // it) cannot join itself there.
 void destroy(EngineCore* core) {
@@ -108,7 +106,7 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
     core->log_choice(origin.why.empty() ? "as named" : origin.why);
     return core;
   }
-  for (const BackendKind kind : kFallbackOrder) {
+  for (const BackendKind kind : kKernelBackends) {
     auto started = core->start_lanes(kind);
     if (started) {
       core->log_choice(origin.why.empty() ? "the first that works" : origin.why);

@@ -85,8 +85,7 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
   if (!created_alike) {
     explanation.why += fmt::format(
         "; not followed by this engine: it was created with {}, lanes: {}, queue depth {}; backend, lanes "
-        "and "
-        "queue depth follow the tuning of the paths that are passed to Engine, unless passed themselves",
+        "and queue depth follow the tuning of the paths that are passed to Engine, unless passed themselves",
         trunkline::to_string(config.backend), config.lanes, config.queue_depth);
   }
   if (!block_alike)

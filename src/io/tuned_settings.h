@@ -25,7 +25,7 @@ os::DirectPolicy tuned_policy(const EngineConfig& config, Direct direct, const t
 std::uint64_t tuned_block_bytes(const EngineConfig& config, bool block_was_passed, const FileCore& file,
                                 const tuning::Tuning* tuning);
 
-// `problem`: why there are no tunings.
+// `problem`: why nothing was found; empty where nothing was tuned.
 TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_passed,
                                  const tuning::Tuning* tuning, std::string_view problem);
 

@@ -13,8 +13,8 @@
 namespace trunkline::os {
 
 // A rename replaces a file regardless of its permissions, and the new file starts with the attributes of any
-// new file. Users who save over a file expect neither, since open(path, O_WRONLY
-// O_TRUNC) does neither. So every temporary file that is renamed to a user's file goes through this class:
+// new file. Users who save over a file expect neither, since open(path, O_WRONLY | O_TRUNC) does
+// neither. So every temporary file that is renamed to a user's file goes through this class:
 //
 // 1. find() before anything is written: fails where that open would.
 // 2. The temporary file is created beside path() with create_mode(): others never have more access to it than

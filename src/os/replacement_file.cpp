@@ -101,7 +101,7 @@ Result<std::string> ReplacementFile::finish() {
   // leave an empty file. A failed fsync is not repeated, since the kernel may have dropped the pages that it
   // could not write.
   if (auto synced = sync(); !synced) return std::unexpected(synced.error());
-  // 3. Rename to the final name, in one step. Permission may have been revoked meanwhile.
+  // 3. The attributes once more: permission may have been revoked meanwhile.
   if (replaced_) {
     const auto changed = replaced_->copy_attributes_to(fd());
     if (!changed) return std::unexpected(changed.error());
@@ -109,6 +109,7 @@ Result<std::string> ReplacementFile::finish() {
       if (auto synced = sync(); !synced) return std::unexpected(synced.error());
     }
   }
+  // 4. Rename to the final name, in one step.
   if (auto named = name(); !named) return std::unexpected(named.error());
   return directory_of(target_);
 }

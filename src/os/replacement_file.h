@@ -25,7 +25,7 @@ class ReplacementFile {
   ReplacementFile& operator=(ReplacementFile&&) = delete;
   ~ReplacementFile();
 
-  // Where the file will be: what `path` leads to.
+  // Where the file will be: what `path` leads to, with IfPresent::fail `path` itself.
   const std::string& path() const { return target_; }
 
   // Open for writing.

@@ -33,7 +33,7 @@ void append(BatchPlan& batch, Group&& group) {
 
 }  // namespace
 
-// The other half of the files that may be open are those that were used last.
+// Of one batch. All batches together have at most as many open as stay open for later ones.
 std::size_t SampleReader::max_files() const {
   return std::max<std::size_t>(1, open_files_.capacity() / std::max(2U, options_.batches));
 }
@@ -47,7 +47,9 @@ std::size_t SampleReader::group_size(std::span<const std::uint64_t> samples) con
   std::unordered_set<std::uint32_t> files;
   std::size_t count = 0;
   for (; count < samples.size(); ++count) {
-    for (const StoredRange& range : stored_ranges(samples.subspan(count, 1))) files.insert(range.file);
+    for (std::uint64_t index = 0; index < table_->ranges_per_sample; ++index) {
+      if (const auto range = table_->range(samples[count], index)) files.insert(range->file);
+    }
     if (count > 0 && files.size() > max_files()) break;
   }
   return count;

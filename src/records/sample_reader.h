@@ -71,8 +71,7 @@ class SampleReader {
   static Request request(const BatchPlan& plan, std::span<std::byte> memory, Keepalive keepalive);
 
   // Looks at the result of the request and at whether the files are as they were indexed, and verifies and
-  // removes the framing. What is skipped moves from
-  // plan.samples and plan.ranges to plan.skipped.
+  // removes the framing. What is skipped moves from plan.samples and plan.ranges to plan.skipped.
   Status finish(const Result<std::uint64_t>& read, std::span<std::byte> memory, BatchPlan& plan) const;
 
   // Whether the samples are in more files than one batch may have open.

@@ -12,11 +12,6 @@ namespace {
 constexpr std::array<std::string_view, kPatterns> kPatternNames{"sequential read", "sequential write",
                                                                 "random read", "random write"};
 
-// "4 MiB", "64 KiB": blocks are powers of two, or at least multiples of 4 KiB.
-std::string block_text(std::uint64_t bytes) {
-  return bytes % kMiB == 0 ? fmt::format("{} MiB", bytes / kMiB) : fmt::format("{} KiB", bytes / kKiB);
-}
-
 }  // namespace
 
 std::string_view pattern_name(std::size_t pattern) { return kPatternNames.at(pattern); }
@@ -28,6 +23,10 @@ bool are_valid(const Settings& settings) {
   const std::uint64_t block = settings.block_bytes.value_or(4096);
   return lanes >= 1 && lanes <= 64 && depth >= 1 && depth <= 4096 && block >= 4096 && block <= kGiB &&
          block % 4096 == 0;
+}
+
+std::string block_text(std::uint64_t bytes) {
+  return bytes % kMiB == 0 ? fmt::format("{} MiB", bytes / kMiB) : fmt::format("{} KiB", bytes / kKiB);
 }
 
 std::string to_string(const Settings& settings) {

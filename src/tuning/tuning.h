@@ -56,6 +56,9 @@ struct Tuning {
   bool operator==(const Tuning&) const = default;
 };
 
+// "4 MiB", "64 KiB": blocks are powers of two, or at least multiples of 4 KiB.
+std::string block_text(std::uint64_t bytes);
+
 // The limits of settings, those of EngineOptions.
 bool are_valid(const Settings& settings);
 

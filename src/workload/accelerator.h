@@ -1,4 +1,4 @@
-// An emulated accelerator: a queue of steps with a time line of its own.
+// An emulated accelerator: a queue of steps on its own clock.
 //
 // Step k starts when its batch is ready and step k - 1 has ended, and ends after its computation. That the
 // thread which drives it wakes up late changes nothing, unless a batch was ready late. All times are

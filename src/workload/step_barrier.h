@@ -2,7 +2,7 @@
 //
 // Protocol, for step k, in slot k % kSlots:
 //  1. A rank raises the slot's time to the one at which it could start, then counts itself in.
-//  2. Whoever completes the count wakes the others.
+//  2. The rank that completes the count wakes the others.
 //  3. Each starts at the slot's time: the latest of all.
 // No rank can be more than one step ahead of another, and times only grow, so a slot needs no reset: the
 // count goes on, and the times of earlier steps are below those of later ones.

@@ -43,7 +43,7 @@ def run_ranks(job: Job, ranks: int) -> list[dict[str, Any]]:
 
 
 def barriers_of(descriptor: int) -> dict[PartName, StepBarrierMemory]:
-    """Map the memory that all ranks share: each phase counts steps of its own."""
+    """Map the memory that all ranks share: a barrier for each phase, which counts steps separately."""
     return {name: StepBarrierMemory(descriptor, number) for number, name in enumerate(PARTS)}
 
 

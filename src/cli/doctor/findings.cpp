@@ -76,7 +76,7 @@ Findings examine(const std::vector<std::string>& paths) {
   Findings findings;
   findings.environment = os::read_environment();
   findings.cuda = look_for_cuda();
-  for (const BackendKind kind : {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads}) {
+  for (const BackendKind kind : kKernelBackends) {
     findings.backends.push_back(try_backend(kind));
   }
   const auto engine = Engine::create();

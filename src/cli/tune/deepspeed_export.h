@@ -13,7 +13,7 @@ namespace trunkline::cli {
 // integers and booleans.
 nlohmann::ordered_json deepspeed_aio(const Candidate& candidate);
 
-// Whether export_deepspeed() would reject the file, for whoever measures for a minute first: it exists and
+// Whether export_deepspeed() would reject the file, to be known before measuring for a minute: it exists and
 // `merge` is false, or it is not a JSON object.
 Status check_export(const std::string& file, bool merge);
 

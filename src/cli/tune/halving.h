@@ -1,6 +1,6 @@
 // Finds the fastest of many candidates by successive halving (Jamieson and Talwalkar, "Non-stochastic Best
 // Arm Identification and Hyperparameter Optimization", AISTATS 2016): all are measured briefly, the better
-// third three times as long, and so on. Knows neither files nor engines.
+// third three times as long, and so on. What is measured, and how, is the caller's.
 #pragma once
 
 #include <array>
@@ -70,8 +70,7 @@ class Halving {
   // 2. Rounds. The defaults are in each of them, several times, and everything is compared with them, so that
   //    a drift of the machine favours nobody. What they differ among themselves is the noise.
   // 3. Confirms: the best is measured in turns with the defaults. It wins only if it is faster by more than
-  // the
-  //    noise, and slower in no pattern by more than that.
+  //    the noise, and slower in no pattern by more than that.
   // Ends early where the differences are within the noise. Of candidates within the noise of the best, the
   // one closest to the defaults is preferred.
   Result<HalvingResult> run();

@@ -6,6 +6,7 @@
 
 #include "cli/text_table.h"
 #include "trunkline/units.h"
+#include "tuning/tuning.h"
 
 namespace trunkline::cli {
 namespace {
@@ -13,10 +14,6 @@ namespace {
 constexpr std::size_t kRows = 8;
 
 std::string percent(double gain) { return fmt::format("{:+.1f} %", 100 * (gain - 1)); }
-
-std::string block_text(std::uint64_t bytes) {
-  return bytes % kMiB == 0 ? fmt::format("{} MiB", bytes / kMiB) : fmt::format("{} KiB", bytes / kKiB);
-}
 
 }  // namespace
 
@@ -48,7 +45,8 @@ void TuneDisplay::show(const std::vector<Standing>& standings, unsigned round, d
     const Candidate& candidate = candidates_[each.candidate];
     std::vector<std::string> row{std::string(to_string(candidate.backend)),
                                  fmt::format("{}", candidate.lanes), fmt::format("{}", candidate.queue_depth),
-                                 block_text(candidate.block_bytes), candidate.direct ? "direct" : "cache"};
+                                 tuning::block_text(candidate.block_bytes),
+                                 candidate.direct ? "direct" : "cache"};
     for (const double rate : each.rates) row.push_back(format_rate(rate));
     row.push_back(percent(each.gain));
     table.add(std::move(row));

@@ -22,7 +22,7 @@ constexpr unsigned kDefaultsEvery = 10;  // candidates of an exhaustive search
 
 std::vector<BackendKind> working_backends() {
   std::vector<BackendKind> found;
-  for (const BackendKind kind : {BackendKind::io_uring, BackendKind::libaio, BackendKind::threads}) {
+  for (const BackendKind kind : kKernelBackends) {
     if (Engine::create({.backend = kind, .lanes = 1})) found.push_back(kind);
   }
   return found;
