@@ -2,16 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "base/log.h"
 #include "os/durable.h"
@@ -27,6 +30,10 @@ namespace {
 
 constexpr const char* kVariable = "TRUNKLINE_TUNING";
 constexpr std::string_view kOff = "off";
+// Changing the file takes milliseconds. A holder that was stopped, or a file server that lost the lock, must
+// not stop others for ever.
+constexpr std::chrono::seconds kLockTimeout{3};
+constexpr std::chrono::milliseconds kLockInterval{20};
 
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
@@ -40,12 +47,28 @@ class StoreLock {
     const std::string path = file + ".lock";
     os::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!fd.valid()) return std::unexpected(system_error(errno, "opening the lock file " + path, path));
-    return StoreLock(std::move(fd));
+    StoreLock lock(std::move(fd));
+    const auto deadline = std::chrono::steady_clock::now() + kLockTimeout;
+    while (!lock.try_lock()) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        return std::unexpected(system_error(
+            EBUSY, fmt::format("{}: another process changes the tunings; try again when it has ended", path),
+            path));
+      }
+      std::this_thread::sleep_for(kLockInterval);
+    }
+    return lock;
   }
 
  private:
-  explicit StoreLock(os::UniqueFd fd)
-      : fd_(std::move(fd)), lock_(std::make_unique<os::FileLock>(fd_.get(), os::FileLock::Kind::exclusive)) {}
+  explicit StoreLock(os::UniqueFd fd) : fd_(std::move(fd)) {}
+
+  // False while somebody else holds it. Where the filesystem does not support locks, nothing is held.
+  bool try_lock() {
+    lock_ =
+        std::make_unique<os::FileLock>(fd_.get(), os::FileLock::Kind::exclusive, os::FileLock::Wait::never);
+    return !lock_->busy();
+  }
 
   os::UniqueFd fd_;
   std::unique_ptr<os::FileLock> lock_;  // ends before the descriptor
@@ -58,6 +81,29 @@ Status make_directory(const std::string& file) {
   if (!code) return {};
   return std::unexpected(
       system_error(code.value(), fmt::format("creating {} for the tuning file", directory), directory));
+}
+
+// TRUNKLINE_TUNING may name anything, such as /dev/null.
+Status check_is_file(const std::string& file) {
+  struct stat status{};
+  if (::lstat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) return {};
+  return std::unexpected(make_error(
+      ErrorKind::invalid_argument,
+      fmt::format("{} is not a file, so no tunings can be kept there; TRUNKLINE_TUNING=off ignores them",
+                  file),
+      file));
+}
+
+// Under FILE.damaged, FILE.damaged-2 and so on: it may be of another program, and is not removed.
+Result<std::string> set_aside(const std::string& file) {
+  for (unsigned number = 1;; ++number) {
+    const std::string aside = number == 1 ? file + ".damaged" : fmt::format("{}.damaged-{}", file, number);
+    if (::renameat2(AT_FDCWD, file.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) == 0) return aside;
+    if (os::may_lack_rename_flags(errno) && ::link(file.c_str(), aside.c_str()) == 0 &&
+        ::unlink(file.c_str()) == 0)
+      return aside;
+    if (errno != EEXIST) return std::unexpected(system_error(errno, "setting aside " + file, file));
+  }
 }
 
 bool is_damaged(const Error& error) { return error.kind == ErrorKind::format; }
@@ -91,6 +137,7 @@ Result<std::vector<Tuning>> load(const std::string& file) {
 }
 
 Status check_storable(const std::string& file) {
+  if (auto is_file = check_is_file(file); !is_file) return is_file;
   if (auto made = make_directory(file); !made) return made;
   if (auto lock = StoreLock::acquire(file); !lock) return std::unexpected(lock.error());
   const auto loaded = load(file);
@@ -99,15 +146,16 @@ Status check_storable(const std::string& file) {
 }
 
 Status store(const std::string& file, const Tuning& tuning) {
+  if (auto is_file = check_is_file(file); !is_file) return is_file;
   if (auto made = make_directory(file); !made) return made;
   const auto lock = StoreLock::acquire(file);
   if (!lock) return std::unexpected(lock.error());
   auto loaded = load(file);
   if (!loaded && !is_damaged(loaded.error())) return std::unexpected(loaded.error());
   if (!loaded) {
-    log::warn(log::Component::engine, "{}; it is set aside as {}.damaged", loaded.error().message, file);
-    if (::rename(file.c_str(), (file + ".damaged").c_str()) != 0)
-      return std::unexpected(system_error(errno, "setting aside " + file, file));
+    const auto aside = set_aside(file);
+    if (!aside) return std::unexpected(aside.error());
+    log::warn(log::Component::engine, "{}; it is set aside as {}", loaded.error().message, *aside);
     loaded = std::vector<Tuning>{};
   }
   std::erase_if(*loaded, [&](const Tuning& each) { return is_same_subject(each, tuning); });
@@ -119,7 +167,9 @@ Status store(const std::string& file, const Tuning& tuning) {
 }
 
 Result<std::size_t> forget(const std::string& file, std::span<const std::string> paths) {
-  if (!std::filesystem::exists(file)) return 0;
+  if (auto is_file = check_is_file(file); !is_file) return std::unexpected(is_file.error());
+  std::error_code missing;
+  if (!std::filesystem::exists(file, missing)) return 0;
   const auto lock = StoreLock::acquire(file);
   if (!lock) return std::unexpected(lock.error());
   auto loaded = load(file);
@@ -142,9 +192,18 @@ Result<std::size_t> forget(const std::string& file, std::span<const std::string>
 }
 
 Result<bool> forget_all(const std::string& file) {
-  if (!std::filesystem::exists(file)) return false;
+  if (auto is_file = check_is_file(file); !is_file) return std::unexpected(is_file.error());
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return false;
   const auto lock = StoreLock::acquire(file);
   if (!lock) return std::unexpected(lock.error());
+  if (!load(file)) {
+    const auto aside = set_aside(file);
+    if (!aside) return std::unexpected(aside.error());
+    log::warn(log::Component::engine, "{} held no tunings that can be read; it is set aside as {}", file,
+              *aside);
+    return true;
+  }
   if (::unlink(file.c_str()) == 0) return true;
   if (errno == ENOENT) return false;
   return std::unexpected(system_error(errno, "removing " + file, file));

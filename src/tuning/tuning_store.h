@@ -24,18 +24,20 @@ std::optional<std::string> default_file();
 Result<std::vector<Tuning>> load(const std::string& file);
 
 // Adds a tuning, or replaces that of the same machine and storages, atomically and durably; creates the
-// file's directory. A file that is damaged is set aside under FILE.damaged. Fails with `unsupported` where it
-// is of a newer version. Processes that do this at the same time wait for each other.
+// file's directory. A file that is damaged is set aside as FILE.damaged, or FILE.damaged-2 and so on. Fails
+// with `unsupported` where it is of a newer version, with invalid_argument where it is no file (/dev/null),
+// with system (EBUSY) where another process holds the lock for seconds.
 Status store(const std::string& file, const Tuning& tuning);
 
-// Whether store() would reject the file, for whoever measures for a minute first.
+// Whether store() would reject the file, to be known before measuring for a minute.
 Status check_storable(const std::string& file);
 
 // Removes the tunings of exactly these paths: of their storages on this machine, or as they were named, for
 // paths that no longer exist. Returns how many.
 Result<std::size_t> forget(const std::string& file, std::span<const std::string> paths);
 
-// Removes the file, whatever it holds; false where it does not exist.
+// Removes the file; false where it does not exist. What cannot be read as tunings may be of another program:
+// it is set aside as by store().
 Result<bool> forget_all(const std::string& file);
 
 }  // namespace trunkline::tuning

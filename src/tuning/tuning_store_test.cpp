@@ -1,5 +1,6 @@
 #include "tuning/tuning_store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -8,7 +9,9 @@
 #include <fstream>
 #include <thread>
 
+#include "os/file_lock.h"
 #include "os/machine_id.h"
+#include "os/unique_fd.h"
 #include "support/temp_directory.h"
 #include "tuning/storage.h"
 #include "tuning/tuning_file.h"
@@ -169,6 +172,41 @@ TEST(TuningStore, WritesNothingThatItCannotRead) {
         {.filesystem = "ext4", .device = std::to_string(index), .id = "00000000000000ff"});
   EXPECT_FALSE(store(file, large));
   EXPECT_EQ(*load(file), std::vector{some_tuning()});
+}
+
+TEST(TuningStore, WaitsForAnotherProcessOnlyForSomeTime) {
+  const TempDirectory directory;
+  const std::string file = directory.file("tuning.json");
+  ASSERT_TRUE(store(file, some_tuning()));
+  const os::UniqueFd held(::open((file + ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  {
+    const os::FileLock lock(held.get(), os::FileLock::Kind::exclusive);
+    EXPECT_EQ(forget_all(file).error().code, EBUSY);
+  }
+  EXPECT_TRUE(*forget_all(file));
+}
+
+TEST(TuningStore, RemovesNothingOfOthers) {
+  const TempDirectory directory;
+  const std::string file = directory.file("ds.json");
+  for (const std::string text : {"{\"train_batch_size\": 8}", "second", "third"}) {
+    write(file, text);
+    EXPECT_TRUE(*forget_all(file));
+  }
+  write(file, "fourth");
+  ASSERT_TRUE(store(file, some_tuning()));
+  const auto kept = [&](const std::string& name) { return std::filesystem::file_size(file + name); };
+  EXPECT_EQ(kept(".damaged"), 23U);
+  EXPECT_EQ(kept(".damaged-2"), 6U);
+  EXPECT_EQ(kept(".damaged-3"), 5U);
+  EXPECT_EQ(kept(".damaged-4"), 6U);
+  const std::string pipe = directory.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(check_storable(pipe).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(store(pipe, some_tuning()).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(forget_all(pipe).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(forget(pipe, std::vector<std::string>{"/"}).error().kind, ErrorKind::invalid_argument);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
 }
 
 TEST(TuningStore, ForgetsAllWhateverTheFileHolds) {

@@ -85,11 +85,13 @@ int forget(const TuneOptions& options) {
   const auto file = tuning_file();
   if (!file) return report_failure(file.error(), options.json);
   std::size_t count = 0;
+  std::string_view rest;
   if (options.paths.empty()) {
     const auto loaded = tuning::load(*file);
     const auto removed = tuning::forget_all(*file);
     if (!removed) return report_failure(removed.error(), options.json);
     count = loaded ? loaded->size() : 0;
+    if (!loaded) rest = ", which holds none that can be read: it was set aside under another name";
   } else {
     const auto removed = tuning::forget(*file, absolute(options.paths));
     if (!removed) return report_failure(removed.error(), options.json);
@@ -99,7 +101,7 @@ int forget(const TuneOptions& options) {
     const Json document{{"command", "tune"}, {"schema", 1}, {"forgotten", count}, {"file", *file}};
     std::cout << document.dump(2) << '\n';
   } else {
-    std::cout << fmt::format("{} tuning{} removed from {}\n", count, count == 1 ? "" : "s", *file);
+    std::cout << fmt::format("{} tuning{} removed from {}{}\n", count, count == 1 ? "" : "s", *file, rest);
   }
   return std::cout.flush() ? kExitOk : kExitFailed;
 }
