@@ -1,61 +1,21 @@
 """The commands `trunkline pack` and `trunkline plan`, which need Python and transformers."""
 
 import argparse
-import errno
-import json
-import os
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from trunkline._cli_errors import print_error_document, report_error
-from trunkline._errors import Cancelled
-
-_OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
-_INTERRUPTED = 130
-
-
-class _UsageError(ValueError):
-    """The parser rejects the arguments."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{message}; see {self.prog} --help")
+from trunkline._command import Parser, run_command
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `pack ...` or `plan ...`; return the exit status."""
     command = arguments[0]
-    wants_json = "--json" in arguments
-    try:
-        options = _parser().parse_args(arguments)
-        run: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
-        document, text = run(options)
-    except ValueError as error:
-        report_error(command, error, wants_json)
-        return _USAGE
-    except OSError as error:
-        report_error(command, error, wants_json)
-        return _FAILED
-    except KeyboardInterrupt:
-        left = "; the incomplete pack was removed" if command == "pack" else ""
-        report_error(command, Cancelled(errno.ECANCELED, f"interrupted{left}"), wants_json)
-        return _INTERRUPTED
-    except Exception as error:  # of transformers or torch: the traceback says where
-        if wants_json:
-            print_error_document(command, error)
-        raise
-    try:
-        print(json.dumps(document, indent=2) if options.json else text, flush=True)
-    except BrokenPipeError:  # as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _FAILED
-    return _OK
+    left = "; the incomplete pack was removed" if command == "pack" else ""
+    return run_command(command, _parser(), arguments, lambda _: left)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="trunkline")
+def _parser() -> Parser:
+    parser = Parser(prog="trunkline")
     commands = parser.add_subparsers(dest="command", required=True)
     pack = commands.add_parser(
         "pack",

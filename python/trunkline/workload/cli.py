@@ -1,16 +1,12 @@
 """The command `trunkline workload`."""
 
 import argparse
-import errno
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-from trunkline._cli_errors import report_error
+from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
-from trunkline._errors import Cancelled
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._generate import generate
 from trunkline.workload._results import text_of
@@ -18,49 +14,19 @@ from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import scaled, totals_of
 
-_OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
-_INTERRUPTED = 130
-
-
-class _UsageError(ValueError):
-    """The parser rejects the arguments."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{message}; see {self.prog} --help")
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run `workload ...`; return the exit status."""
-    wants_json = "--json" in arguments
-    options = argparse.Namespace(command="")
-    try:
-        options = make_parser().parse_args(arguments[1:])
-        action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
-        document, text = action(options)
-    except ValueError as error:
-        report_error("workload", error, wants_json)
-        return _USAGE
-    except OSError as error:
-        report_error("workload", error, wants_json)
-        return _FAILED
-    except KeyboardInterrupt:
-        left = "; call it again to go on" if options.command == "generate" else ""
-        report_error("workload", Cancelled(errno.ECANCELED, f"interrupted{left}"), wants_json)
-        return _INTERRUPTED
-    document = {"command": f"workload {options.command}", "schema": 1, **document}
-    try:
-        print(json.dumps(document, indent=2) if options.json else text, flush=True)
-    except BrokenPipeError:  # as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _FAILED
-    return _OK
+
+    def interrupted(options: argparse.Namespace) -> str:
+        return "; call it again to go on" if options.command == "generate" else ""
+
+    return run_command("workload", make_parser(), arguments[1:], interrupted)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the command's arguments."""
-    parser = _Parser(
+    parser = Parser(
         prog="trunkline workload",
         description="Emulate trainings: how busy storage keeps the accelerators. Workloads are files as DLIO "
         "and MLPerf Storage have them, or built in",
@@ -137,6 +103,10 @@ def _load(options: argparse.Namespace) -> Workload:
     return workload
 
 
+def _head(options: argparse.Namespace) -> dict[str, Any]:
+    return {"command": f"workload {options.command}", "schema": 1}
+
+
 def _ignored(workload: Workload) -> list[dict[str, Any]]:
     return [{"key": each.key, "line": each.line, "effect": each.effect} for each in workload.ignored]
 
@@ -153,7 +123,7 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
         f"{', '.join(document['directories'])}"
     )
-    return {**document, "ignored": _ignored(workload)}, text
+    return {**_head(options), **document, "ignored": _ignored(workload)}, text
 
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -163,10 +133,10 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
     workload = _load(options)
     document = run(workload, options.data, options.ranks)
-    return {**document, "ignored": _ignored(workload)}, text_of(document)
+    return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
 
 
-def _list(_options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     rows = [_summary(name, load(name)) for name in builtin_names()]
     widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
     lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
@@ -177,7 +147,7 @@ def _list(_options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         for row in rows
     ]
     lines += ["", "GB/s: what one accelerator needs to compute all the time. --json has descriptions."]
-    return {"workloads": rows}, "\n".join(lines)
+    return {**_head(options), "workloads": rows}, "\n".join(lines)
 
 
 def _summary(name: str, workload: Workload) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""What the commands in Python share: how arguments are parsed, results printed and failures reported."""
+
+import argparse
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from trunkline._cli_errors import print_error_document, report_error
+from trunkline._errors import Cancelled
+
+OK, FAILED, USAGE = 0, 1, 2  # the exit statuses of src/cli
+INTERRUPTED = 130
+
+
+class _UsageError(ValueError):
+    """The parser rejects the arguments."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ValueError for wrong arguments. The defaults of each command have `run`.
+
+    `run` takes the parsed arguments; it returns the JSON document and the text that says the same.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what run_command() reports."""
+        raise _UsageError(f"{message}; see {self.prog} --help")
+
+
+def run_command(
+    name: str, parser: Parser, arguments: Sequence[str], interrupted: Callable[[argparse.Namespace], str]
+) -> int:
+    """Parse the arguments, run the command that they name, and print its result; return the exit status.
+
+    `interrupted`: what Ctrl-C has left, for the message.
+    """
+    wants_json = "--json" in arguments
+    options = argparse.Namespace(command="")
+    try:
+        options = parser.parse_args(arguments)
+        action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
+        document, text = action(options)
+    except ValueError as error:
+        report_error(name, error, wants_json)
+        return USAGE
+    except OSError as error:
+        report_error(name, error, wants_json)
+        return FAILED
+    except KeyboardInterrupt:
+        message = f"interrupted{interrupted(options)}"
+        report_error(name, Cancelled(errno.ECANCELED, message), wants_json)
+        return INTERRUPTED
+    except Exception as error:  # of other libraries: the traceback says where
+        if wants_json:
+            print_error_document(name, error)
+        raise
+    try:
+        print(json.dumps(document, indent=2) if options.json else text, flush=True)
+    except BrokenPipeError:  # as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return OK
