@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from support_errors import PUBLIC_ERRORS
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -141,14 +142,7 @@ class Raising(torch.utils.data.Dataset[Any]):
         raise self.errors[number]
 
 
-ERRORS = [
-    each
-    for each in (getattr(tl, name) for name in dir(tl))
-    if isinstance(each, type) and issubclass(each, tl.Error)
-]
-
-
-@pytest.mark.parametrize("exception_type", ERRORS)
+@pytest.mark.parametrize("exception_type", PUBLIC_ERRORS)
 def test_errors_keep_their_text_in_workers(exception_type: type[tl.Error]) -> None:
     dataset = Raising([exception_type(None, "what failed, and why", "/data/file")])
     loader = DataLoader(dataset, num_workers=1, sampler=[0])

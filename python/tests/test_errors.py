@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_errors import PUBLIC_ERRORS
 
 import trunkline as tl
 from trunkline._errors import exception_of, reword
@@ -151,14 +152,7 @@ def test_the_error_of_another_rank_is_public() -> None:
     assert f"{tl.RankError.__module__}.{tl.RankError.__qualname__}" == "trunkline.RankError"
 
 
-PUBLIC = [
-    each
-    for each in (getattr(tl, name) for name in dir(tl))
-    if isinstance(each, type) and issubclass(each, tl.Error)
-]
-
-
-@pytest.mark.parametrize("exception_type", PUBLIC)
+@pytest.mark.parametrize("exception_type", PUBLIC_ERRORS)
 def test_a_single_argument_is_the_message(exception_type: type[tl.Error]) -> None:
     """As torch raises the error of a DataLoader's worker again, also through another one's process."""
     once = exception_type("Caught it in worker 0.")
