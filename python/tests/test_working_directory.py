@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from rank_processes import RankProcesses
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import trunkline as tl
 
@@ -314,6 +315,44 @@ def test_a_checkpoint_id_is_relative_to_where_async_save_was_called(
     errors = [str(save.exception()) for save in saves]
     assert f"relative to ({elsewhere} or {tmp_path / 'here'})" in errors[0]
     assert not Path("run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
+def test_a_checkpoint_id_of_another_stager_is_of_no_other_save(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, write_data = threading.Event(), tl.dcp.StorageWriter.write_data
+
+    def late_write(writer: tl.dcp.StorageWriter, *args: Any) -> Any:
+        assert begin.wait(60)
+        return write_data(writer, *args)
+
+    monkeypatch.setattr(tl.dcp.StorageWriter, "write_data", late_write)
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    writer = tl.dcp.StorageWriter()
+    first = torch_dcp.async_save(STATE, checkpoint_id="last", storage_writer=writer, no_dist=True)
+    monkeypatch.chdir(elsewhere)
+    second = torch_dcp.async_save(
+        STATE, checkpoint_id="last", storage_writer=writer, async_stager=stager, no_dist=True
+    )
+    with pytest.raises(ValueError, match="last is relative, and while the save runs in the background"):
+        second.result(60)
+    begin.set()
+    first.result(60)
+    assert (tmp_path / "here" / "last" / "dcp.manifest").exists()
+    assert not Path("last").exists()
+
+
+def test_a_writer_that_torch_sends_says_where_it_may_have_been_used(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stager that is not the writer, torch sends it some time after the call."""
+    writer = tl.dcp.StorageWriter()
+    sent: list[bytes] = []
+    monkeypatch.chdir(elsewhere)
+    assert in_thread(lambda: sent.append(pickle.dumps(writer))) is None
+    with pytest.raises(ValueError, match=f"{elsewhere} or {tmp_path / 'here'}"):
+        pickle.loads(sent[0]).reset("run/last")
 
 
 def test_a_checkpoint_id_in_the_process_of_async_saves(

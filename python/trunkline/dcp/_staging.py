@@ -1,18 +1,16 @@
 """The copies of states that async_save() saves, and the working directories in which it was called."""
 
 import contextlib
-import threading
+import sys
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
-# Of the threads that torch makes for async_save().
-_TORCH_THREAD = "AsyncCheckpointExecutor"
 
 
 def working_directory() -> str | None:
@@ -23,13 +21,18 @@ def working_directory() -> str | None:
         return None
 
 
-def is_thread_of_async_save() -> bool:
-    """Whether this thread runs a save of async_save(), and nothing else."""
-    return threading.current_thread().name.startswith(_TORCH_THREAD)
-
-
 class StagedState(dict[str, Any]):
     """The copy of a state, which torch holds until its save has ended."""
+
+
+def is_called_to_save_staged() -> bool:
+    """Whether a caller has a StagedState: not if another stager copied what it saves."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if any(isinstance(value, StagedState) for value in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _resolved(value: Any) -> Any:

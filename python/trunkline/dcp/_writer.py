@@ -53,7 +53,7 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
-from trunkline.dcp._staging import Staging, is_thread_of_async_save, working_directory
+from trunkline.dcp._staging import Staging, is_called_to_save_staged, working_directory
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -193,8 +193,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         """Return the state to send to another process, without that of a running save."""
         left_out = {"_save", "_staging"}
         state = {name: value for name, value in super().__getstate__().items() if name not in left_out}
-        sent_from = self._sender_cwds or self._called_in() or frozenset({working_directory()})
-        return {**state, "_sender_cwds": sent_from}
+        return {**state, "_sender_cwds": self._sender_cwds or self._possible_cwds()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo __getstate__()."""
@@ -210,7 +209,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         given = None if checkpoint_id is None else self._path_of(checkpoint_id)
-        if is_thread_of_async_save():
+        if is_called_to_save_staged():
             self._staging.begin()
         self._reject_nested(sys._getframe(), given or self._current_path())
         if given is not None:
@@ -229,14 +228,12 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         path = checkpoint_path_of(checkpoint_id, "checkpoint_id")
         if Path(path.given).is_absolute():
             return path
-        cwd = working_directory()
-        possible = self._called_in()
-        if self._sender_cwds and cwd == self._cwd:  # it has not been changed in this process
+        if self._sender_cwds and working_directory() == self._cwd:  # it has not been changed in this process
             possible = self._sender_cwds
         elif threading.current_thread() is threading.main_thread():
             return path
-        elif not possible or not is_thread_of_async_save():
-            possible |= {cwd, self._cwd}
+        else:
+            possible = self._possible_cwds()
         directory, *others = sorted(map(str, possible))
         if not others:
             return CheckpointPath(path.given, Path(directory, path.given))
@@ -246,11 +243,14 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             "absolute path"
         )
 
-    def _called_in(self) -> frozenset[str | None]:
-        """Return where the saves under way were called, if one of them may run in this thread."""
+    def _possible_cwds(self) -> frozenset[str | None]:
+        """Return where the call may have been made of the save that runs in this thread."""
+        if is_called_to_save_staged() and (known := self._staging.directories()):
+            return known
+        cwd = working_directory()
         if threading.current_thread() is threading.main_thread():
-            return frozenset()
-        return self._staging.directories()
+            return frozenset({cwd})
+        return frozenset({cwd, self._cwd})  # another stager has made the copy, and says nothing of the call
 
     _synchronize_after_execute = False  # the copy is complete when stage() returns
 
