@@ -53,7 +53,7 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
-from trunkline.dcp._staging import Staging, is_called_to_save_staged, working_directory
+from trunkline.dcp._staging import find_staged_state, stage, working_directory
 from trunkline.dcp._stored import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -108,8 +108,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     is None. All ranks must see the directory under this name. A relative checkpoint_id of async_save() leads
     to where it was called, wherever the working directory is when torch hands it over in the background. If
     that is not known, it is rejected (ValueError): with an `async_stager` of another kind, if the working
-    directory has changed since the writer was made; and if two saves that are under way were called in
-    different directories.
+    directory has changed since the writer was made.
 
     An existing checkpoint in the directory is replaced as a whole: it is loaded until the new one is
     complete, even if the save ends early (an error of a rank, a crash); its files are removed afterwards.
@@ -153,9 +152,8 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
         self._save = _Save()
-        self._staging = Staging()
         self._cwd = working_directory()
-        # Where this writer was when it was sent to this process, or where the saves under way were called.
+        # Where this writer may have been used when it was sent to this process.
         self._sender_cwds: frozenset[str | None] = frozenset()
 
     @property
@@ -191,15 +189,13 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to another process, without that of a running save."""
-        left_out = {"_save", "_staging"}
-        state = {name: value for name, value in super().__getstate__().items() if name not in left_out}
+        state = {name: value for name, value in super().__getstate__().items() if name != "_save"}
         return {**state, "_sender_cwds": self._sender_cwds or self._possible_cwds()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo __getstate__()."""
         self.__dict__.update(state)
         self._save = _Save()
-        self._staging = Staging()
         self._cwd = working_directory()
 
     def storage_meta(self) -> StorageMeta | None:
@@ -209,8 +205,6 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin another save, into the directory `checkpoint_id` if it is given."""
         given = None if checkpoint_id is None else self._path_of(checkpoint_id)
-        if is_called_to_save_staged():
-            self._staging.begin()
         self._reject_nested(sys._getframe(), given or self._current_path())
         if given is not None:
             self._path = self._save.next_path = given
@@ -245,8 +239,9 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
     def _possible_cwds(self) -> frozenset[str | None]:
         """Return where the call may have been made of the save that runs in this thread."""
-        if is_called_to_save_staged() and (known := self._staging.directories()):
-            return known
+        staged = find_staged_state()
+        if staged is not None:
+            return frozenset({staged.called_in})
         cwd = working_directory()
         if threading.current_thread() is threading.main_thread():
             return frozenset({cwd})
@@ -256,7 +251,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the state in CPU memory, within the call of async_save()."""
-        return self._staging.copy(state_dict)
+        return stage(state_dict)
 
     def close(self) -> None:
         """Do nothing: stage() leaves nothing to be released."""
