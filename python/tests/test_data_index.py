@@ -220,6 +220,7 @@ def test_arrays_without_rows_in_place_are_unsupported(
         (lambda data: data.replace(b"descr", b"descx"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"(9, 3, 2)"), tl.CutOff),
         (lambda data: data.replace(b"(2, 3, 2)", b"(2, -3,2)"), tl.Format),
+        (lambda data: data.replace(b"(2, 3, 2)", b"(2, True)"), tl.Format),
         (lambda data: data.replace(b"'shape'", b"#shape'"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"((((((((("), tl.Format),
     ],

@@ -82,8 +82,12 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
             f"{name}: holds Python objects ({dtype}), which only pickle can read; save an array of numbers",
             name,
         )
-    if any(extent < 0 for extent in shape):
-        raise Format(None, f"{name}: its .npy header has a negative shape: {list(shape)}", name)
+    if any(type(extent) is not int or extent < 0 for extent in shape):  # numpy lets a bool pass
+        raise Format(
+            None,
+            f"{name}: the shape in its .npy header is not one of non-negative integers: {list(shape)}",
+            name,
+        )
     return NpyHeader(dtype, tuple(shape), fortran_order and len(shape) > 1, file.tell())
 
 
