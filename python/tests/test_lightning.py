@@ -777,7 +777,7 @@ class Ranks:
         self._store = RankStore(torch.distributed.HashStore(), 60.0)
         self._threads: list[Callable[[], object]] = []
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        monkeypatch.setattr(first_rank, "start_thread", self._threads.append)
+        monkeypatch.setattr(first_rank, "start_thread", lambda run, done=None: self._threads.append(run))
         self.turn_to(0)
 
     def turn_to(self, rank: int) -> None:

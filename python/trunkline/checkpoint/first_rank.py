@@ -21,6 +21,7 @@ from typing import Any
 from trunkline._errors import RankError
 from trunkline._logging import Log
 from trunkline._tensor_io.background import start_thread
+from trunkline._tensor_io.flag import Flag
 from trunkline._waits import Wait
 from trunkline.checkpoint.ranks.store import RankStore, rank_error, value_of
 from trunkline.checkpoint.save import SaveHandle
@@ -91,7 +92,7 @@ def post_save(saving: SaveHandle | None, error: BaseException | None = None) -> 
         saving._join()
         post(_outcome_of(saving._error))
 
-    start_thread(post_outcome)
+    start_thread(post_outcome, Flag())  # the exit waits for it: other ranks wait for the outcome
 
 
 def _outcome_of(error: BaseException | None) -> str:
