@@ -222,6 +222,7 @@ def test_arrays_without_rows_in_place_are_unsupported(
         (lambda data: data.replace(b"(2, 3, 2)", b"(2, -3,2)"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"(2, True)"), tl.Format),
         (lambda data: data.replace(b"'shape'", b"#shape'"), tl.Format),
+        (lambda data: data.replace(b"'<f4'", b"'3f4'"), tl.Format),
         (lambda data: data.replace(b"(2, 3, 2)", b"((((((((("), tl.Format),
     ],
 )

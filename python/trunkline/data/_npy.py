@@ -82,6 +82,8 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
             f"{name}: holds Python objects ({dtype}), which only pickle can read; save an array of numbers",
             name,
         )
+    if dtype.subdtype is not None:
+        raise Format(None, f"{name}: the dtype in its .npy header is of arrays: {dtype}", name)
     if any(type(extent) is not int or extent < 0 for extent in shape):  # numpy lets a bool pass
         raise Format(
             None,
