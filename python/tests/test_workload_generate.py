@@ -191,6 +191,18 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(
     assert data_of(tmp_path) == {"train/img_0_of_6.npz".replace("6", "1"): b"mine"}
 
 
+def test_a_link_under_a_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    own = tmp_path / "mine"
+    own.write_bytes(b"mine")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / ".trunkline-workload.json.partial").symlink_to(own)
+    generate(workload(files=1), [data])
+    assert own.read_bytes() == b"mine"
+    assert (data / "trunkline-workload.json").is_file()
+    assert not (data / "trunkline-workload.json").is_symlink()
+
+
 def test_another_data_set_is_not_mixed_in(tmp_path: Path) -> None:
     generate(workload(), [tmp_path])
     before = contents(tmp_path)

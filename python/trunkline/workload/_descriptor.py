@@ -122,7 +122,8 @@ def _check_vacant(directory: Path) -> None:
 
 def _write(directory: Path, document: dict[str, Any]) -> None:
     temporary = directory / f".{NAME}.partial"
-    with temporary.open("w", encoding="utf-8") as out:
+    temporary.unlink(missing_ok=True)  # of a run that was ended; a link that is here must not be followed
+    with temporary.open("x", encoding="utf-8") as out:
         json.dump(document, out, indent=1)
         out.flush()
         os.fsync(out.fileno())
