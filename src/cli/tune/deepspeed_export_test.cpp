@@ -61,10 +61,35 @@ TEST(DeepspeedExport, MergesIntoTheSectionAndChangesNothingElse) {
   EXPECT_EQ(config.begin().key(), "z");  // in their order
 }
 
+TEST(DeepspeedExport, LeavesTheRestAsItIsWritten) {
+  const test::TempDirectory directory;
+  const std::string file = directory.file("deepspeed.json");
+  const auto merged = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    EXPECT_TRUE(export_deepspeed(file, true, kCandidate)) << text;
+    std::ifstream stream(file);
+    std::string found(std::istreambuf_iterator<char>(stream), {});
+    EXPECT_TRUE(Json::accept(found)) << found;
+    EXPECT_EQ(read(file)["aio"]["queue_depth"], 32);
+    return found;
+  };
+  const std::string numbers = "\"id\": 123456789012345678901234567890, \"lr\":0.100";
+  EXPECT_TRUE(merged("{" + numbers + "}").starts_with("{" + numbers + ",\n  \"aio\": {\n"));
+  EXPECT_TRUE(merged("{ \"aio\": {}, " + numbers + " }\n").ends_with("\n  }, " + numbers + " }\n"));
+  const std::string within = merged("{\"aio\": {" + numbers + ", \"use_gds\": true}}");
+  EXPECT_TRUE(within.contains("\"id\": 123456789012345678901234567890,\n")) << within;
+  EXPECT_TRUE(within.contains("\"lr\": 0.100,\n")) << within;
+  EXPECT_EQ(read(file)["aio"]["use_gds"], false);
+  merged("{}");
+  merged(" {\n}\n");
+  merged("{\"a\": {}\n}");
+  merged("{\"a}\": \"}\"}");
+}
+
 TEST(DeepspeedExport, RejectsWhatItCannotMerge) {
   const test::TempDirectory directory;
   const std::string file = directory.file("deepspeed.json");
-  for (const char* text : {"", "[1]", "{\"aio\": 3}", "{\"a\": 1, \"a\": 2}", "{"}) {
+  for (const char* text : {"", "[1]", "{\"aio\": 3}", "{\"a\": 1, \"a\": 2}", "{", "{\"\\u0061io\": {}}"}) {
     std::ofstream(file) << text;
     EXPECT_FALSE(check_export(file, true)) << text;
     EXPECT_FALSE(export_deepspeed(file, true, kCandidate)) << text;
