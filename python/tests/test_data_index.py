@@ -234,6 +234,12 @@ def test_damaged_npy_files_are_named(tmp_path: Path, damage: object, kind: type[
         tl.data.index(path)
 
 
+def test_columns_of_other_formats_are_an_error(tmp_path: Path) -> None:
+    sample_files.npy_rows(tmp_path / "a.npy", 2)
+    with pytest.raises(ValueError, match='columns: only format "parquet" supports them, not \'npy\''):
+        tl.data.index(tmp_path, columns=["a"])
+
+
 def test_rows_of_different_shapes_are_an_error(tmp_path: Path) -> None:
     sample_files.npy_rows(tmp_path / "a.npy", 2, (3,))
     sample_files.npy_rows(tmp_path / "b.npy", 2, (4,))

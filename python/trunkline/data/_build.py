@@ -14,7 +14,7 @@ from trunkline.data._index import Index
 from trunkline.data._info import IndexInfo
 from trunkline.data._kinds import KINDS
 from trunkline.data._listing import Listing, kinds_present, settled
-from trunkline.data._options import Options, options_of
+from trunkline.data._options import Options, check_columns, options_of
 from trunkline.data._parquet import parquet_parts
 from trunkline.data._skipping import Skipped
 from trunkline.data._table import native_scan, table_parts
@@ -89,6 +89,7 @@ def index(
         return _build(options.format, listing, options, volume)
     given_cache = None if options.cache == "auto" else options.cache
     name, listing = _chosen(settled(paths, given_cache), options)
+    check_columns(options.columns, name)
     return _build(name, listing, options)
 
 

@@ -57,8 +57,8 @@ def options_of(
     ):
         if format != "records" and value not in (None, 0):
             raise ValueError(f'{name}: only format "records" supports it, not {format!r}')
-    if columns is not None and format not in ("auto", "parquet"):
-        raise ValueError(f'columns: only format "parquet" supports them, not {format!r}')
+    if format != "auto":
+        check_columns(columns, format)
     return Options(
         format=format,
         record_bytes=record,
@@ -70,6 +70,12 @@ def options_of(
         report=progress,
         workers=_whole(workers, "workers", 1) or max(4, min(16, 2 * (os.cpu_count() or 1))),
     )
+
+
+def check_columns(columns: Any, format: str) -> None:  # noqa: A002
+    """Raise ValueError if there are columns, but the format has none."""
+    if columns is not None and format != "parquet":
+        raise ValueError(f'columns: only format "parquet" supports them, not {format!r}')
 
 
 def _whole(value: Any, name: str, least: int) -> int | None:
