@@ -32,6 +32,7 @@ from pathlib import Path
 import cpu_cost
 import fio_peer
 import kept_results
+import larger_models
 import latency
 import loading
 import many_tensors
@@ -40,7 +41,6 @@ import random_reads
 import samples
 import saving
 import sequential
-import streaming
 import unthrottled
 from guest_memory import free_memory_kept
 from measurement import Comparison, Results, progress
@@ -58,7 +58,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "saving": saving.measure,
     "loading": loading.measure,
     "overlap": overlap.measure,
-    "streaming": streaming.measure,
+    "streaming": larger_models.measure,
     "many": many_tensors.compare,
 }
 RESULTS = ROOT / "benchmarks/results"
