@@ -1,6 +1,7 @@
 """Batches of samples at random places (tl.data.Loader): images of 114,660 bytes, 400 in a batch, on one disk
 and on a Volume of several, and windows of 4 KiB of a file of tokens; beside fio randread, and beside what
-trainings use: torch's DataLoader, numpy.memmap, webdataset.
+training scripts use: torch's DataLoader, numpy.memmap, and webdataset and mosaicml-streaming where they are
+installed.
 
 All are measured from their begin, without the start of worker processes. Of every batch the first and the
 last sample are compared with what was written.
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 import fio_peer
@@ -184,9 +187,13 @@ def images_without_limit(bench: Workbench) -> list[Comparison]:
     path = bench.first / "samples"
     _write(bench, path)
     archive = bench.first / "samples.tar"
+    shards = bench.first / "samples.mds"
     has_webdataset = importlib.util.find_spec("webdataset") is not None
+    has_streaming = importlib.util.find_spec("streaming") is not None
     if has_webdataset:
         _write_archive(bench, archive)
+    if has_streaming:
+        _write_shards(bench, shards)
     total = IMAGE_BYTES * IMAGES * IMAGE_BATCHES
     cpu: Rates = {"ours": [], "fio": []}
 
@@ -208,12 +215,13 @@ def images_without_limit(bench: Workbench) -> list[Comparison]:
         )
     if has_webdataset:
         ways["webdataset"] = lambda: _webdataset(archive)
+    for workers in WORKERS if has_streaming else ():
+        ways[f"streaming {workers}"] = lambda workers=workers: _streaming(shards, workers)  # type: ignore[misc]
     got = interleave(bench.rounds, ways, "samples, no limit")
     for each in (path, archive):
         each.unlink(missing_ok=True)
-    best = max(
-        (f"torch {workers}" for workers in WORKERS), key=lambda name: sorted(got[name])[bench.rounds // 2]
-    )
+    shutil.rmtree(shards, ignore_errors=True)
+    best = _best(got, "torch")
     case = f"{IMAGES} x 114,660 bytes, no limit"
     rows = [
         Comparison(
@@ -223,12 +231,18 @@ def images_without_limit(bench: Workbench) -> list[Comparison]:
             "samples",
             case,
             "GB/s",
-            f"torch DataLoader, {best[6:]} workers, the best of 0, 2, 4",
+            f"torch DataLoader, {best} workers, the best of 0, 2, 4",
             got["ours"],
-            got[best],
+            got[f"torch {best}"],
             at_least=1,
         ),
     ]
+    if has_streaming:
+        best = _best(got, "streaming")
+        peer = f"mosaicml-streaming in a DataLoader, {best} workers, the best of 0, 2, 4"
+        rows.append(
+            Comparison("samples", case, "GB/s", peer, got["ours"], got[f"streaming {best}"], at_least=1)
+        )
     if has_webdataset:
         rows.append(
             Comparison(
@@ -282,9 +296,7 @@ def tokens(bench: Workbench) -> list[Comparison]:
         )
     got = interleave(bench.rounds, ways, "samples, tokens")
     path.unlink()
-    best = max(
-        (f"torch {workers}" for workers in WORKERS), key=lambda name: sorted(got[name])[bench.rounds // 2]
-    )
+    best = _best(got, "torch")
     case = f"{WINDOWS} windows of 4 KiB, no limit, 1000/s"
 
     def row(peer: str, name: str, at_least: float | None) -> Comparison:
@@ -294,8 +306,13 @@ def tokens(bench: Workbench) -> list[Comparison]:
         row(f"fio randread, depth {DEPTH}", "fio", 0.95),
         row(f"fio randread, depth {WINDOWS}", "fio deep", None),
         row("numpy.memmap, nothing cached", "memmap", 1),
-        row(f"torch DataLoader, {best[6:]} workers, nothing cached, the best of 0, 2, 4", best, 20),
+        row(f"torch DataLoader, {best} workers, nothing cached, the best of 0, 2, 4", f"torch {best}", 20),
     ]
+
+
+def _best(got: Rates, peer: str) -> int:
+    """Return the number of workers with which a peer was fastest, by the median."""
+    return max(WORKERS, key=lambda workers: median(got[f"{peer} {workers}"]))
 
 
 def _torch(bench: Workbench, data: Records, samples: int, batches: int, workers: int) -> float:
@@ -357,4 +374,28 @@ def _webdataset(archive: Path) -> float:
     _forget(archive)
     data = webdataset.WebDataset(str(archive), shardshuffle=False).shuffle(1000).batched(IMAGES)
     rate, _ = _rate(_endless(data), IMAGE_BATCHES, IMAGES, lambda batch: None)
+    return rate * IMAGE_BYTES / 1e9
+
+
+def _write_shards(bench: Workbench, directory: Path) -> None:
+    from streaming import MDSWriter
+
+    source = bench.source.numpy()
+    with bench.without_limit(), MDSWriter(out=str(directory), columns={"image": "bytes"}, hashes=[]) as out:
+        for at in range(0, bench.bytes // IMAGE_BYTES * IMAGE_BYTES, IMAGE_BYTES):
+            out.write({"image": source[at : at + IMAGE_BYTES].tobytes()})
+
+
+def _streaming(directory: Path, workers: int) -> float:
+    """GB/s of its shuffled reading of local shards, which are not cached at first."""
+    from streaming import StreamingDataset
+
+    data = StreamingDataset(local=str(directory), shuffle=True, batch_size=IMAGES)
+    loader = DataLoader(
+        data, IMAGES, num_workers=workers, drop_last=True, persistent_workers=workers > 0, collate_fn=list
+    )
+    next(iter(loader))  # starts its workers
+    for shard in directory.iterdir():
+        _forget(shard)
+    rate, _ = _rate(_endless(loader), IMAGE_BATCHES, IMAGES, lambda batch: None)
     return rate * IMAGE_BYTES / 1e9
