@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <random>
 
 #include "trunkline/units.h"
@@ -50,6 +51,17 @@ unsigned distance(const Candidate& a, const Candidate& b) {
   return static_cast<unsigned>(a.backend != b.backend) + static_cast<unsigned>(a.lanes != b.lanes) +
          static_cast<unsigned>(a.queue_depth != b.queue_depth) +
          static_cast<unsigned>(a.block_bytes != b.block_bytes) + static_cast<unsigned>(a.direct != b.direct);
+}
+
+Point point_of(const Candidate& candidate) {
+  constexpr double kPerDoubling = 0.35;
+  const auto doublings = [](std::uint64_t value) { return std::log2(static_cast<double>(value)); };
+  // Threads block in system calls, libaio in some; io_uring is the farthest from threads.
+  const double backend = candidate.backend == BackendKind::io_uring ? 0
+                         : candidate.backend == BackendKind::libaio ? 0.7
+                                                                    : 1.4;
+  return {backend, kPerDoubling * doublings(candidate.lanes), kPerDoubling * doublings(candidate.queue_depth),
+          kPerDoubling * doublings(candidate.block_bytes), candidate.direct ? 0.0 : 1.5};
 }
 
 tuning::Settings settings_of(const Candidate& candidate, const Candidate& defaults) {

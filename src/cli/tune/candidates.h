@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cli/tune/gain_model.h"
 #include "tuning/tuning.h"
 
 namespace trunkline::cli {
@@ -34,6 +35,9 @@ std::vector<Candidate> candidates(const Choices& choices);
 
 // In how many settings they differ.
 unsigned distance(const Candidate& a, const Candidate& b);
+
+// Where it is among all settings, for predictions: coordinates 1 apart are rather unlike.
+Point point_of(const Candidate& candidate);
 
 // What is kept of a candidate: nothing where it is the defaults, which later versions may improve.
 tuning::Settings settings_of(const Candidate& candidate, const Candidate& defaults);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <span>
 #include <utility>
 
 #include "cli/bench/statistics.h"
@@ -19,12 +21,27 @@ constexpr double kLongestFirst_s = 0.2;
 constexpr unsigned kPairs = 3;      // of confirming
 constexpr unsigned kFinalists = 3;  // that are confirmed, at most
 constexpr std::size_t kFewest = 4;  // candidates, however short the budget
+// Where gains are predicted: the share of the time for the first round, and the rounds after which predicted
+// candidates come in.
+constexpr double kFirstShare = 0.4;
+constexpr unsigned kPredictions = 4;
 
 // By how much measurements of the same differ, as a share.
 double spread(const std::vector<PatternRates>& rates) {
   const PatternRates middle = median_of(rates);
   double most = 0;
   for (const PatternRates& each : rates) most = std::max(most, std::abs(gain(each, middle) - 1));
+  return most;
+}
+
+// The same of the pattern that repeats worst.
+double pattern_spread(const std::vector<PatternRates>& rates) {
+  const PatternRates middle = median_of(rates);
+  double most = 0;
+  for (const PatternRates& each : rates) {
+    for (std::size_t pattern = 0; pattern < each.size(); ++pattern)
+      most = std::max(most, std::abs(each.at(pattern) / middle.at(pattern) - 1));
+  }
   return most;
 }
 
@@ -84,15 +101,56 @@ Status Halving::calibrate() {
 unsigned Halving::rounds_left(std::size_t count) const {
   unsigned rounds = 1;
   for (; count > kCut; count = (count + kCut - 1) / kCut) ++rounds;
-  return rounds;
+  const unsigned of_predictions = terms_.points.empty() ? 0 : kPredictions + 2;
+  return std::max(rounds, of_predictions - std::min(of_predictions, round_));
 }
 
-// How many candidates can begin, if every round takes the same time and the first measures each for seconds_.
+// How many candidates can begin, if the first round measures each for seconds_, and takes its share.
 std::size_t Halving::affordable() const {
-  const double left = left_s();
   std::size_t count = terms_.distances.size() - 1;
-  while (count > kFewest && static_cast<double>(count + 3) * cost_s_ * rounds_left(count) > left) --count;
+  const auto share = [&] { return terms_.points.empty() ? 1.0 / rounds_left(count) : kFirstShare; };
+  while (count > kFewest && static_cast<double>(count + 3) * cost_s_ > share() * left_s()) --count;
   return count;
+}
+
+// Those that differ from the defaults in one setting say most about all others.
+std::vector<std::size_t> Halving::first_candidates() const {
+  std::vector<std::size_t> order(terms_.distances.size() - 1);
+  std::iota(order.begin(), order.end(), std::size_t{1});
+  if (!terms_.points.empty()) {
+    std::ranges::stable_partition(order,
+                                  [this](std::size_t candidate) { return terms_.distances[candidate] == 1; });
+  }
+  order.resize(affordable());
+  return order;
+}
+
+// The candidates, none of which was measured, that are likeliest to be better than the best so far by more
+// than the noise.
+std::vector<std::size_t> Halving::promising(std::size_t most) const {
+  if (terms_.points.empty() || round_ > kPredictions) return {};
+  std::vector<Observation> observations{{.at = terms_.points.front(), .log_gain = 0, .noise = noise_}};
+  std::vector<bool> is_measured(terms_.points.size());
+  is_measured.front() = true;
+  double best = 0;
+  for (const Standing& each : result_.standings) {
+    is_measured[each.candidate] = true;
+    observations.push_back(
+        {.at = terms_.points[each.candidate], .log_gain = std::log(each.gain), .noise = noise_});
+    if (each.round == round_) best = std::max(best, std::log(each.gain));
+  }
+  const GainModel model(std::move(observations));
+  std::vector<std::pair<double, std::size_t>> hopes;
+  for (std::size_t candidate = 1; candidate < terms_.points.size(); ++candidate) {
+    if (is_measured[candidate]) continue;
+    const auto [log_gain, deviation] = model.at(terms_.points[candidate]);
+    if (log_gain + deviation > best + noise_) hopes.emplace_back(-(log_gain + deviation), candidate);
+  }
+  std::ranges::sort(hopes);
+  std::vector<std::size_t> chosen;
+  for (const auto& [hope, candidate] : std::span(hopes).first(std::min(most, hopes.size())))
+    chosen.push_back(candidate);
+  return chosen;
 }
 
 // Compares with the defaults, and sorts.
@@ -163,6 +221,9 @@ void Halving::cut(const std::vector<Standing>& standings) {
   const std::size_t keep = (standings.size() + kCut - 1) / kCut;
   survivors_.clear();
   for (const Standing& each : std::span(standings).first(keep)) survivors_.push_back(each.candidate);
+  const std::vector<std::size_t> better = promising(keep / 2 + 1);
+  survivors_.insert(survivors_.end(), better.begin(), better.end());
+  if (!better.empty()) return;
   const double best = standings.front().gain;
   if (is_settled() && best <= 1 + noise_) {
     ended_ = true;
@@ -192,7 +253,7 @@ std::vector<Standing> Halving::finalists() const {
 }
 
 Result<bool> Halving::confirm(const Standing& finalist, unsigned finalists_left) {
-  const double left = (terms_.budget_s - now_()) / finalists_left;
+  const double left = (terms_.budget_s - now_()) / std::min(finalists_left, 2U);
   const double seconds = std::max(terms_.first_s, seconds_ * left / (2 * kPairs * cost_s_));
   std::vector<PatternRates> ours;
   std::vector<PatternRates> defaults;
@@ -208,7 +269,8 @@ Result<bool> Halving::confirm(const Standing& finalist, unsigned finalists_left)
   const PatternRates reference = median_of(defaults);
   result_.defaults = result_.rates = reference;
   const double gained = gain(middle, reference);
-  if (gained <= 1 + noise_ || smallest_ratio(middle, reference) < 1 - noise_) return false;
+  const double slower = std::max(pattern_spread(defaults), terms_.least_noise);
+  if (gained <= 1 + noise_ || smallest_ratio(middle, reference) < 1 - slower) return false;
   result_.best = finalist.candidate;
   result_.gain = gained;
   result_.rates = middle;
@@ -217,7 +279,7 @@ Result<bool> Halving::confirm(const Standing& finalist, unsigned finalists_left)
 
 Result<HalvingResult> Halving::run() {
   if (auto status = calibrate(); !status) return std::unexpected(status.error());
-  for (std::size_t candidate = 1; candidate <= affordable(); ++candidate) survivors_.push_back(candidate);
+  if (terms_.distances.size() > 1) survivors_ = first_candidates();
   if (survivors_.empty()) result_.why = "there is nothing to choose from";
   while (!ended_ && !survivors_.empty()) {
     if (auto status = round(); !status) return std::unexpected(status.error());

@@ -1,6 +1,7 @@
 // Finds the fastest of many candidates by successive halving (Jamieson and Talwalkar, "Non-stochastic Best
-// Arm Identification and Hyperparameter Optimization", AISTATS 2016): all are measured briefly, the better
-// third three times as long, and so on. What is measured, and how, is the caller's.
+// Arm Identification and Hyperparameter Optimization", AISTATS 2016): some are measured briefly, the better
+// third longer, and so on. To each round those come that a model of the gains predicts to be better. What is
+// measured, and how, is the caller's.
 #pragma once
 
 #include <array>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/tune/gain_model.h"
 #include "trunkline/error.h"
 #include "tuning/tuning.h"
 
@@ -47,6 +49,7 @@ struct HalvingResult {
 
 struct HalvingTerms {
   std::vector<unsigned> distances = {};  // of each candidate from the defaults, which are the first: 0
+  std::vector<Point> points = {};        // of each candidate; none: nothing is predicted
   double budget_s = 60;
   double least_noise = 0.02;  // differences below that do not count, however well they repeat
   double first_s = 0.05;      // what each pattern is measured at first
@@ -67,8 +70,10 @@ class Halving {
         show_(std::move(show)) {}
 
   // 1. Calibrates: how long a measurement must be for its result to repeat.
-  // 2. Rounds. The defaults are in each of them, several times, and everything is compared with them, so that
-  //    a drift of the machine favours nobody. What they differ among themselves is the noise.
+  // 2. Rounds, the first with the neighbours of the defaults and as many others as there is time for. The
+  //    better third goes on, and with it unmeasured candidates that may be better still. The defaults are in
+  //    each of them, several times, and everything is compared with them, so that a drift of the machine
+  //    favours nobody. What they differ among themselves is the noise.
   // 3. Confirms: the best is measured in turns with the defaults. It wins only if it is faster by more than
   //    the noise, and slower in no pattern by more than that.
   // Ends early where the differences are within the noise. Of candidates within the noise of the best, the
@@ -81,6 +86,8 @@ class Halving {
   Status measure_round(const std::vector<std::size_t>& order, std::vector<Standing>& standings);
   void rank(std::vector<Standing>& standings, const std::vector<PatternRates>& defaults) const;
   void cut(const std::vector<Standing>& standings);
+  std::vector<std::size_t> first_candidates() const;
+  std::vector<std::size_t> promising(std::size_t most) const;
   Result<bool> confirm(const Standing& finalist, unsigned finalists_left);
   std::vector<Standing> finalists() const;
   std::size_t affordable() const;

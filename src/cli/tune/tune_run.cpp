@@ -130,9 +130,11 @@ Result<TuneResult> run_tune(const TuneOptions& options, std::ostream& out, bool 
   const Halving::Show show = [&](const std::vector<Standing>& standings, unsigned round, double noise) {
     display.show(standings, round, noise, now(), options.budget_s);
   };
-  HalvingTerms terms{.distances = {}, .budget_s = options.budget_s};
-  for (const Candidate& each : result.candidates)
+  HalvingTerms terms{.distances = {}, .points = {}, .budget_s = options.budget_s};
+  for (const Candidate& each : result.candidates) {
     terms.distances.push_back(distance(each, choices->defaults));
+    terms.points.push_back(point_of(each));
+  }
   auto found = options.exhaustive_s > 0 ? search_all(result.candidates, options.exhaustive_s, measure, show)
                                         : Halving(std::move(terms), measure, now, show).run();
   display.end();
