@@ -218,6 +218,7 @@ bool BatchReader::all_slots_held() const {
 
 Result<std::optional<Batch>> BatchReader::next(Future::Timeout timeout) {
   const trace::Span span(kBatchWait);
+  const auto began = std::chrono::steady_clock::now();
   const auto timed_out = [] {
     return std::unexpected(make_error(ErrorKind::timed_out, "the next batch is not there yet"));
   };
@@ -246,6 +247,7 @@ Result<std::optional<Batch>> BatchReader::next(Future::Timeout timeout) {
   const Future future = shared.current->future;
   if (!shared.current->error && future.valid()) {
     lock.unlock();
+    if (timeout) *timeout -= std::min(*timeout, std::chrono::steady_clock::now() - began);
     if (!future.wait(timeout)) return timed_out();
     lock.lock();
     if (shared.stopped) return closed();
