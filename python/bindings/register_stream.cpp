@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "file_object.h"
 #include "interruptible.h"
+#include "os/environment.h"
 #include "os/fork_generation.h"
 #include "trunkline/stream.h"
 
@@ -256,6 +257,9 @@ void register_stream(nb::module_& module) {
       [](nb::handle value, const std::string& name) { return size_argument(value, name.c_str()); },
       "value"_a.none(), "name"_a, nb::sig("def parse_size(value: int | str, name: str) -> int"),
       "Bytes of an int or a str such as \"400MB\"; `name`: of the argument, for errors. Private.");
+  module.def(
+      "free_memory_bytes", &os::free_memory_bytes,
+      "How much memory this process may still use: of the machine, and of its control groups. Private.");
   module.def(
       "device_layout", [](const UnitArgument& unit) { return device_layout(units_argument({unit}).front()); },
       "unit"_a,

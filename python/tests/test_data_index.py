@@ -236,7 +236,7 @@ def test_damaged_npy_files_are_named(tmp_path: Path, damage: object, kind: type[
 
 def test_columns_of_other_formats_are_an_error(tmp_path: Path) -> None:
     sample_files.npy_rows(tmp_path / "a.npy", 2)
-    with pytest.raises(ValueError, match='columns: only format "parquet" supports them, not \'npy\''):
+    with pytest.raises(ValueError, match="columns: only format \"parquet\" supports them, not 'npy'"):
         tl.data.index(tmp_path, columns=["a"])
 
 

@@ -326,7 +326,7 @@ def test_memory_that_batches_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert batch_memory_bytes(load("unet3d_h100")) == pytest.approx(5 * 7 * 146600628)
     assert batch_memory_bytes(load("dlrm_b200")) == 8 * 2 * 6144 * 160
     generate(workload(), [tmp_path])
-    monkeypatch.setattr(_batch_memory, "_available_bytes", lambda: 10_000)
+    monkeypatch.setattr(_batch_memory, "free_memory_bytes", lambda: 10_000)
     with pytest.raises(OutOfBudget, match="batches that tiny reads ahead need 0.00 GB of memory"):
         run(workload(), [tmp_path])
     run(workload(), None)

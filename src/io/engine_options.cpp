@@ -1,13 +1,12 @@
 // Resolves the options to what this machine supports.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <thread>
 
 #include "io/engine_core.h"
+#include "os/environment.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
@@ -34,17 +33,6 @@ constexpr std::array<GpuPathName, 3> kGpuPathNames = {{
     {GpuPath::gds, "gds"},
     {GpuPath::bounce, "bounce"},
 }};
-
-// The memory that this process may use: the machine's, or its cgroup's limit where that is lower.
-std::uint64_t memory_bytes() {
-  std::uint64_t bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::uint64_t limit = 0;
-    if (std::ifstream(path) >> limit && limit > 0) bytes = std::min(bytes, limit);
-  }
-  return bytes;
-}
 
 Error out_of_range(std::string_view name, std::string_view range, std::uint64_t value) {
   return make_error(ErrorKind::invalid_argument, fmt::format("{}: {} is not {}", name, value, range));
@@ -84,14 +72,15 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
   // With two lanes, one can copy or reap while the other waits; more only pay where many cores share the
   // copying.
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  EngineConfig config{.backend = options.backend,
-                      .lanes = options.lanes.value_or(std::clamp(cores / 2, 1U, 4U)),
-                      .queue_depth = options.queue_depth.value_or(32),
-                      .block_bytes = options.block_bytes.value_or(4 * kMiB),
-                      .slot_bytes = 0,
-                      .pinned_budget_bytes = options.pinned_budget_bytes.value_or(memory_bytes() / 4),
-                      .gpu = options.gpu,
-                      .features = {}};
+  EngineConfig config{
+      .backend = options.backend,
+      .lanes = options.lanes.value_or(std::clamp(cores / 2, 1U, 4U)),
+      .queue_depth = options.queue_depth.value_or(32),
+      .block_bytes = options.block_bytes.value_or(4 * kMiB),
+      .slot_bytes = 0,
+      .pinned_budget_bytes = options.pinned_budget_bytes.value_or(os::usable_memory_bytes() / 4),
+      .gpu = options.gpu,
+      .features = {}};
   if (config.lanes < 1 || config.lanes > 64)
     return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));
   if (config.queue_depth < 1 || config.queue_depth > 4096)

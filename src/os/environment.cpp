@@ -149,6 +149,43 @@ std::optional<std::uint64_t> parse_memory_limit(std::string_view text) {
   return limit && *limit < kUnlimited ? limit : std::nullopt;
 }
 
+std::optional<std::uint64_t> free_in_group(std::string_view limit, std::string_view usage,
+                                           std::string_view stat) {
+  const auto most = parse_memory_limit(limit);
+  if (!most) return std::nullopt;
+  const std::uint64_t used = leading_number<std::uint64_t>(trim(usage)).value_or(0);
+  std::uint64_t cached = 0;
+  while (!stat.empty()) {
+    const std::string_view line = take_line(stat);
+    const std::size_t space = line.find(' ');
+    if (space == std::string_view::npos) continue;
+    const std::string_view key = line.substr(0, space);
+    // Version 1 counts those of the groups below apart.
+    if (key == "total_inactive_file" || (key == "inactive_file" && cached == 0))
+      cached = leading_number<std::uint64_t>(line.substr(space + 1)).value_or(0);
+  }
+  const std::uint64_t taken = used - std::min(used, cached);
+  return *most - std::min(*most, taken);
+}
+
+std::uint64_t usable_memory_bytes() {
+  const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  return std::min(machine, smallest_memory_limit().value_or(machine));
+}
+
+std::uint64_t free_memory_bytes() {
+  std::uint64_t least =
+      meminfo_bytes(text_of("/proc/meminfo"), "MemAvailable").value_or(usable_memory_bytes());
+  for (const std::string& limit : memory_limit_files(text_of("/proc/self/cgroup"))) {
+    const std::string group = limit.substr(0, limit.rfind('/') + 1);
+    const char* const usage = limit.ends_with("memory.max") ? "memory.current" : "memory.usage_in_bytes";
+    const auto left = free_in_group(text_of(limit), text_of(group + usage), text_of(group + "memory.stat"));
+    least = std::min(least, left.value_or(least));
+  }
+  return least;
+}
+
 std::string container_kind(const std::string& root, std::string_view mountinfo) {
   const auto exists = [&root](const char* path) {
     std::error_code ignored;

@@ -1,4 +1,4 @@
-// What this machine, and the sandbox that this process runs in, allow; for reports.
+// What this machine, and the sandbox that this process runs in, allow.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,13 @@ struct Environment {
 // What cannot be read is left at its default.
 Environment read_environment();
 
-// The parsers behind it, which work on the text of the files.
+// The memory that this process may use: the machine's, or the smallest limit of its control groups.
+std::uint64_t usable_memory_bytes();
+
+// How much of that is left, without swapping: page cache that the kernel would drop counts as free.
+std::uint64_t free_memory_bytes();
+
+// The parsers behind them, which work on the text of the files.
 
 // Value of "KEY:   value" in /proc/cpuinfo, /proc/meminfo, /proc/self/status; nullopt when there is no such
 // line.
@@ -49,6 +55,11 @@ std::vector<std::string> memory_limit_files(std::string_view proc_self_cgroup);
 
 // nullopt for "max", and for the number near 2^63 that version 1 uses instead.
 std::optional<std::uint64_t> parse_memory_limit(std::string_view text);
+
+// What a control group leaves of its limit, from its files memory.max, memory.current and memory.stat, or
+// those of version 1; nullopt without a limit.
+std::optional<std::uint64_t> free_in_group(std::string_view limit, std::string_view usage,
+                                           std::string_view stat);
 
 // `root` is prepended to the paths that are examined: empty on a real machine.
 std::string container_kind(const std::string& root, std::string_view mountinfo);

@@ -75,6 +75,26 @@ TEST(ParseMemoryLimit, RecognizesNoLimit) {
   EXPECT_EQ(parse_memory_limit(""), std::nullopt);
 }
 
+TEST(FreeInGroup, CountsCacheThatCanBeDroppedAsFree) {
+  constexpr std::string_view kStat = "anon 5\ninactive_file 300\nactive_file 10\n";
+  EXPECT_EQ(free_in_group("1000\n", "700\n", kStat), 600U);
+  EXPECT_EQ(free_in_group("1000\n", "700\n", "inactive_file 20\ntotal_inactive_file 100\n"), 400U);
+  EXPECT_EQ(free_in_group("1000\n", "700\n", "total_inactive_file 100\ninactive_file 20\n"), 400U);
+  EXPECT_EQ(free_in_group("1000\n", "2000\n", ""), 0U) << "above a limit that was lowered";
+  EXPECT_EQ(free_in_group("1000\n", "100\n", "inactive_file 5000\n"), 1000U);
+  EXPECT_EQ(free_in_group("max\n", "700\n", kStat), std::nullopt);
+  EXPECT_EQ(free_in_group("1000\n", "", "nonsense"), 1000U);
+}
+
+TEST(FreeMemory, IsWithinWhatMayBeUsed) {
+  EXPECT_GT(free_memory_bytes(), 0U);
+  EXPECT_LE(free_memory_bytes(), usable_memory_bytes());
+  const Environment environment = read_environment();
+  if (environment.memory_limit_bytes) {
+    EXPECT_LE(usable_memory_bytes(), *environment.memory_limit_bytes);
+  }
+}
+
 TEST(ContainerKind, IsRecognizedByItsMarks) {
   constexpr std::string_view kOnDisk = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n";
   constexpr std::string_view kOnOverlay = "22 1 0:50 / / rw - overlay overlay rw\n";

@@ -26,6 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (!file.starts_with("/sys/fs/cgroup/")) std::abort();
   }
   if (const auto limit = parse_memory_limit(text); limit && *limit >= 1ULL << 63) std::abort();
+  if (const auto left = free_in_group(text, text, text); left > parse_memory_limit(text)) std::abort();
   meminfo_bytes(text, "MemTotal");
   field_of(text, "CapEff");
   chosen_setting(text);

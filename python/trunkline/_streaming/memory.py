@@ -1,11 +1,8 @@
 """How much memory weights may use by default."""
 
-from contextlib import suppress
-from pathlib import Path
-
 import torch
 
-from trunkline._core import parse_size
+from trunkline._core import free_memory_bytes, parse_size
 
 _SHARE = 0.5
 
@@ -20,16 +17,5 @@ def budget_argument(memory_budget: int | str | None, device: torch.device) -> in
 
 
 def default_budget() -> int:
-    """Return half of the memory that is available, in bytes: of the machine, or of the control group."""
-    available = [
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable:")
-    ]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):
-            available.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
-    return int(min(available) * _SHARE)
+    """Return half of the memory that is available, in bytes: of the machine, or of its control groups."""
+    return int(free_memory_bytes() * _SHARE)

@@ -1,8 +1,8 @@
 """The memory that batches are read into."""
 
 import errno
-from pathlib import Path
 
+from trunkline._core import free_memory_bytes
 from trunkline._errors import OutOfBudget
 from trunkline.workload._phase import reads_of
 from trunkline.workload._samples import units_of
@@ -19,8 +19,8 @@ def batch_memory_bytes(workload: Workload) -> float:
 
 
 def check_memory(workload: Workload, ranks: int) -> None:
-    """Raise OutOfBudget if the batches need more memory than this machine has left."""
-    needed, available = batch_memory_bytes(workload) * ranks, _available_bytes()
+    """Raise OutOfBudget if the batches need more memory than is left."""
+    needed, available = batch_memory_bytes(workload) * ranks, free_memory_bytes()
     if needed > available:
         raise OutOfBudget(
             errno.ENOMEM,
@@ -28,10 +28,3 @@ def check_memory(workload: Workload, ranks: int) -> None:
             f"{available / 1e9:.2f} GB are available; set a smaller reader.read_threads, "
             "reader.prefetch_size or reader.batch_size with --set",
         )
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 2**63

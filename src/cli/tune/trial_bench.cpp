@@ -77,7 +77,7 @@ RingShape trial_shape(const Candidate& candidate, Order order, std::uint64_t fil
 }
 
 Result<TrialBench> TrialBench::create(const ScratchFiles& files) {
-  const std::uint64_t available = os::read_environment().memory_available_bytes;
+  const std::uint64_t available = os::free_memory_bytes();
   const std::uint64_t least = std::max(kLeastMemory, files.paths().size() * 16 * kMiB);
   auto memory = Buffer::allocate(std::max(least, std::min(kMostMemory, available / 8 / kMiB * kMiB)));
   if (!memory) return std::unexpected(memory.error());
