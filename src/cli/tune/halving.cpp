@@ -285,6 +285,7 @@ Result<HalvingResult> Halving::run() {
     if (auto status = round(); !status) return std::unexpected(status.error());
   }
   unsigned left = 0;
+  bool is_refuted = false;
   const std::vector<Standing> ordered = finalists();
   for (const Standing& each : ordered) left += each.gain > 1 + noise_ ? 1 : 0;
   for (const Standing& each : ordered) {
@@ -292,8 +293,11 @@ Result<HalvingResult> Halving::run() {
     const auto confirmed = confirm(each, left--);
     if (!confirmed) return std::unexpected(confirmed.error());
     if (*confirmed) break;
+    is_refuted = true;
     if (now_() > terms_.budget_s) break;
   }
+  if (is_refuted && result_.best == 0)
+    result_.why = "no candidate was faster than the defaults when both were measured in turns";
   result_.noise = noise_;
   return std::move(result_);
 }
