@@ -120,6 +120,11 @@ workload:
         ("  batch_size: 7\n", "", "x.yaml:22: reader.batch_size: is missing; write a number"),
         ("computation_time: 0.323", "time: 1", "train.computation_time: is missing"),
         ("  record_length_bytes: 146600628\n", "", "record_length_bytes: is missing (or record_length)"),
+        (
+            "computation_time: 0.323",
+            "computation_time: 1e300",
+            "computation_time: must be at most 1e+06, not 1e+300",
+        ),
         ("batch_size: 7", "batch_size: seven", "x.yaml:24: reader.batch_size: must be a number, not 'seven'"),
         ("batch_size: 7", "batch_size: 0", "reader.batch_size: must be at least 1, not 0"),
         ("batch_size: 7", "batch_size: 7.5", "reader.batch_size: must be a whole number"),

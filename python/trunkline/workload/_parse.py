@@ -27,6 +27,7 @@ from trunkline.workload._spec_error import SpecError
 from trunkline.workload._yaml import Node, insert, parse_yaml
 
 _DEFAULT_SEED = 123  # DLIO's
+_MAX_SECONDS = 1e6  # of a step: the sum over all steps must fit into nanoseconds
 
 
 def parse_file(path: str, overrides: Sequence[str] = ()) -> Workload:
@@ -222,11 +223,18 @@ def _evaluation(section: Section) -> Evaluation:
 
 
 def _duration(section: Section, key: str) -> Normal:
+    """Seconds."""
     if not section.is_section(key):
-        return Normal(section.number(key), section.number(f"{key}_stdev", default=0.0))
+        return Normal(
+            section.number(key, most=_MAX_SECONDS),
+            section.number(f"{key}_stdev", default=0.0, most=_MAX_SECONDS),
+        )
     distribution = section.section(key)
     distribution.choice("type", ("normal",), "normal")
-    return Normal(distribution.number("mean"), distribution.number("stdev", default=0.0))
+    return Normal(
+        distribution.number("mean", most=_MAX_SECONDS),
+        distribution.number("stdev", default=0.0, most=_MAX_SECONDS),
+    )
 
 
 def _ignored(root: Section, is_on: dict[str, bool]) -> tuple[Ignored, ...]:

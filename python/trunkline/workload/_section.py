@@ -68,8 +68,10 @@ class Section:
             self.fail(present[0], f"references such as {found} are not supported; write the value")
         return found
 
-    def number(self, *keys: str, default: float | None = None, least: float = 0.0) -> float:
-        """A finite number >= `least`. Without a default, the key is required."""
+    def number(
+        self, *keys: str, default: float | None = None, least: float = 0.0, most: float = math.inf
+    ) -> float:
+        """A finite number from `least` to `most`. Without a default, the key is required."""
         value = self.value(*keys)
         if value is None:
             return float(self._required(keys, default, "a number"))
@@ -82,6 +84,8 @@ class Section:
             self.fail(key, f"must be a number, not {value!r:.80}")
         if number < least:
             self.fail(key, f"must be at least {least:g}, not {number:g}")
+        if number > most:
+            self.fail(key, f"must be at most {most:g}, not {number:g}")
         return number
 
     def integer(self, *keys: str, default: int | None = None, least: int = 0) -> int:
