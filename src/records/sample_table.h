@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "trunkline/error.h"
-#include "trunkline/memory.h"
 
 namespace trunkline::records {
 
@@ -20,7 +19,7 @@ struct StoredRange {
 };
 
 // The files, and the samples in them: numbered file after file. Nothing is copied: all of it may be mapped
-// from disk. Immutable; thread-safe.
+// from disk, and must outlive the table. Immutable; thread-safe.
 struct SampleTable {
   // Files, one after another. A path ends where the next one begins.
   std::span<const char> path_blob;
@@ -39,8 +38,6 @@ struct SampleTable {
   std::uint64_t record_bytes = 0;
   std::uint64_t stride_bytes = 0;
   std::span<const std::uint64_t> first_offsets;
-
-  Keepalive memory;  // of the spans
 
   // Whether the spans fit each other; invalid_argument if not.
   Status check() const;
