@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,9 @@ def main() -> int:
     if unknown := [name for name in names if name not in STAGES]:
         parser.error(f"unknown stage {unknown[0]!r}; there are {', '.join(STAGES)}")
 
+    # Ignored in the background of a shell script, also in the processes that test how they end by it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     RESULTS.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, Outcome] = {}
     for name in names:

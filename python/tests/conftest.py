@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +20,10 @@ from trunkline._core import CheckpointSave, CheckpointStore
 
 # A developer's own tunings change no test, nor the processes that tests start.
 os.environ["TRUNKLINE_TUNING"] = "off"
+
+# In the background of a shell script, Ctrl-C is ignored; the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also with processes they start
 # Of torch and NumPy, also in processes that tests start. Their threads divide small tensors at many times the
