@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from trunkline import report
 from trunkline._cli_errors import report_error
-from trunkline._errors import Error, Unsupported
+from trunkline._errors import Error
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
@@ -121,20 +121,6 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
     return _OK
 
 
-def _with_transformers(arguments: list[str]) -> int:
-    try:
-        import transformers  # noqa: F401
-
-        from trunkline.stream import cli
-    except ModuleNotFoundError as error:
-        lacking = Unsupported(
-            errno.EOPNOTSUPP, f"requires the package {error.name}: pip install torch transformers"
-        )
-        report_error(arguments[0], lacking, "--json" in arguments)
-        return _FAILED
-    return cli.main(arguments)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status, unless the program replaces this process."""
     if arguments is None:
@@ -145,7 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
             if target is not None:
                 return _bench_with_report(rest, Path(target))
         if arguments[:1] in (["pack"], ["plan"]):
-            return _with_transformers(arguments)
+            from trunkline.stream import cli as stream
+
+            return stream.main(arguments)
         if arguments[:1] == ["workload"]:
             from trunkline.workload import cli as workload
 

@@ -6,7 +6,21 @@ model.generate(...)
 trunkline.stream.stats(model)
 """
 
-from trunkline._streaming.streaming import stats
-from trunkline.stream._plan import plan
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trunkline._streaming.streaming import stats
+    from trunkline.stream._plan import plan
 
 __all__ = ["plan", "stats"]
+
+_MODULES = {"plan": "trunkline.stream._plan", "stats": "trunkline._streaming.streaming"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import at first use: torch and transformers take seconds, which `trunkline pack --help` need not."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,10 +1,12 @@
 """The commands `trunkline pack` and `trunkline plan`, which need Python and transformers."""
 
 import argparse
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline._command import Parser, run_command
+from trunkline._errors import Unsupported
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,7 +65,17 @@ def _parser() -> Parser:
     return parser
 
 
+def _require_transformers() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            errno.EOPNOTSUPP, f"requires the package {error.name}: pip install torch transformers"
+        ) from error
+
+
 def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    _require_transformers()
     from trunkline.transformers import pack
 
     document = pack(options.model, options.out, dtype=options.dtype)
@@ -72,6 +84,7 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    _require_transformers()
     from trunkline.stream import plan
 
     document = plan(
