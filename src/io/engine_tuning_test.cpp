@@ -200,6 +200,25 @@ TEST(TunedPolicy, NeverOverridesWhatWasPassed) {
   EXPECT_EQ(io::tuned_policy(config, Direct::never, &tuning), os::DirectPolicy::never);
 }
 
+TEST(ExplainTuning, SaysWhyABlockIsNotUsed) {
+  Tuning tuning;
+  tuning.settings.block_bytes = 128 * kKiB;
+  EngineConfig config{};
+  config.block_bytes = config.slot_bytes = kMiB;
+  os::DirectLimits limits;
+  EXPECT_TRUE(io::explain_tuning(config, false, limits, &tuning, "").in_effect);
+  const auto passed = io::explain_tuning(config, true, limits, &tuning, "");
+  EXPECT_FALSE(passed.in_effect);
+  EXPECT_NE(passed.why.find("was passed, and wins"), std::string::npos) << passed.why;
+  limits.offset_alignment = 256 * kKiB;
+  const auto unaligned = io::explain_tuning(config, false, limits, &tuning, "");
+  EXPECT_FALSE(unaligned.in_effect);
+  EXPECT_NE(unaligned.why.find("blocks of 128 KiB are not used"), std::string::npos) << unaligned.why;
+  limits.offset_alignment = 4096;
+  config.block_bytes = config.slot_bytes = 64 * kKiB;
+  EXPECT_FALSE(io::explain_tuning(config, false, limits, &tuning, "").in_effect);
+}
+
 TEST(TunedBlock, FitsTheSlotsOfTheEngine) {
   FileCore file(std::nullopt, "f", {}, {});
   file.members.emplace_back().pair.limits.offset_alignment = 4096;

@@ -147,10 +147,10 @@ Result<Explanation> explain(const EngineCore& core, const std::string& path) {
   explanation.refused = core.refusals();
   const tuning::TuningTable* const tunings = core.tunings();
   const tuning::Tuning* const tuning = tunings != nullptr ? tunings->find({&path, 1}) : nullptr;
-  explanation.tuning = explain_tuning(core.config(), core.block_was_passed(), tuning,
-                                      tunings != nullptr ? why_not_tuned(*tunings, path) : std::string());
   auto pair = open_for_probe(path, tuned_policy(core.config(), Direct::automatic, tuning));
   if (!pair) return std::unexpected(pair.error());
+  explanation.tuning = explain_tuning(core.config(), core.block_was_passed(), pair->limits, tuning,
+                                      tunings != nullptr ? why_not_tuned(*tunings, path) : std::string());
   explanation.direct = pair->limits.usable;
   explanation.why = pair->limits.why;
   explanation.memory_alignment = pair->limits.memory_alignment;

@@ -8,6 +8,16 @@
 #include "io/lane/plan.h"
 
 namespace trunkline::io {
+namespace {
+
+// Whether the slots of the engine, and direct I/O, support blocks of this size.
+bool block_fits(std::uint64_t block, const EngineConfig& config, const os::DirectLimits& limits) {
+  const std::uint64_t alignment = limits.offset_alignment;
+  return slot_bytes(block) <= config.slot_bytes && block % alignment == 0 &&
+         slot_bytes(block) % alignment == 0;
+}
+
+}  // namespace
 
 std::optional<EngineOptions> tuned_options(const EngineOptions& options, const tuning::Settings& settings,
                                            bool block) {
@@ -54,16 +64,15 @@ std::uint64_t tuned_block_bytes(const EngineConfig& config, bool block_was_passe
                                 const tuning::Tuning* tuning) {
   if (block_was_passed || tuning == nullptr) return 0;
   const std::uint64_t block = tuning->settings.block_bytes.value_or(0);
-  if (block == 0 || slot_bytes(block) > config.slot_bytes) return 0;
-  const bool fits = std::ranges::all_of(file.members, [block](const Member& member) {
-    const std::uint64_t alignment = member.pair.limits.offset_alignment;
-    return block % alignment == 0 && slot_bytes(block) % alignment == 0;
-  });
+  if (block == 0) return 0;
+  const bool fits = std::ranges::all_of(
+      file.members, [&](const Member& member) { return block_fits(block, config, member.pair.limits); });
   return fits ? block : 0;
 }
 
 TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_passed,
-                                 const tuning::Tuning* tuning, std::string_view problem) {
+                                 const os::DirectLimits& limits, const tuning::Tuning* tuning,
+                                 std::string_view problem) {
   if (tuning == nullptr) {
     return {.why = problem.empty() ? "not tuned; `trunkline tune PATH` measures which settings are fastest"
                                    : fmt::format("no tuning is in effect: {}", problem)};
@@ -78,9 +87,10 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
   const bool created_alike = settings.backend.value_or(config.backend) == config.backend &&
                              settings.lanes.value_or(config.lanes) == config.lanes &&
                              settings.queue_depth.value_or(config.queue_depth) == config.queue_depth;
-  const bool block_alike =
-      !block_was_passed || settings.block_bytes.value_or(config.block_bytes) == config.block_bytes;
-  explanation.in_effect = created_alike && block_alike;
+  const std::uint64_t block = settings.block_bytes.value_or(config.block_bytes);
+  const bool is_outdone = block_was_passed && block != config.block_bytes;
+  const bool fits = block == config.block_bytes || block_fits(block, config, limits);
+  explanation.in_effect = created_alike && !is_outdone && fits;
   explanation.why = "measured as fastest";
   if (!created_alike) {
     explanation.why += fmt::format(
@@ -88,8 +98,15 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
         "and queue depth follow the tuning of the paths that are passed to Engine, unless passed themselves",
         trunkline::to_string(config.backend), config.lanes, config.queue_depth);
   }
-  if (!block_alike)
+  if (is_outdone) {
     explanation.why += fmt::format("; block_bytes={} was passed, and wins", config.block_bytes);
+  } else if (!fits) {
+    explanation.why += fmt::format(
+        "; blocks of {} are not used: this engine's buffers, made for blocks of {}, or direct I/O on the "
+        "file "
+        "do not support them",
+        tuning::block_text(block), tuning::block_text(config.block_bytes));
+  }
   return explanation;
 }
 

@@ -25,8 +25,10 @@ os::DirectPolicy tuned_policy(const EngineConfig& config, Direct direct, const t
 std::uint64_t tuned_block_bytes(const EngineConfig& config, bool block_was_passed, const FileCore& file,
                                 const tuning::Tuning* tuning);
 
-// `problem`: why nothing was found; empty where nothing was tuned.
+// What the engine follows of the tuning for a file with these `limits`. `problem`: why none was found; empty
+// where nothing was tuned.
 TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_passed,
-                                 const tuning::Tuning* tuning, std::string_view problem);
+                                 const os::DirectLimits& limits, const tuning::Tuning* tuning,
+                                 std::string_view problem);
 
 }  // namespace trunkline::io
