@@ -64,6 +64,19 @@ def test_any_number_of_workers_yields_the_same_batches(
         assert lists(loader) == expected[epoch], epoch
 
 
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_the_epoch_after_one_that_was_left_is_complete(index: Index, kind: Any) -> None:
+    """Workers read ahead: one may have had its last batch already."""
+    loader = kind(BatchDataset(loader_of(index)), batch_size=None, num_workers=2, persistent_workers=True)
+    reference = loader_of(index)
+    for round_, taken in enumerate((1, 8, 9, 10, 11, 12, 13)):
+        for number, _ in enumerate(loader, 1):
+            if number == taken:
+                break
+        reference.set_epoch(2 * round_ + 1)
+        assert lists(loader) == lists(reference), taken
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_end_after_each_epoch(
     index: Index, expected: list[list[list[int]]], context: str

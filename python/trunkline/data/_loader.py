@@ -138,6 +138,8 @@ class Loader:
         """Iterate over number `share` of `shares` of a rank's batches."""
         if self._was_left:
             self._set_cursor(Cursor(self._cursor.epoch + 1))
+        if shares > 1:
+            self.close()  # a stream of a share is of one epoch; the loop that it is of may not have ended
         self._iterations += 1
         return self._iterate(self._iterations, share, shares)
 
