@@ -34,11 +34,14 @@ template <class T>
 using Result = std::expected<T, Error>;
 using Status = Result<void>;
 
-// An Error of a failed system call: "ACTION: ENOSPC (No space left on device); the filesystem is full, ...".
-// `action` says what was being done and to what, for example "pwrite of 4096 bytes at 0 of /data/a.bin".
+// An Error of a failed system call: "cannot ACTION: no space left on device (ENOSPC); the filesystem is full,
+// ...". `action` says what was to be done and to what, for example "write 4096 bytes at 0 of /data/a.bin".
 Error system_error(int code, std::string_view action, std::string_view path = {});
 
 Error make_error(ErrorKind kind, std::string message, std::string_view path = {});
+
+// "no space left on device (ENOSPC); the filesystem is full, ...", for messages that begin differently.
+std::string errno_reason(int code);
 
 // "EIO" for EIO; "errno 4711" for a number without a name.
 std::string errno_name(int code);

@@ -34,7 +34,7 @@ Status Notifier::when_done(Future future, std::unique_ptr<Task>& task) {
       try {
         thread_ = std::thread([this] { run(); });
       } catch (const std::system_error& error) {
-        return std::unexpected(system_error(error.code().value(), "starting the thread that runs callbacks"));
+        return std::unexpected(system_error(error.code().value(), "start the thread that runs callbacks"));
       }
     }
     ++pending_;

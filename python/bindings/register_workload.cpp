@@ -37,7 +37,7 @@ class BarrierMapping {
   BarrierMapping(int descriptor, unsigned number) {
     void* const mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
                                 static_cast<off_t>(number * kBytes));
-    if (mapped == MAP_FAILED) raise(system_error(errno, "mapping the memory of the ranks"));
+    if (mapped == MAP_FAILED) raise(system_error(errno, "map the memory of the ranks"));
     memory_ = static_cast<BarrierMemory*>(mapped);
   }
   BarrierMapping(const BarrierMapping&) = delete;

@@ -174,17 +174,17 @@ def test_the_error_of_a_save_names_the_save(
             begin().wait()
         assert caught.value.errno == code
         message = str(caught.value)
-        assert message.startswith(f"{said}pwrite of ")
+        assert message.startswith(f"{said}cannot write ")
         assert ("the checkpoints that were there before are intact" in message) == (code != errno.EIO)
         assert ("keep=3 needs room for 4" in message) == (code != errno.EIO and keep == 3)
         assert str(pickle.loads(pickle.dumps(caught.value))) == message
         begin()._done.wait()
-        with pytest.raises(tl.Error, match=f"^step 3 was not saved, .* The failure: {said}pwrite of "):
+        with pytest.raises(tl.Error, match=f"^step 3 was not saved, .* The failure: {said}cannot write "):
             checkpoints.save(3, tensors_of(3))
         begin()._done.wait()
         monkeypatch.setattr(saving, "end_by_failure", lambda: None)
         saving._report_at_exit()
-        assert "saving step 2 to run failed: pwrite of " in capfd.readouterr().err
+        assert "saving step 2 to run failed: cannot write " in capfd.readouterr().err
         assert checkpoints.steps() == [1]
 
 
@@ -196,7 +196,7 @@ def test_the_error_of_a_save_in_the_background_names_the_file_once(
     with small_engine(faults) as engine:
         faults.fail("write", faults.commands("write"), errno.EIO)
         tl.save_async(tensors_of(1), "a.pt", engine=engine)._done.wait()
-        with pytest.raises(tl.Error, match=r"nobody waited for it: saving a.pt: pwrite of "):
+        with pytest.raises(tl.Error, match=r"nobody waited for it: saving a.pt: cannot write "):
             tl.save({}, "a.pt")
 
 

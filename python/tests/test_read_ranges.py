@@ -112,7 +112,7 @@ def test_awaited(path: Path, contents: bytes) -> None:
 
 def test_the_range_is_named(path: Path) -> None:
     with tl.open(path) as file:
-        with pytest.raises(tl.EndOfFile, match=r"range 1: .*ends at 1000000"):
+        with pytest.raises(tl.EndOfFile, match=r"\(range 1\): the file ends at 1000000"):
             file.read_ranges(bytearray(20), [0, 999_995], 10)
         with pytest.raises(ValueError, match="range 2: 10 bytes at position 20 do not fit into the 25 bytes"):
             file.read_ranges(bytearray(25), [0, 1, 2], 10)

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import os
 from typing import Any
 
 
@@ -133,6 +134,20 @@ def exception_of(kind: str, code: int, message: str, path: str) -> Exception:
         return ValueError(message)
     exception_type = _BY_ERRNO.get(code, Error) if kind == "system" else _BY_KIND.get(kind, Error)
     return exception_type(code or None, message, path or None)
+
+
+def errno_reason(code: int) -> str:
+    """Describe an errno as messages of the library do: "no such file or directory (ENOENT)"."""
+    text = os.strerror(code)
+    if not text[:2].isupper():  # "RPC version wrong" stays
+        text = text[:1].lower() + text[1:]
+    return f"{text} ({errno.errorcode.get(code, code)})"
+
+
+def system_error(error: OSError, action: str, path: str) -> Exception:
+    """Make the exception of a failed system call: "cannot ACTION: no such file or directory (ENOENT)"."""
+    code = error.errno or errno.EIO
+    return exception_of("system", code, f"cannot {action}: {errno_reason(code)}", path)
 
 
 def kind_of(error: BaseException) -> str:

@@ -68,6 +68,14 @@ std::string_view hint(int code) {
   return found == kHints.end() ? std::string_view() : found->text;
 }
 
+// "No such file or directory" begins with a small letter there; "RPC version wrong" does not.
+std::string within_sentence(std::string text) {
+  const auto is_upper = [](char letter) { return letter >= 'A' && letter <= 'Z'; };
+  if (text.size() > 1 && is_upper(text[0]) && !is_upper(text[1]))
+    text[0] = static_cast<char>(text[0] - 'A' + 'a');
+  return text;
+}
+
 }  // namespace
 
 std::string errno_name(int code) {
@@ -75,14 +83,18 @@ std::string errno_name(int code) {
   return code != 0 && name != nullptr ? std::string(name) : fmt::format("errno {}", code);
 }
 
-Error system_error(int code, std::string_view action, std::string_view path) {
-  std::string message = fmt::format("{}: {}", action, errno_name(code));
+std::string errno_reason(int code) {
   // strerrordesc_np rather than strerror: thread-safe, and the same text in every locale.
-  if (const char* description = strerrordesc_np(code); code != 0 && description != nullptr) {
-    message += fmt::format(" ({})", description);
-  }
-  if (const std::string_view next = hint(code); !next.empty()) message += fmt::format("; {}", next);
-  return {ErrorKind::system, code, std::move(message), std::string(path)};
+  const char* description = strerrordesc_np(code);
+  if (code == 0 || description == nullptr) return errno_name(code);
+  std::string reason = fmt::format("{} ({})", within_sentence(description), errno_name(code));
+  if (const std::string_view next = hint(code); !next.empty()) reason += fmt::format("; {}", next);
+  return reason;
+}
+
+Error system_error(int code, std::string_view action, std::string_view path) {
+  return {ErrorKind::system, code, fmt::format("cannot {}: {}", action, errno_reason(code)),
+          std::string(path)};
 }
 
 Error make_error(ErrorKind kind, std::string message, std::string_view path) {

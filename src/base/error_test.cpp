@@ -19,12 +19,13 @@ TEST(ErrnoName, NamesKnownNumbersAndPrintsOthers) {
 }
 
 TEST(SystemError, SaysWhatWasDoneTheCauseAndWhatToTry) {
-  const Error error = system_error(ENOSPC, "pwrite of 4096 bytes at 0 of /data/a.bin", "/data/a.bin");
+  const Error error = system_error(ENOSPC, "write 4096 bytes at 0 of /data/a.bin", "/data/a.bin");
   EXPECT_EQ(error.kind, ErrorKind::system);
   EXPECT_EQ(error.code, ENOSPC);
   EXPECT_EQ(error.path, "/data/a.bin");
-  EXPECT_TRUE(error.message.starts_with(
-      "pwrite of 4096 bytes at 0 of /data/a.bin: ENOSPC (No space left on device); the filesystem is full"))
+  EXPECT_TRUE(
+      error.message.starts_with("cannot write 4096 bytes at 0 of /data/a.bin: no space left on device "
+                                "(ENOSPC); the filesystem is full"))
       << error.message;
 }
 
@@ -52,7 +53,7 @@ TEST(SystemError, SaysTheCauseOnce) {
 }
 
 TEST(SystemError, AnUnnamedErrnoIsPrintedAsANumber) {
-  EXPECT_EQ(system_error(4711, "opening x").message, "opening x: errno 4711");
+  EXPECT_EQ(system_error(4711, "open x").message, "cannot open x: errno 4711");
 }
 
 TEST(MakeError, CarriesTheErrnoThatFitsTheKind) {

@@ -49,7 +49,7 @@ Result<std::unique_ptr<DirectoryLock>> DirectoryLock::acquire(const std::string&
     std::unique_ptr<DirectoryLock> lock(new DirectoryLock(directory, O_RDWR | (creates ? O_CREAT : 0)));
     if (!lock->has_file() && creates) {
       return std::unexpected(
-          system_error(lock->fd_->open_error(), "opening the lock " + lock->path_, lock->path_));
+          system_error(lock->fd_->open_error(), "open the lock " + lock->path_, lock->path_));
     }
     if (lock->lock_->busy()) return busy_directory(directory);
     // A file that was removed meanwhile keeps nobody out.

@@ -29,7 +29,7 @@ Status DirectoryOps::make_directory(const std::string& path, mode_t mode) const 
   if (os::is_directory(path)) return {};
   if (auto watched = about_to(Kind::make_directory, path); !watched) return watched;
   if (::mkdir(path.c_str(), mode) == 0 || (errno == EEXIST && os::is_directory(path))) return {};
-  return std::unexpected(system_error(errno, "making the directory " + path, path));
+  return std::unexpected(system_error(errno, "create the directory " + path, path));
 }
 
 Status DirectoryOps::make_directories_durably(const std::string& path, const std::string& like) const {
@@ -80,19 +80,19 @@ Status DirectoryOps::rename(const std::string& from, const std::string& to) cons
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
   // rename(2) replaces a directory only if it is empty.
   if (os::may_lack_rename_flags(errno) && ::rename(from.c_str(), to.c_str()) == 0) return {};
-  return std::unexpected(system_error(errno, fmt::format("moving {} to {}", from, to), from));
+  return std::unexpected(system_error(errno, fmt::format("move {} to {}", from, to), from));
 }
 
 Status DirectoryOps::remove_file(const std::string& path) const {
   if (auto watched = about_to(Kind::remove_file, path); !watched) return watched;
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
-  return std::unexpected(system_error(errno, "removing " + path, path));
+  return std::unexpected(system_error(errno, "remove " + path, path));
 }
 
 Status DirectoryOps::remove_directory(const std::string& path) const {
   if (auto watched = about_to(Kind::remove_directory, path); !watched) return watched;
   if (::rmdir(path.c_str()) == 0 || errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return {};
-  return std::unexpected(system_error(errno, "removing the directory " + path, path));
+  return std::unexpected(system_error(errno, "remove the directory " + path, path));
 }
 
 }  // namespace trunkline::checkpoint

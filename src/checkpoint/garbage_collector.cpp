@@ -88,7 +88,7 @@ Status GarbageCollector::remove_file(const std::string& path, std::string_view w
   if (::lstat(path.c_str(), &status) != 0) {
     // Only a file that is known to be gone counts as removed: a manifest that stays must not lose its shards.
     if (errno == ENOENT || errno == ENOTDIR) return {};
-    return std::unexpected(system_error(errno, "removing " + path, path));
+    return std::unexpected(system_error(errno, "remove " + path, path));
   }
   if (dry_run_ == DryRun::no) {
     if (auto removed = ops_.remove_file(path); !removed) return removed;

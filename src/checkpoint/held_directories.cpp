@@ -13,7 +13,7 @@ namespace trunkline::checkpoint {
 Status HeldDirectories::hold(const std::string& path) {
   if (std::ranges::find(directories_, path, &Directory::path) != directories_.end()) return {};
   os::UniqueFd fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "open the directory " + path, path));
   directories_.push_back({.path = path, .fd = std::move(fd)});
   return {};
 }

@@ -36,7 +36,7 @@ struct Beginning {
 Result<Beginning> read_beginning(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
-    return std::unexpected(system_error(errno, "looking at the manifest " + path, path));
+    return std::unexpected(system_error(errno, "stat the manifest " + path, path));
   // Reading a device might never end.
   if (!S_ISREG(status.st_mode))
     return std::unexpected(make_error(
@@ -77,7 +77,7 @@ Result<StepDirectories> find_step_directories(const std::string& directory) {
       found.absent.push_back(*step);
     } else {
       // If it were left out, it would count as a step that was never saved.
-      return std::unexpected(system_error(errno, "looking at the step " + path, path));
+      return std::unexpected(system_error(errno, "stat the step " + path, path));
     }
   }
   std::ranges::sort(found.steps);
@@ -129,7 +129,7 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
   for (; !error && entries != fs::directory_iterator(); entries.increment(error))
     names.push_back(entries->path().filename().string());
   if (error && error != std::errc::no_such_file_or_directory)
-    return std::unexpected(system_error(error.value(), "listing the directory " + directory, directory));
+    return std::unexpected(system_error(error.value(), "list the directory " + directory, directory));
   std::ranges::sort(names);
   return names;
 }

@@ -149,8 +149,7 @@ Result<std::optional<std::uint64_t>> device_of_directory(const std::string& dire
   if (errno == ENOTDIR)
     return not_a_directory(directory, "a part of the path is a file; check the spelling of the path");
   if (errno != ENOENT)
-    return std::unexpected(
-        system_error(errno, "looking for the directory of checkpoints " + directory, directory));
+    return std::unexpected(system_error(errno, "stat the directory of checkpoints " + directory, directory));
   if (::lstat(directory.c_str(), &status) != 0) return std::nullopt;
   // Another process may have created it since.
   if (S_ISDIR(status.st_mode)) return status.st_dev;

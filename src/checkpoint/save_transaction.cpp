@@ -82,7 +82,7 @@ Status SaveTransaction::check_shards(const Manifest& manifest) const {
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0)
       return std::unexpected(
-          system_error(errno, "committing a checkpoint: looking at its shard " + path, path));
+          system_error(errno, "commit the checkpoint: cannot stat its shard " + path, path));
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (!S_ISREG(status.st_mode) || bytes != manifest.shards[i].bytes) {
       return std::unexpected(make_error(

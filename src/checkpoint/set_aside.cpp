@@ -52,7 +52,7 @@ Result<std::string> make_folder(const std::string& directory, const StoreDescrip
     return path;
   }
   return std::unexpected(
-      system_error(EEXIST, fmt::format("creating a folder aside-{} in {}", time, directory), directory));
+      system_error(EEXIST, fmt::format("create a folder aside-{} in {}", time, directory), directory));
 }
 
 // All but foreign steps, in the order of their commits; those without a commit come first.
@@ -88,7 +88,7 @@ Status check_can_be_set_aside(const std::string& directory, const std::optional<
   for (const StepEntry& entry : *steps) {
     const std::string path = fmt::format("{}/{}", directory, step_directory(entry.step));
     const std::string action =
-        fmt::format("cannot set the checkpoints in {} aside: moving {}", directory, path);
+        fmt::format("set the checkpoints in {} aside: cannot move {}", directory, path);
     if (auto movable = os::check_replaceable(path, action); !movable) return movable;
     if (!os::is_symlink(path)) {
       // Moving a directory changes its "..", so it must be writable.

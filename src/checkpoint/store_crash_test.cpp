@@ -225,7 +225,7 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsSavedAgain) {
       const auto watch = [&](Kind kind, const std::string& path) -> Status {
         if (!fails || kind != Kind::sync_name) return {};
         fails = false;
-        return std::unexpected(system_error(EIO, "fsync of the directory", path));
+        return std::unexpected(system_error(EIO, "fsync the directory", path));
       };
       const auto opened = Store::open(directory(), {.volumes = volumes(), .watch = watch});
       ASSERT_TRUE(opened);
@@ -280,7 +280,7 @@ TEST_F(StoreCrashTest, ASaveWhoseNameMayNotBeDurableIsFollowedByTheNext) {
   const auto watch = [&](Kind kind, const std::string& path) -> Status {
     if (!fails || kind != Kind::sync_name) return {};
     fails = false;
-    return std::unexpected(system_error(EIO, "fsync of the directory", path));
+    return std::unexpected(system_error(EIO, "fsync the directory", path));
   };
   const auto store = open({.volumes = volumes(), .watch = watch});
   const auto transaction = begin(*store, 5);

@@ -35,7 +35,7 @@ Result<std::string> absolute_path(const std::string& path, std::string_view argu
   // Behind a symbolic link, ".." leads elsewhere than the names say.
   const bool has_parents = std::ranges::find(whole, fs::path("..")) != whole.end();
   if (!error) whole = has_parents ? fs::weakly_canonical(whole, error) : whole.lexically_normal();
-  if (error) return std::unexpected(system_error(error.value(), "finding the path of " + path, path));
+  if (error) return std::unexpected(system_error(error.value(), "find the path of " + path, path));
   if (!whole.has_filename() && whole.has_relative_path()) whole = whole.parent_path();  // "a/b/"
   return whole.string();
 }

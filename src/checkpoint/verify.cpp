@@ -314,7 +314,7 @@ Result<VerifyReport> Verification::run() {
   auto threads = start_threads(std::clamp(std::thread::hardware_concurrency(), 1U, kThreads),
                                [this] { sum_until_stopped(); });
   if (threads.empty())
-    return std::unexpected(system_error(EAGAIN, "starting a thread that computes checksums", directory_));
+    return std::unexpected(system_error(EAGAIN, "start a thread that computes checksums", directory_));
   const Status fed = feed();
   {
     const std::scoped_lock lock(mutex_);

@@ -58,7 +58,7 @@ Result<std::optional<VolumeOwner>> identity_of(const std::string& path) {
         .path = path, .device = status.st_dev, .inode = status.st_ino, .birth = birth_of(path)};
   }
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  return std::unexpected(system_error(errno, "looking for the directory of checkpoints " + path, path));
+  return std::unexpected(system_error(errno, "stat the directory of checkpoints " + path, path));
 }
 
 Result<VolumeOwner> owner_at(const std::string& directory) {
@@ -67,7 +67,7 @@ Result<VolumeOwner> owner_at(const std::string& directory) {
   const auto found = identity_of(error ? directory : canonical.string());
   if (!found) return std::unexpected(found.error());
   if (const std::optional<VolumeOwner>& owner = *found) return *owner;
-  return std::unexpected(system_error(ENOENT, "looking at " + directory, directory));
+  return std::unexpected(system_error(ENOENT, "stat " + directory, directory));
 }
 
 // Whether a directory keeps shards in `volume`. True for what cannot be read, since it might say so.

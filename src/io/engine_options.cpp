@@ -35,7 +35,7 @@ constexpr std::array<GpuPathName, 3> kGpuPathNames = {{
 }};
 
 Error out_of_range(std::string_view name, std::string_view range, std::uint64_t value) {
-  return make_error(ErrorKind::invalid_argument, fmt::format("{}: {} is not {}", name, value, range));
+  return make_error(ErrorKind::invalid_argument, fmt::format("{}: must be {}, not {}", name, range, value));
 }
 
 }  // namespace
@@ -82,9 +82,9 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
       .gpu = options.gpu,
       .features = {}};
   if (config.lanes < 1 || config.lanes > 64)
-    return std::unexpected(out_of_range("lanes", "1 to 64", config.lanes));
+    return std::unexpected(out_of_range("lanes", "from 1 to 64", config.lanes));
   if (config.queue_depth < 1 || config.queue_depth > 4096)
-    return std::unexpected(out_of_range("queue_depth", "1 to 4096", config.queue_depth));
+    return std::unexpected(out_of_range("queue_depth", "from 1 to 4096", config.queue_depth));
   if (config.block_bytes < 4096 || config.block_bytes > kGiB || config.block_bytes % 4096 != 0)
     return std::unexpected(
         out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));

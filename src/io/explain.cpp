@@ -31,7 +31,7 @@ Result<os::FilePair> open_probe(const std::string& directory, os::DirectPolicy p
   os::UniqueFd fd(::mkostemp(path.data(), O_CLOEXEC));
   if (!fd.valid())
     return std::unexpected(
-        system_error(errno, fmt::format("creating a probe file in {}", directory), directory));
+        system_error(errno, fmt::format("create a probe file in {}", directory), directory));
   ::unlink(path.c_str());
   return os::make_pair_of(std::move(fd), path, O_RDWR, policy);
 }
@@ -39,7 +39,7 @@ Result<os::FilePair> open_probe(const std::string& directory, os::DirectPolicy p
 Result<os::FilePair> open_for_probe(const std::string& path, os::DirectPolicy policy) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("explaining {}", path), path));
+    return std::unexpected(system_error(errno, fmt::format("determine the I/O path for {}", path), path));
   if (S_ISDIR(status.st_mode)) return open_probe(path, policy);
   return os::open_pair(path, O_RDONLY, policy);
 }
@@ -54,7 +54,7 @@ std::string why_not_tuned(const tuning::TuningTable& tunings, const std::string&
 
 void probe_memory_lock(const Buffer& memory, std::vector<Refusal>& refused) {
   if (memory.locked() || ::mlock(memory.data(), memory.size()) == 0) return;
-  const Error error = system_error(errno, fmt::format("locking {} bytes (raise `ulimit -l`)", memory.size()));
+  const Error error = system_error(errno, fmt::format("lock {} bytes (raise `ulimit -l`)", memory.size()));
   refused.push_back({"memory lock", error.message});
 }
 

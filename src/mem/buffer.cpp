@@ -41,22 +41,22 @@ Result<Buffer> Buffer::allocate_pageable(std::uint64_t bytes, std::shared_ptr<Pi
   Buffer buffer;
   if (bytes == 0) return buffer;
   if (bytes > kMaxBytes) {
-    return std::unexpected(system_error(ENOMEM, fmt::format("allocating {} bytes of memory", bytes)));
+    return std::unexpected(system_error(ENOMEM, fmt::format("allocate {} bytes of memory", bytes)));
   }
   const std::uint64_t mapped_bytes = round_up(bytes, kPageBytes);
   if (budget && !budget->take(mapped_bytes)) {
-    return std::unexpected(make_error(
-        ErrorKind::out_of_budget, fmt::format("allocating {} of pinned memory: the budget of {} has {} in "
-                                              "use; free buffers or raise pinned_budget_bytes",
-                                              format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()),
-                                              format_bytes(budget->used_bytes()))));
+    return std::unexpected(
+        make_error(ErrorKind::out_of_budget,
+                   fmt::format("cannot allocate {} of pinned memory: the budget of {} has {} in "
+                               "use; free buffers or raise pinned_budget_bytes",
+                               format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()),
+                               format_bytes(budget->used_bytes()))));
   }
   std::byte* data = map_aligned(mapped_bytes, alignment_for(mapped_bytes));
   if (data == nullptr) {
     const int code = errno;
     if (budget) budget->give_back(mapped_bytes);
-    return std::unexpected(
-        system_error(code, fmt::format("mapping {} of memory", format_bytes(mapped_bytes))));
+    return std::unexpected(system_error(code, fmt::format("map {} of memory", format_bytes(mapped_bytes))));
   }
   buffer.data_ = data;
   buffer.bytes_ = bytes;

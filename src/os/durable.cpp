@@ -40,18 +40,17 @@ Status write_file_durably(const std::string& path, std::string_view contents, If
 
 Status fsync_directory(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return std::unexpected(system_error(errno, "opening the directory " + path, path));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "open the directory " + path, path));
   const trace::Span span(kSync, path);
   if (::fsync(fd.get()) != 0)
-    return std::unexpected(system_error(errno, "fsync of the directory " + path, path));
+    return std::unexpected(system_error(errno, "fsync the directory " + path, path));
   // After an I/O error, XFS shuts itself down and drops what it had not written; with nothing left to write,
   // fsync of a directory then succeeds (fsync of a file does not). Looking up a name that is not cached does
   // fail.
   const std::string name = std::filesystem::path(temporary_name(path)).filename().string();
   struct stat ignored{};
   if (::fstatat(fd.get(), name.c_str(), &ignored, AT_SYMLINK_NOFOLLOW) != 0 && errno != ENOENT)
-    return std::unexpected(
-        system_error(errno, "looking into the directory " + path + " after its fsync", path));
+    return std::unexpected(system_error(errno, "look into the directory " + path + " after its fsync", path));
   return {};
 }
 

@@ -204,7 +204,7 @@ Status empty(int fd, const std::string& path) {
   int code = 0;
   do code = ::ftruncate(fd, 0) == 0 ? 0 : errno;
   while (code == EINTR);
-  if (code != 0) return std::unexpected(system_error(code, fmt::format("emptying {}", path), path));
+  if (code != 0) return std::unexpected(system_error(code, fmt::format("empty {}", path), path));
   return {};
 }
 
@@ -213,13 +213,13 @@ Status empty(int fd, const std::string& path) {
 Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int flags, DirectPolicy policy) {
   struct stat status{};
   if (::fstat(buffered.get(), &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("reading the status of {}", path), path));
+    return std::unexpected(system_error(errno, fmt::format("read the status of {}", path), path));
   if (S_ISDIR(status.st_mode))
-    return std::unexpected(system_error(EISDIR, fmt::format("opening {}", path), path));
+    return std::unexpected(system_error(EISDIR, fmt::format("open {}", path), path));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
-    return std::unexpected(
-        make_error(ErrorKind::unsupported,
-                   fmt::format("opening {}: it is neither a regular file nor a block device", path), path));
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("cannot open {}: it is neither a regular file nor a block device", path), path));
   }
   FilePair pair;
   pair.buffered = std::move(buffered);
@@ -230,7 +230,8 @@ Result<FilePair> make_pair_of(UniqueFd buffered, const std::string& path, int fl
   if (policy == DirectPolicy::always && !pair.limits.usable) {
     return std::unexpected(make_error(
         ErrorKind::unsupported,
-        fmt::format("opening {} for direct I/O: {}; open it with direct=auto", path, pair.limits.why), path));
+        fmt::format("cannot open {} for direct I/O: {}; open it with direct=auto", path, pair.limits.why),
+        path));
   }
   return pair;
 }
@@ -247,7 +248,8 @@ Result<FilePair> open_pair(const std::string& path, int flags, const ChoosePolic
   const int taken = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK;
   do fd = lookup == Lookup::cached ? open_cached(path, taken) : ::open(path.c_str(), taken, permissions);
   while (fd < 0 && errno == EINTR);
-  if (fd < 0) return std::unexpected(system_error(errno, fmt::format("opening {}", path), path));
+  if (fd < 0)
+    return std::unexpected(system_error(errno, "open " + (path.empty() ? "an empty path" : path), path));
   ::fcntl(fd, F_SETFL, 0);  // clears O_NONBLOCK: io_uring would return EAGAIN instead of waiting
   auto pair = make_pair_of(UniqueFd(fd), path, flags, choose(fd));
   if (!pair) {
@@ -264,10 +266,10 @@ Result<FilePair> open_pair(const std::string& path, int flags, const ChoosePolic
 Result<std::uint64_t> file_bytes(int fd, const std::string& path) {
   struct stat status{};
   if (::fstat(fd, &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
+    return std::unexpected(system_error(errno, fmt::format("read the size of {}", path), path));
   if (S_ISREG(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
   const off_t end = ::lseek(fd, 0, SEEK_END);
-  if (end < 0) return std::unexpected(system_error(errno, fmt::format("reading the size of {}", path), path));
+  if (end < 0) return std::unexpected(system_error(errno, fmt::format("read the size of {}", path), path));
   return static_cast<std::uint64_t>(end);
 }
 

@@ -14,7 +14,7 @@ Result<std::string> read_text(const std::string& path, std::size_t max_bytes) {
   constexpr std::size_t kPieceBytes = 64 << 10;
   // O_NONBLOCK: opening a pipe without a writer would wait forever.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return std::unexpected(system_error(errno, "opening " + path, path));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "open " + path, path));
   std::string text;
   while (text.size() < max_bytes) {
     const std::size_t have = text.size();
@@ -23,7 +23,7 @@ Result<std::string> read_text(const std::string& path, std::size_t max_bytes) {
     const int code = errno;
     text.resize(have + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
     if (got == 0) break;
-    if (got < 0 && code != EINTR) return std::unexpected(system_error(code, "reading " + path, path));
+    if (got < 0 && code != EINTR) return std::unexpected(system_error(code, "read " + path, path));
   }
   return text;
 }

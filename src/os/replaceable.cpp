@@ -59,8 +59,8 @@ Status check_replaceable(const std::string& path, const std::string& action) {
   const std::string directory = directory_of(path);
   if (has_attribute(directory, STATX_ATTR_APPEND).value_or(false)) {
     return failed(EPERM, path,
-                  fmt::format("{}: the directory {} is append-only, and nothing in it can be renamed: "
-                              "EPERM; use another directory, or clear the flag (chattr -a)",
+                  fmt::format("cannot {}: the directory {} is append-only, and nothing in it can be renamed "
+                              "(EPERM); use another directory, or clear the flag (chattr -a)",
                               action, directory));
   }
   struct stat file{};
@@ -68,9 +68,10 @@ Status check_replaceable(const std::string& path, const std::string& action) {
   if (is_mount_point(path)) {
     return failed(
         EBUSY, path,
-        fmt::format("{}: it is a mount point, which no rename can replace: EBUSY; mount the directory "
-                    "that holds it instead (docker -v DIR:DIR, not FILE:FILE), or use another name",
-                    action));
+        fmt::format(
+            "cannot {}: it is a mount point, which no rename can replace (EBUSY); mount the directory "
+            "that holds it instead (docker -v DIR:DIR, not FILE:FILE), or use another name",
+            action));
   }
   struct stat around{};
   if (::stat(directory.c_str(), &around) != 0 || (around.st_mode & S_ISVTX) == 0) return {};
@@ -78,8 +79,8 @@ Status check_replaceable(const std::string& path, const std::string& action) {
   if (file.st_uid == user || around.st_uid == user || may_act_for_owners()) return {};
   return failed(
       EPERM, path,
-      fmt::format("{}: it belongs to another user (uid {}), and in the sticky directory {} only its "
-                  "owner may replace it: EPERM; use another name or another directory, or let the "
+      fmt::format("cannot {}: it belongs to another user (uid {}), and in the sticky directory {} only its "
+                  "owner may replace it (EPERM); use another name or another directory, or let the "
                   "owner remove it",
                   action, file.st_uid, directory));
 }

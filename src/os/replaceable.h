@@ -14,8 +14,9 @@ namespace trunkline::os {
 // - EPERM: the directory is sticky (/tmp) and the file is another user's, or the directory is append-only, so
 //   that not even the temporary file could be removed.
 //
-// `path` is a file, a directory that is to be moved, or does not exist. `action` begins the message ("saving
-// to /data/a.bin"). A check that cannot be made is not an error: the rename will show.
+// `path` is a file, a directory that is to be moved, or does not exist. `action` is what the message says
+// that cannot be done ("save to /data/a.bin"). A check that cannot be made is not an error: the rename will
+// show.
 Status check_replaceable(const std::string& path, const std::string& action);
 
 }  // namespace trunkline::os

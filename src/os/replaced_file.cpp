@@ -127,10 +127,11 @@ Status ReplacedFile::open_old() {
   if (S_ISDIR(status.st_mode)) return failed(EISDIR);
   if (S_ISLNK(status.st_mode)) return failed(ELOOP);  // it became a link after the links were followed
   if (!S_ISREG(status.st_mode)) {
-    return std::unexpected(make_error(
-        ErrorKind::unsupported,
-        action_ + ": it exists and is not a regular file; name a file, or a path that does not exist",
-        path_));
+    return std::unexpected(
+        make_error(ErrorKind::unsupported,
+                   "cannot " + action_ +
+                       ": it exists and is not a regular file; name a file, or a path that does not exist",
+                   path_));
   }
   if (auto replaceable = check_replaceable(path_, action_); !replaceable) return replaceable;
   UniqueFd fd(open_existing(path_));

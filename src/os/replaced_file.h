@@ -25,7 +25,7 @@ class ReplacedFile {
   // Follows symbolic links, like open(2): path() is their target, which need not exist. Fails with the error
   // of opening it for writing (EACCES, EPERM, EROFS, ETXTBSY, EISDIR, ELOOP, ...), with that of
   // check_replaceable() where a rename cannot replace it, and with `unsupported` for anything but a regular
-  // file. `action` begins the message ("saving to /data/a.bin").
+  // file. `action` is what the message says that cannot be done ("save to /data/a.bin").
   static Result<ReplacedFile> find(const std::string& path, std::string action);
 
   const std::string& path() const { return path_; }

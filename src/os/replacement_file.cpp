@@ -43,7 +43,7 @@ ReplacementFile::~ReplacementFile() {
 Result<ReplacementFile> ReplacementFile::create(const std::string& path, IfPresent if_present) {
   std::optional<ReplacedFile> replaced;
   if (if_present == IfPresent::replace) {
-    auto found = ReplacedFile::find(path, "writing to " + path);
+    auto found = ReplacedFile::find(path, "write to " + path);
     if (!found) return std::unexpected(found.error());
     replaced = std::move(*found);
   }
@@ -69,7 +69,7 @@ Status ReplacementFile::create_temporary() {
       return {};
     }
     if (errno == EEXIST || errno == EINTR) continue;
-    return std::unexpected(system_error(errno, "creating a temporary file in " + directory, directory));
+    return std::unexpected(system_error(errno, "create a temporary file in " + directory, directory));
   }
 }
 
@@ -79,7 +79,7 @@ Status ReplacementFile::write(std::string_view contents) const {
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) {
       return std::unexpected(
-          system_error(errno, fmt::format("writing {} bytes to {}", contents.size(), written_), written_));
+          system_error(errno, fmt::format("write {} bytes to {}", contents.size(), written_), written_));
     }
     contents.remove_prefix(static_cast<std::size_t>(put));
   }
@@ -89,7 +89,7 @@ Status ReplacementFile::write(std::string_view contents) const {
 Status ReplacementFile::sync() const {
   const trace::Span span(kSync, written_);
   if (::fsync(fd_.get()) == 0) return {};
-  return std::unexpected(system_error(errno, "fsync of " + written_, written_));
+  return std::unexpected(system_error(errno, "fsync " + written_, written_));
 }
 
 Result<std::string> ReplacementFile::finish() {
@@ -128,7 +128,7 @@ Status ReplacementFile::name() {
     close();
     return {};
   }
-  return std::unexpected(system_error(errno, fmt::format("renaming {} to {}", written_, target_), target_));
+  return std::unexpected(system_error(errno, fmt::format("rename {} to {}", written_, target_), target_));
 }
 
 void ReplacementFile::close() {

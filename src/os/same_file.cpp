@@ -39,15 +39,19 @@ Status check_leads_to(const std::string& path, int fd) {
   struct stat opened{};
   struct stat named{};
   if (::stat(path.c_str(), &named) != 0)
-    return std::unexpected(system_error(errno, path + " was moved or removed meanwhile", path));
+    return std::unexpected(
+        Error{.kind = ErrorKind::system,
+              .code = errno,
+              .message = fmt::format("{} was moved or removed meanwhile: {}", path, errno_reason(errno)),
+              .path = path});
   if (::fstat(fd, &opened) != 0)
-    return std::unexpected(system_error(errno, "checking what was opened as " + path, path));
+    return std::unexpected(system_error(errno, "check what was opened as " + path, path));
   if (is_same_file(named, opened)) return {};
   if (named.st_dev == opened.st_dev && has_unstable_inodes(fd)) return {};
   return std::unexpected(Error{
       .kind = ErrorKind::system,
       .code = ESTALE,
-      .message = fmt::format("{} was moved or replaced meanwhile, and leads to something else now: ESTALE; "
+      .message = fmt::format("{} was moved or replaced meanwhile, and leads to something else now (ESTALE); "
                              "check what is there, then try again",
                              path),
       .path = path});

@@ -71,12 +71,12 @@ Result<Found> stat_path_or_parent(const std::string& path) {
     if (::statx(AT_FDCWD, found.path.c_str(), 0, kWanted, &found.status) == 0) return found;
     code = errno;
   }
-  return std::unexpected(system_error(code, "finding the filesystem of " + path, path));
+  return std::unexpected(system_error(code, "find the filesystem of " + path, path));
 }
 
 Result<std::string> canonical(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr), &std::free);
-  if (resolved == nullptr) return std::unexpected(system_error(errno, "resolving " + path, path));
+  if (resolved == nullptr) return std::unexpected(system_error(errno, "resolve " + path, path));
   return std::string(resolved.get());
 }
 
@@ -95,13 +95,12 @@ Result<StorageLocation> locate(const std::string& path) {
   const DeviceId device{status.stx_dev_major, status.stx_dev_minor};
   const Mount* mount = find_mount(*mounts, {knows_mount ? status.stx_mnt_id : 0, device, *resolved});
   if (mount == nullptr) {
-    return std::unexpected(make_error(
-        ErrorKind::unsupported,
-        fmt::format(
-            "finding the filesystem of {}: no mount in /proc/self/mountinfo contains it; is it outside this "
-            "process's mount namespace?",
-            path),
-        path));
+    return std::unexpected(make_error(ErrorKind::unsupported,
+                                      fmt::format("cannot find the filesystem of {}: no mount in "
+                                                  "/proc/self/mountinfo contains it; is it outside this "
+                                                  "process's mount namespace?",
+                                                  path),
+                                      path));
   }
   StorageLocation location{mount->filesystem,
                            mount->point,

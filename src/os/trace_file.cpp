@@ -54,7 +54,7 @@ Result<os::UniqueFd> create(const std::string& temporary, const os::ReplacedFile
   os::UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, file.create_mode()));
   if (!fd.valid())
     return std::unexpected(system_error(
-        errno, fmt::format("tracing to {}: creating a file in {}", path, directory_of(path)), path));
+        errno, fmt::format("trace to {}: cannot create a file in {}", path, directory_of(path)), path));
   return fd;
 }
 
@@ -62,7 +62,7 @@ Status write_all(int fd, std::string_view text, const std::string& path) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return std::unexpected(system_error(errno, "writing the trace " + path, path));
+    if (written < 0) return std::unexpected(system_error(errno, "write the trace " + path, path));
     text.remove_prefix(static_cast<std::size_t>(written));
   }
   return {};
@@ -95,7 +95,7 @@ Result<os::ReplacedFile> find_file(const std::string& path) {
             "another file",
             path),
         path));
-  return os::ReplacedFile::find(path, "tracing to " + path);
+  return os::ReplacedFile::find(path, "trace to " + path);
 }
 
 Status write_trace(const trace::Recording& recording, const std::string& given) {
@@ -114,7 +114,7 @@ Status write_trace(const trace::Recording& recording, const std::string& given) 
     if (auto copied = file->copy_attributes_to(fd->get()); !copied) status = std::unexpected(copied.error());
   }
   if (status && ::rename(temporary.c_str(), path.c_str()) != 0)
-    status = std::unexpected(system_error(errno, fmt::format("renaming {} to {}", temporary, path), path));
+    status = std::unexpected(system_error(errno, fmt::format("rename {} to {}", temporary, path), path));
   if (!status) ::unlink(temporary.c_str());
   return status;
 }
@@ -125,7 +125,7 @@ Status start(const std::string& given, bool is_from_environment) {
         make_error(ErrorKind::invalid_argument, "path: it is empty or contains a NUL byte"));
   std::error_code failed;
   const std::string path = std::filesystem::absolute(given, failed).string();
-  if (failed) return std::unexpected(system_error(failed.value(), "tracing to " + given, given));
+  if (failed) return std::unexpected(system_error(failed.value(), "trace to " + given, given));
   const auto replaced = find_file(path);
   if (!replaced) return std::unexpected(replaced.error());
   TraceFile& file = trace_file();

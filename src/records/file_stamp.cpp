@@ -19,7 +19,7 @@ Result<FileStamp> stamp_of(const File& file) {
   for (const io::Member& member : members) {
     struct stat status{};
     if (::fstat(member.pair.buffered.get(), &status) != 0)
-      return std::unexpected(system_error(errno, fmt::format("fstat of {}", member.path), member.path));
+      return std::unexpected(system_error(errno, fmt::format("stat {}", member.path), member.path));
     stamp.mtime_ns = std::max(stamp.mtime_ns,
                               std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec);
     stamp.inode += status.st_ino;

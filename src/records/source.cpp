@@ -27,7 +27,7 @@ class FileSource : public Source {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) {
         return std::unexpected(system_error(
-            errno, fmt::format("pread of {} bytes at {} of {}", memory.size(), offset, path_), path_));
+            errno, fmt::format("read {} bytes at {} of {}", memory.size(), offset, path_), path_));
       }
       if (got == 0) {
         return std::unexpected(make_error(
@@ -62,7 +62,7 @@ Result<std::unique_ptr<Source>> open_source(const std::string& path) {
   os::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0)
-    return std::unexpected(system_error(errno, fmt::format("open of {}", path), path));
+    return std::unexpected(system_error(errno, fmt::format("open {}", path), path));
   const auto size = static_cast<std::uint64_t>(status.st_size);
   return std::make_unique<FileSource>(path, std::move(fd), size);
 }

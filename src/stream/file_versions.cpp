@@ -18,7 +18,7 @@ Result<std::string> state_of(const File& file) {
   for (const io::Member& member : file.core()->members) {
     struct stat status{};
     if (::fstat(member.pair.buffered.get(), &status) != 0)
-      return std::unexpected(system_error(errno, "looking at " + member.path, member.path));
+      return std::unexpected(system_error(errno, "stat " + member.path, member.path));
     // Unlike the modification time, the inode's change time cannot be set back.
     fmt::format_to(std::back_inserter(state), "{} {}.{} {}.{};", status.st_size, status.st_mtim.tv_sec,
                    status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);

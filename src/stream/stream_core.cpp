@@ -444,7 +444,7 @@ Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data,
       if (file_version == 0) continue;
       return std::unexpected(make_error(
           ErrorKind::corrupt,
-          fmt::format("reading {} from {}: the file was modified since it was opened, and there is no "
+          fmt::format("cannot read {} from {}: the file was modified since it was opened, and there is no "
                       "checksum to show whether these bytes were; open it again",
                       unit.name, path),
           path));

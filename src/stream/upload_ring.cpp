@@ -94,7 +94,7 @@ Status UploadRing::start() {
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& refused) {
-    return std::unexpected(system_error(refused.code().value(), "starting a thread for streaming"));
+    return std::unexpected(system_error(refused.code().value(), "start a thread for streaming"));
   }
   return {};
 }

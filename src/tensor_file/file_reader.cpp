@@ -64,8 +64,8 @@ Status FileReader::check_sizes() const {
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format(
-            "reading {}: it has {} bytes but should have {}; it was cut off, or belongs to another set", path,
-            *size, target.layout.bytes),
+            "cannot read {}: it has {} bytes but should have {}; it was cut off, or belongs to another set",
+            path, *size, target.layout.bytes),
         path));
   }
   return {};

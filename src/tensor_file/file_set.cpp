@@ -56,7 +56,7 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
   OutputFile output;
   mode_t mode = 0666;
   if (options_.replace) {
-    auto replaced = os::ReplacedFile::find(layout.path, "saving to " + layout.path);
+    auto replaced = os::ReplacedFile::find(layout.path, "save to " + layout.path);
     if (!replaced) return std::unexpected(replaced.error());
     output.path = replaced->path();
     mode = replaced->create_mode();
@@ -88,7 +88,7 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
     Error error = file.error();
     if (options_.replace && error.code != 0) {
       error = system_error(error.code,
-                           fmt::format("saving {}: creating a file in {}", layout.path, output.directory),
+                           fmt::format("save {}: cannot create a file in {}", layout.path, output.directory),
                            layout.path);
     }
     return std::unexpected(std::move(error));
@@ -103,8 +103,9 @@ Status FileSet::claim(OutputFile& output, const File& file) const {
   const int fd = file.core()->members.front().pair.buffered.get();
   output.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!output.claimed.valid()) {
-    return std::unexpected(system_error(
-        errno, fmt::format("saving {}: creating a file in {}", output.path, output.directory), output.path));
+    return std::unexpected(
+        system_error(errno, fmt::format("save {}: cannot create a file in {}", output.path, output.directory),
+                     output.path));
   }
   if (options_.replace) output.claim = std::make_unique<os::WriterClaim>(output.claimed.get());
   return {};
@@ -177,7 +178,7 @@ Status FileSet::check_again(OutputFile& output) const {
   const auto changed = output.copy_attributes();
   if (!changed) return std::unexpected(changed.error());
   if (!*changed || !options_.durable || ::fsync(output.claimed.get()) == 0) return {};
-  return std::unexpected(system_error(errno, "fsync of " + output.written, output.written));
+  return std::unexpected(system_error(errno, "fsync " + output.written, output.written));
 }
 
 // All concurrently: the files may be on several disks.
@@ -205,7 +206,7 @@ Status FileSet::name_files() {
     }
     if (options_.replace && ::rename(output.written.c_str(), output.path.c_str()) != 0) {
       return std::unexpected(
-          system_error(errno, fmt::format("renaming {} to {}", output.written, output.path), output.path));
+          system_error(errno, fmt::format("rename {} to {}", output.written, output.path), output.path));
     }
     if (options_.replace) output.written.clear();
     output.claim.reset();

@@ -21,7 +21,7 @@ Result<Storage> storage_of(const std::string& path) {
   int code = ::statfs(path.c_str(), &status) == 0 ? 0 : errno;
   if (code == ENOENT) code = ::statfs(os::directory_of(path).c_str(), &status) == 0 ? 0 : errno;
   if (code != 0)
-    return std::unexpected(system_error(code, fmt::format("identifying the filesystem of {}", path), path));
+    return std::unexpected(system_error(code, fmt::format("identify the filesystem of {}", path), path));
   static_assert(sizeof(status.f_fsid) == sizeof(std::uint64_t));
   return Storage{.filesystem = std::move(location->filesystem),
                  .device = std::move(location->device),

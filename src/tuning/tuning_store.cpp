@@ -46,14 +46,18 @@ class StoreLock {
   static Result<StoreLock> acquire(const std::string& file) {
     const std::string path = file + ".lock";
     os::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (!fd.valid()) return std::unexpected(system_error(errno, "opening the lock file " + path, path));
+    if (!fd.valid()) return std::unexpected(system_error(errno, "open the lock file " + path, path));
     StoreLock lock(std::move(fd));
     const auto deadline = std::chrono::steady_clock::now() + kLockTimeout;
     while (!lock.try_lock()) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        return std::unexpected(system_error(
-            EBUSY, fmt::format("{}: another process changes the tunings; try again when it has ended", path),
-            path));
+        return std::unexpected(
+            Error{.kind = ErrorKind::system,
+                  .code = EBUSY,
+                  .message = fmt::format("cannot lock {}: another process is changing the tunings (EBUSY); "
+                                         "try again when it has ended",
+                                         path),
+                  .path = path});
       }
       std::this_thread::sleep_for(kLockInterval);
     }
@@ -80,7 +84,7 @@ Status make_directory(const std::string& file) {
   std::filesystem::create_directories(directory, code);
   if (!code) return {};
   return std::unexpected(
-      system_error(code.value(), fmt::format("creating {} for the tuning file", directory), directory));
+      system_error(code.value(), fmt::format("create {} for the tuning file", directory), directory));
 }
 
 // TRUNKLINE_TUNING may name anything, such as /dev/null.
@@ -102,7 +106,7 @@ Result<std::string> set_aside(const std::string& file) {
     if (os::may_lack_rename_flags(errno) && ::link(file.c_str(), aside.c_str()) == 0 &&
         ::unlink(file.c_str()) == 0)
       return aside;
-    if (errno != EEXIST) return std::unexpected(system_error(errno, "setting aside " + file, file));
+    if (errno != EEXIST) return std::unexpected(system_error(errno, "set aside " + file, file));
   }
 }
 
@@ -206,7 +210,7 @@ Result<bool> forget_all(const std::string& file) {
   }
   if (::unlink(file.c_str()) == 0) return true;
   if (errno == ENOENT) return false;
-  return std::unexpected(system_error(errno, "removing " + file, file));
+  return std::unexpected(system_error(errno, "remove " + file, file));
 }
 
 }  // namespace trunkline::tuning

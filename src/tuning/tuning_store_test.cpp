@@ -143,6 +143,14 @@ TEST(TuningStore, LeavesAFileOfANewerVersionAlone) {
   EXPECT_EQ(std::filesystem::file_size(file), text.size());
 }
 
+TEST(TuningStore, ForgettingWhereNothingIsStoredCreatesNothing) {
+  const TempDirectory directory;
+  const std::string file = directory.file("config/tuning.json");
+  EXPECT_EQ(*forget(file, std::vector<std::string>{directory.path()}), 0U);
+  EXPECT_FALSE(*forget_all(file));
+  EXPECT_FALSE(std::filesystem::exists(directory.file("config")));
+}
+
 TEST(TuningStore, ForgetsByStorageOrByName) {
   const TempDirectory directory;
   const std::string file = directory.file("tuning.json");

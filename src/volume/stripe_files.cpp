@@ -17,7 +17,7 @@ namespace {
 
 std::unexpected<Error> corrupt(const StripeFiles& files, const std::string& path, std::string_view why) {
   return std::unexpected(make_error(
-      ErrorKind::corrupt, fmt::format("opening striped file {}: {} {}", files.name(), path, why), path));
+      ErrorKind::corrupt, fmt::format("cannot open striped file {}: {} {}", files.name(), path, why), path));
 }
 
 // os::exists() would not do: a member that cannot be examined must not count as missing.
@@ -25,7 +25,7 @@ Result<bool> exists(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) == 0) return true;
   if (errno == ENOENT) return false;
-  return std::unexpected(system_error(errno, "looking for " + path, path));
+  return std::unexpected(system_error(errno, "stat " + path, path));
 }
 
 bool is_regular_file(const std::string& path) {
@@ -41,14 +41,14 @@ Result<Descriptor> read_descriptor(const std::string& path) {
 
 Status unlink_if_present(const std::string& path) {
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
-  return std::unexpected(system_error(errno, "removing " + path, path));
+  return std::unexpected(system_error(errno, "remove " + path, path));
 }
 
 // Includes an fsync: an emptied member must not regain its contents after a power failure.
 Status empty_durably(const std::string& path) {
   const os::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return std::unexpected(system_error(errno, "emptying " + path, path));
-  if (::fsync(fd.get()) != 0) return std::unexpected(system_error(errno, "fsync of " + path, path));
+  if (!fd.valid()) return std::unexpected(system_error(errno, "empty " + path, path));
+  if (::fsync(fd.get()) != 0) return std::unexpected(system_error(errno, "fsync " + path, path));
   return {};
 }
 
@@ -101,7 +101,7 @@ Result<StripeFiles::Presence> StripeFiles::survey() const {
 Result<std::uint64_t> StripeFiles::check() const {
   auto presence = survey();
   if (!presence) return std::unexpected(presence.error());
-  if (!presence->any()) return std::unexpected(system_error(ENOENT, "opening striped file " + name_, name_));
+  if (!presence->any()) return std::unexpected(system_error(ENOENT, "open striped file " + name_, name_));
   Descriptor first;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const std::string& path = descriptors_[i];

@@ -30,13 +30,13 @@ std::unexpected<Error> bad_argument(std::string message, std::string_view path =
 // Two spellings of one directory (a symbolic link, "a/../a") would silently put two members on one disk.
 Status check_directories(const std::vector<std::string>& directories) {
   if (directories.empty() || directories.size() > volume::kMaxMembers) {
-    return bad_argument(fmt::format("directories: {} given, but a volume has 1 .. {}", directories.size(),
-                                    volume::kMaxMembers));
+    return bad_argument(
+        fmt::format("directories: must be from 1 to {1}, not {0}", directories.size(), volume::kMaxMembers));
   }
   std::map<std::pair<dev_t, ino_t>, std::string> seen;
   for (const std::string& directory : directories) {
     struct stat status{};
-    const std::string action = fmt::format("opening the volume directory {}", directory);
+    const std::string action = fmt::format("open the volume directory {}", directory);
     if (::stat(directory.c_str(), &status) != 0)
       return std::unexpected(system_error(errno, action, directory));
     if (!S_ISDIR(status.st_mode)) return std::unexpected(system_error(ENOTDIR, action, directory));
@@ -57,14 +57,14 @@ Status check_engine(const std::optional<Engine>& engine) {
   if (!engine_now->valid()) return bad_argument("engine: is empty; create one with Engine::create");
   if (engine_now->config().backend != BackendKind::memory) return {};
   return std::unexpected(make_error(ErrorKind::unsupported,
-                                    "opening a striped file: a volume consists of directories, but the "
+                                    "cannot open a striped file: a volume consists of directories, but the "
                                     "memory backend keeps files in the process; use another backend"));
 }
 
 Status check_free(const StripeFiles& files, const StripeFiles::Presence& presence, Mode mode) {
   if (mode == Mode::create && presence.any()) {
     return std::unexpected(
-        system_error(EEXIST, fmt::format("creating striped file {}", files.name()), files.name()));
+        system_error(EEXIST, fmt::format("create striped file {}", files.name()), files.name()));
   }
   // No descriptor anywhere: these are unrelated plain files that happen to have the names of members.
   for (std::size_t i = 0; !presence.any_descriptor() && i < files.members().size(); ++i) {
@@ -72,9 +72,10 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
     const std::string& path = files.members()[i];
     Error error = make_error(
         ErrorKind::system,
-        fmt::format("creating striped file {}: {} exists (EEXIST), and no descriptor says that it is part of "
-                    "a striped file; choose another name or remove it",
-                    files.name(), path),
+        fmt::format(
+            "cannot create striped file {}: {} exists (EEXIST), and no descriptor says that it is part of "
+            "a striped file; choose another name or remove it",
+            files.name(), path),
         path);
     error.code = EEXIST;
     return std::unexpected(std::move(error));
@@ -162,7 +163,7 @@ Result<File> open_striped(const std::optional<Engine>& engine, const std::vector
 
 Result<Volume> Volume::create(std::vector<std::string> directories, const VolumeOptions& options) {
   if (!volume::is_stripe_size(options.stripe_bytes)) {
-    return bad_argument(fmt::format("stripe_bytes: {} is not a multiple of {}, at most {}",
+    return bad_argument(fmt::format("stripe_bytes: must be a multiple of {1} and at most {2}, not {0}",
                                     options.stripe_bytes, volume::kMinStripeBytes, volume::kMaxStripeBytes));
   }
   if (auto valid = check_directories(directories); !valid) return std::unexpected(valid.error());
@@ -171,7 +172,7 @@ Result<Volume> Volume::create(std::vector<std::string> directories, const Volume
     std::error_code failed;
     auto absolute = std::filesystem::absolute(directory, failed);
     if (failed) {
-      return std::unexpected(system_error(failed.value(), "finding the working directory", directory));
+      return std::unexpected(system_error(failed.value(), "find the working directory", directory));
     }
     directory = std::move(absolute).string();
   }
@@ -193,7 +194,7 @@ Status Volume::remove(const std::string& name) const {
   if (!presence) return std::unexpected(presence.error());
   // Without any descriptor, files with the names of members are unrelated plain files.
   if (!presence->any_descriptor())
-    return std::unexpected(system_error(ENOENT, "removing striped file " + files.name(), files.name()));
+    return std::unexpected(system_error(ENOENT, "remove striped file " + files.name(), files.name()));
   return files.remove();
 }
 
@@ -211,7 +212,7 @@ Result<std::vector<std::string>> Volume::list() const {
     }
     if (error)
       return std::unexpected(
-          system_error(error.value(), "listing the volume directory " + directory, directory));
+          system_error(error.value(), "list the volume directory " + directory, directory));
   }
   return std::vector(names.begin(), names.end());
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy
 
 from trunkline import _core
-from trunkline._errors import Error, Format, exception_of
+from trunkline._errors import Error, Format, errno_reason, exception_of
 from trunkline._logging import Log
 from trunkline.data._index import ARRAYS, Index
 from trunkline.data._info import IndexInfo
@@ -111,7 +111,7 @@ def reopen(path: str, checksum: int) -> Index:
         index = None
     if index is None or index._cached_at != (path, checksum):
         gone = "no longer exists" if index is None else "was replaced, because the data changed"
-        raise Error(None, f"cannot unpickle an index: its file {path} {gone}; make the index again", path)
+        raise Error(None, f"cannot unpickle an index: its file {path} {gone}; rebuild the index", path)
     return index
 
 
@@ -155,8 +155,9 @@ def _check_is_replaceable(cache: str) -> None:
             return
     except OSError as error:
         code = error.errno or errno.EIO
-        why = f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
-        raise exception_of("system", code, f"cache: cannot read {cache}: {why}", cache) from None
+        raise exception_of(
+            "system", code, f"cache: cannot read {cache}: {errno_reason(code)}", cache
+        ) from None
     raise exception_of(
         "system",
         errno.EEXIST,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from trunkline._errors import exception_of
+from trunkline._errors import errno_reason, exception_of
 from trunkline._paths import absolute_path
 from trunkline.data._kinds import KINDS, kind_of
 from trunkline.data._own_files import OwnFiles
@@ -140,7 +140,7 @@ def settled(paths: Any, cache: str | None = None) -> Listing:
     """
     if not isinstance(paths, str | bytes | os.PathLike):
         if not isinstance(paths, Iterable):
-            raise TypeError(f"paths: must be a path or several, not {type(paths).__name__}")
+            raise TypeError(f"paths: must be a path, or a list of paths, not {type(paths).__name__}")
         paths = list(paths)  # maybe an iterator
     listing = list_files(paths, cache)
     age_ns = time.time_ns() - int(listing.mtimes_ns.max(initial=0))
@@ -207,8 +207,7 @@ def _stat(path: bytes) -> os.stat_result:
 def _failed(what: str, path: bytes, error: OSError) -> Exception:
     name = os.fsdecode(path)
     code = error.errno or errno.EIO
-    why = f"{errno.errorcode.get(code, code)} ({os.strerror(code)})"
-    return exception_of("system", code, f"{what} {name}: {why}", name)
+    return exception_of("system", code, f"{what} {name}: {errno_reason(code)}", name)
 
 
 def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:

@@ -25,10 +25,10 @@ std::unexpected<Error> failed(std::string_view what, const std::string& path) {
 
 // After stat() of a path that was passed failed.
 std::unexpected<Error> unusable(const std::string& path) {
-  if (errno != ENOENT) return failed("examining", path);
+  if (errno != ENOENT) return failed("stat", path);
   Error error = make_error(
       ErrorKind::system,
-      fmt::format("cannot measure {}: ENOENT (No such file or directory); create the directory first, or "
+      fmt::format("cannot measure {}: no such file or directory (ENOENT); create the directory first, or "
                   "name an existing directory or file",
                   path),
       path);
@@ -115,7 +115,7 @@ Status BenchFiles::check_space() const {
     struct stat status{};
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
-      return failed("determining the free space in the directory of", file.path);
+      return failed("determine the free space in the directory of", file.path);
     }
     Need& need = needs[status.st_dev];
     need.bytes += file.bytes;
@@ -139,12 +139,12 @@ Status BenchFiles::check_space() const {
 
 Status BenchFiles::create_empty(BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd.valid()) return failed("creating", file.path);
+  if (!fd.valid()) return failed("create", file.path);
   return {};
 }
 
 Status BenchFiles::remove(BenchFile& file) {
-  if (::unlink(file.path.c_str()) != 0 && errno != ENOENT) return failed("removing", file.path);
+  if (::unlink(file.path.c_str()) != 0 && errno != ENOENT) return failed("remove", file.path);
   file.complete = false;
   file.pattern.reset();
   return {};
@@ -152,21 +152,21 @@ Status BenchFiles::remove(BenchFile& file) {
 
 Status BenchFiles::preallocate(BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!fd.valid()) return failed("creating", file.path);
+  if (!fd.valid()) return failed("create", file.path);
   if (const int code = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(file.bytes)); code != 0) {
     errno = code;
-    return failed("reserving the blocks of", file.path);
+    return failed("reserve the blocks of", file.path);
   }
-  if (::fsync(fd.get()) != 0) return failed("fsync of", file.path);
+  if (::fsync(fd.get()) != 0) return failed("fsync", file.path);
   return {};
 }
 
 Status BenchFiles::drop_page_cache(const BenchFile& file) {
   const os::UniqueFd fd(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return failed("opening", file.path);
+  if (!fd.valid()) return failed("open", file.path);
   if (const int code = ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED); code != 0) {
     errno = code;
-    return failed("dropping the page cache of", file.path);
+    return failed("drop the page cache of", file.path);
   }
   return {};
 }

@@ -55,11 +55,11 @@ Result<Finished> run_to_end(const std::vector<std::string>& command) {
   const os::UniqueFd output(::memfd_create("output", MFD_CLOEXEC));
   const os::UniqueFd errors(::memfd_create("errors", MFD_CLOEXEC));
   if (!output.valid() || !errors.valid()) {
-    return std::unexpected(system_error(errno, "creating memory files for the output of " + command[0]));
+    return std::unexpected(system_error(errno, "create memory files for the output of " + command[0]));
   }
   pid_t child = -1;
   if (const int code = spawn(command, output.get(), errors.get(), child); code != 0) {
-    return std::unexpected(system_error(code, "running " + command[0]));
+    return std::unexpected(system_error(code, "run " + command[0]));
   }
   const os::UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
   bool ended_by_us = false;

@@ -53,7 +53,11 @@ Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
     for (const Json& job : jobs) {
       const int code = static_cast<int>(job.at("error").get_ref<const std::int64_t&>());
       if (code != 0) {
-        return std::unexpected(system_error(code, fmt::format("fio's job {}", job.value("jobname", "?"))));
+        return std::unexpected(Error{
+            .kind = ErrorKind::system,
+            .code = code,
+            .message = fmt::format("fio's job {} failed: {}", job.value("jobname", "?"), errno_reason(code)),
+            .path = {}});
       }
     }
     return total_of(jobs, op == Op::read ? "read" : "write");

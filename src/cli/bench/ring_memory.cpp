@@ -37,8 +37,7 @@ Result<RingMemory> RingMemory::allocate(const Engine& engine, MemoryKind kind, D
   } else {
     void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-      return std::unexpected(
-          system_error(errno, fmt::format("mapping {} bytes of memory for transfers", bytes)));
+      return std::unexpected(system_error(errno, fmt::format("map {} bytes of memory for transfers", bytes)));
     }
     memory.ordinary_ = {static_cast<std::byte*>(data), Unmap{bytes}};
     memory.base_ = memory.ordinary_.get() + start;

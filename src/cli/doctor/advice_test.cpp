@@ -81,7 +81,7 @@ TEST(Advice, ObstaclesBetweenADiskAndAGpu) {
 
 TEST(Advice, IoUringNamesWhatForbidsIt) {
   Findings findings = healthy();
-  refuse_io_uring(findings, "io_uring_setup: EPERM");
+  refuse_io_uring(findings, "cannot set up io_uring: operation not permitted (EPERM)");
   findings.environment.seccomp_filter = true;
   EXPECT_TRUE(says(findings, "allow io_uring_setup, io_uring_enter and io_uring_register"));
   findings.environment.io_uring_disabled = 2;
@@ -91,9 +91,9 @@ TEST(Advice, IoUringNamesWhatForbidsIt) {
   findings.environment.io_uring_disabled = 1;
   EXPECT_TRUE(says(findings, "io_uring_group"));
   findings.environment = {};
-  refuse_io_uring(findings, "io_uring_setup: ENOSYS");
+  refuse_io_uring(findings, "cannot set up io_uring: function not implemented (ENOSYS)");
   EXPECT_TRUE(says(findings, "CONFIG_IO_URING"));
-  refuse_io_uring(findings, "io_uring_setup: ENOMEM");
+  refuse_io_uring(findings, "cannot set up io_uring: cannot allocate memory (ENOMEM)");
   EXPECT_TRUE(says(findings, "ENOMEM"));
 }
 

@@ -21,7 +21,7 @@ Result<std::uint64_t> scratch_bytes(std::span<const std::string> directories, st
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0)
       return std::unexpected(
-          system_error(errno, fmt::format("determining the free space in {}", directory), directory));
+          system_error(errno, fmt::format("determine the free space in {}", directory), directory));
     if (!S_ISDIR(status.st_mode)) {
       return std::unexpected(make_error(
           ErrorKind::invalid_argument,
@@ -52,7 +52,7 @@ Result<ScratchFiles> ScratchFiles::create(std::span<const std::string> directori
     os::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!fd.valid())
       return std::unexpected(
-          system_error(errno, fmt::format("creating a scratch file in {}", directory), directory));
+          system_error(errno, fmt::format("create a scratch file in {}", directory), directory));
     files.claims_.push_back(std::make_unique<os::WriterClaim>(fd.get()));
     files.fds_.push_back(std::move(fd));
     files.paths_.push_back(std::move(path));
@@ -68,10 +68,9 @@ Status ScratchFiles::drop_page_cache() const {
   for (std::size_t index = 0; index < fds_.size(); ++index) {
     const int fd = fds_[index].get();
     if (::fdatasync(fd) != 0)
-      return std::unexpected(system_error(errno, "fsync of " + paths_[index], paths_[index]));
+      return std::unexpected(system_error(errno, "fsync " + paths_[index], paths_[index]));
     if (const int code = ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); code != 0) {
-      return std::unexpected(
-          system_error(code, "dropping the page cache of " + paths_[index], paths_[index]));
+      return std::unexpected(system_error(code, "drop the page cache of " + paths_[index], paths_[index]));
     }
   }
   return {};

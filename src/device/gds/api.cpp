@@ -90,7 +90,10 @@ Error error_of(Outcome outcome, std::string_view function, std::string_view acti
 
 Error error_of_result(ssize_t moved, std::string_view action) {
   constexpr ssize_t kFirstCode = 5000;  // below: an errno value, or -1 for an I/O error that it does not name
-  if (moved < -1 && -moved < kFirstCode) return system_error(static_cast<int>(-moved), action);
+  if (moved < -1 && -moved < kFirstCode) {
+    const int code = static_cast<int>(-moved);
+    return {ErrorKind::system, code, fmt::format("{}: {}", action, errno_reason(code)), {}};
+  }
   if (-moved >= kFirstCode)
     return make_error(ErrorKind::device,
                       fmt::format("{}: cuFile: {}", action, describe(static_cast<int>(-moved))));

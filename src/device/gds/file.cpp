@@ -14,7 +14,7 @@ namespace trunkline::cufile {
 Result<std::shared_ptr<const CufileFile>> CufileFile::open(const Api& api, int fd, const std::string& path) {
   os::UniqueFd duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!duplicate.valid())
-    return std::unexpected(system_error(errno, fmt::format("duplicating a descriptor of {}", path), path));
+    return std::unexpected(system_error(errno, fmt::format("duplicate a descriptor of {}", path), path));
   Descriptor descriptor{.type = kLinuxDescriptor, .fd = duplicate.get(), .operations = nullptr};
   Handle handle = nullptr;
   const Outcome outcome = api.HandleRegister(&handle, &descriptor);

@@ -45,15 +45,15 @@ Result<os::UniqueFd> make_probe_file(const std::string& directory) {
         system_error(errno, fmt::format("{} a probe file in {}", action, directory), directory));
   };
   os::UniqueFd fd(::mkostemp(name.data(), O_CLOEXEC));
-  if (!fd.valid()) return failed("creating");
+  if (!fd.valid()) return failed("create");
   ::unlink(name.c_str());
   // After the unlink: where the flag is refused, the file would stay.
-  if (::fcntl(fd.get(), F_SETFL, O_DIRECT) != 0) return failed("setting O_DIRECT for");
+  if (::fcntl(fd.get(), F_SETFL, O_DIRECT) != 0) return failed("set O_DIRECT for");
   const HostMemory memory = host_memory();
   for (std::size_t index = 0; index < kProbeBytes; ++index)
     memory.get()[index] = static_cast<std::byte>((index * 2654435761U) >> 13U);
   if (::pwrite(fd.get(), memory.get(), kProbeBytes, 0) != static_cast<ssize_t>(kProbeBytes))
-    return failed("writing");
+    return failed("write");
   return fd;
 }
 
@@ -206,7 +206,7 @@ Result<WhyNot> FilesystemProbes::probe(const cuda::CudaDevice& device, const Cuf
   struct stat status{};
   if (::fstat(source.fd, &status) != 0)
     return std::unexpected(
-        system_error(errno, fmt::format("reading the attributes of {}", source.path), source.path));
+        system_error(errno, fmt::format("read the attributes of {}", source.path), source.path));
   const Key key(status.st_dev, device.name(), kind);
   if (auto known = find(key)) return *std::move(known);
   const std::scoped_lock one_at_a_time(probing_);  // find() does not wait for a slow filesystem

@@ -50,7 +50,7 @@ class IoUringBackend final : public Backend {
       }
       if (code != EINVAL) break;
     }
-    if (code != 0) return std::unexpected(system_error(code, "io_uring_setup"));
+    if (code != 0) return std::unexpected(system_error(code, "set up io_uring"));
     ready_ = true;
     own_ = os::OwnQueue::ring(ring_.ring_fd);
     registered_ring_ = io_uring_register_ring_fd(&ring_) == 1;
@@ -113,8 +113,7 @@ class IoUringBackend final : public Backend {
           {memory.data() + start, std::min<std::uint64_t>(kMaxRegisteredBytes, memory.size() - start)});
     const int code = -io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size()));
     if (code != 0)
-      return std::unexpected(
-          system_error(code, fmt::format("registering {} bytes of buffers", memory.size())));
+      return std::unexpected(system_error(code, fmt::format("register {} bytes of buffers", memory.size())));
     registered_start_ = memory.data();
     return {};
   }
@@ -185,7 +184,7 @@ class IoUringBackend final : public Backend {
     reap(none, 1);
     if (wake_result_ != static_cast<int>(sizeof wake_count_))
       return std::unexpected(
-          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a test read through io_uring"));
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "make a test read through io_uring"));
     proven_ = true;
     return {};
   }

@@ -30,7 +30,7 @@ class LibaioBackend final : public Backend {
 
   Status set_up() {
     const int code = -io_setup(static_cast<int>(events_.size()), &context_);
-    if (code != 0) return std::unexpected(system_error(code, "io_setup"));
+    if (code != 0) return std::unexpected(system_error(code, "set up libaio (io_setup)"));
     own_ = os::OwnQueue::context(reinterpret_cast<std::uintptr_t>(context_));
     // The probe: a real poll through the context, on the wake-up event.
     wake_.signal();
@@ -38,7 +38,7 @@ class LibaioBackend final : public Backend {
     reap(completions, 1);
     if (wake_result_ <= 0 || (wake_result_ & POLLIN) == 0)
       return std::unexpected(
-          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "a test poll through libaio"));
+          system_error(wake_result_ < 0 ? -wake_result_ : EIO, "make a test poll through libaio"));
     return {};
   }
 

@@ -65,7 +65,7 @@ class ThreadsBackend final : public Backend {
     try {
       threads_.emplace_back([this] { work(); });
     } catch (const std::system_error& error) {
-      return std::unexpected(system_error(error.code().value(), "starting an I/O thread"));
+      return std::unexpected(system_error(error.code().value(), "start an I/O thread"));
     }
     return {};
   }

@@ -18,7 +18,7 @@ class WakeEvent {
   static Result<WakeEvent> create(int flags) {
     WakeEvent event;
     event.fd_.reset(::eventfd(0, EFD_CLOEXEC | flags));
-    if (!event.fd_.valid()) return std::unexpected(system_error(errno, "eventfd"));
+    if (!event.fd_.valid()) return std::unexpected(system_error(errno, "create an eventfd"));
     return event;
   }
   int fd() const { return fd_.get(); }

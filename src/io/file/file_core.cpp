@@ -56,12 +56,12 @@ Status FileCore::adopt_sizes() {
   for (unsigned index = 0; index < layout.members; ++index) {
     const std::uint64_t expected = layout.member_bytes(index, total);
     if (sizes[index] == expected) continue;
-    return std::unexpected(
-        make_error(ErrorKind::corrupt,
-                   fmt::format("opening {}: member {} has {} bytes, but the sizes of the others require {}; "
-                               "it was cut off, or belongs to another file",
-                               name, members[index].path, sizes[index], expected),
-                   members[index].path));
+    return std::unexpected(make_error(
+        ErrorKind::corrupt,
+        fmt::format("cannot open {}: member {} has {} bytes, but the sizes of the others require {}; "
+                    "it was cut off, or belongs to another file",
+                    name, members[index].path, sizes[index], expected),
+        members[index].path));
   }
   known_bytes_ = total;
   return {};
@@ -221,7 +221,7 @@ Status FileCore::allocation_status(int code, const io::Member& member, std::uint
                                    std::uint64_t length) {
   if (code == ENOSPC || code == EDQUOT || code == EFBIG || code == EIO) {
     return std::unexpected(system_error(
-        code, fmt::format("allocating {} bytes at {} of {}", length, start, member.path), member.path));
+        code, fmt::format("allocate {} bytes at {} of {}", length, start, member.path), member.path));
   }
   if (code != 0) can_preallocate_ = false;  // not supported by this filesystem
   return {};
@@ -238,7 +238,7 @@ Status FileCore::resize_members(std::uint64_t bytes, bool shrink) {
     }
     if (::ftruncate(member.pair.buffered.get(), static_cast<off_t>(wanted)) != 0) {
       return std::unexpected(system_error(
-          errno, fmt::format("setting the size of {} to {} bytes", member.path, wanted), member.path));
+          errno, fmt::format("set the size of {} to {} bytes", member.path, wanted), member.path));
     }
   }
   return {};

@@ -23,7 +23,7 @@ class MemoryFiles {
   Result<os::UniqueFd> open(const std::string& path, int flags) {
     const std::scoped_lock lock(mutex_);
     auto found = files_.find(path);
-    const std::string action = "opening " + path + " in memory";
+    const std::string action = "open " + path + " in memory";
     if (found == files_.end()) {
       if ((flags & O_CREAT) == 0) return std::unexpected(system_error(ENOENT, action, path));
       os::UniqueFd created(::memfd_create("trunkline", MFD_CLOEXEC));

@@ -85,7 +85,7 @@ TEST_F(PreallocationTest, FailureKeepsWhatAnotherHandleWroteMeanwhile) {
   if (!failed) GTEST_SKIP() << "nothing is preallocated in " << directory_.path();
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code, ENOSPC);
-  EXPECT_NE(written.error().message.find("allocating"), std::string::npos) << written.error().message;
+  EXPECT_NE(written.error().message.find("cannot allocate"), std::string::npos) << written.error().message;
   EXPECT_EQ(first_.size().value(), kHalf);
   expect_first_half_intact();
   // The same write succeeds once there is room.

@@ -40,7 +40,7 @@ Status Lane::start() {
     try {
       thread_ = std::thread([this, &started] { run(started); });
     } catch (const std::system_error& error) {
-      return std::unexpected(system_error(error.code().value(), "starting a lane's thread"));
+      return std::unexpected(system_error(error.code().value(), "start a lane's thread"));
     }
   }
   Status result = status.get();

@@ -18,17 +18,17 @@ constexpr unsigned kMaxAttempts = 1000;
 std::string describe(const Transfer& transfer) {
   const auto with_range = [&](std::string_view call) {
     const std::string range =
-        transfer.ranges.empty() ? "" : fmt::format("range {}: ", transfer.ranges.front().index);
-    return fmt::format("{}{} of {} bytes at {} of {}", range, call, transfer.piece.length,
-                       transfer.piece.offset, transfer.member->path);
+        transfer.ranges.empty() ? "" : fmt::format(" (range {})", transfer.ranges.front().index);
+    return fmt::format("{} {} bytes at {} of {}{}", call, transfer.piece.length, transfer.piece.offset,
+                       transfer.member->path, range);
   };
   switch (transfer.op) {
     case Op::read:
-      return with_range("pread");
+      return with_range("read");
     case Op::write:
-      return with_range("pwrite");
+      return with_range("write");
     case Op::sync:
-      return fmt::format("fsync of {}", transfer.member->path);
+      return fmt::format("fsync {}", transfer.member->path);
   }
   return {};
 }
@@ -49,16 +49,18 @@ Outcome after_error(Transfer& transfer, int code) {
 
 Outcome after_no_bytes(const Transfer& transfer) {
   if (transfer.op == Op::write) {
-    return failed(
-        system_error(EIO, fmt::format("{}: the kernel wrote nothing and gave no reason", describe(transfer)),
-                     transfer.member->path));
+    return failed({.kind = ErrorKind::system,
+                   .code = EIO,
+                   .message = fmt::format("cannot {}: the kernel wrote nothing and gave no reason; see dmesg",
+                                          describe(transfer)),
+                   .path = transfer.member->path});
   }
   // The read may have begun past the end.
   const std::uint64_t reached = transfer.piece.span_offset + transfer.moved;
   const auto bytes = os::file_bytes(transfer.member->pair.buffered.get(), transfer.member->path);
   return failed(
       make_error(ErrorKind::end_of_file,
-                 fmt::format("{}: the file ends at {}; read less, or check that the file is complete",
+                 fmt::format("cannot {}: the file ends at {}; read less, or check that the file is complete",
                              describe(transfer), bytes ? std::min(*bytes, reached) : reached),
                  transfer.member->path));
 }
@@ -103,9 +105,12 @@ Outcome advance(Transfer& transfer, std::int64_t result) {
   if (result == 0) return after_no_bytes(transfer);
   const auto bytes = static_cast<std::uint64_t>(result);
   if (bytes > transfer.piece.span_length - transfer.moved) {
-    return failed(system_error(
-        EIO, fmt::format("{}: the kernel reports {} bytes, more than requested", describe(transfer), bytes),
-        transfer.member->path));
+    return failed(
+        {.kind = ErrorKind::system,
+         .code = EIO,
+         .message = fmt::format("cannot {}: the kernel reports {} bytes, more than requested; see dmesg",
+                                describe(transfer), bytes),
+         .path = transfer.member->path});
   }
   transfer.moved += bytes;
   transfer.attempts = 0;

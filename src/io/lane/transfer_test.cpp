@@ -69,7 +69,7 @@ TEST_F(TransferTest, TheEndOfTheFileIsAnError) {
   const Outcome outcome = advance(transfer, 0);
   EXPECT_EQ(outcome.step, Outcome::Step::failed);
   EXPECT_EQ(outcome.error.kind, ErrorKind::end_of_file);
-  EXPECT_NE(outcome.error.message.find("pread of 200 bytes at 1000 of /data/a.bin: the file ends at 1050"),
+  EXPECT_NE(outcome.error.message.find("cannot read 200 bytes at 1000 of /data/a.bin: the file ends at 1050"),
             std::string::npos)
       << outcome.error.message;
 }
@@ -116,7 +116,7 @@ TEST_F(TransferTest, ASystemErrorNamesOperationRangeAndFile) {
   const Outcome outcome = advance(transfer, -ENOSPC);
   EXPECT_EQ(outcome.error.code, ENOSPC);
   EXPECT_EQ(outcome.error.path, "/data/a.bin");
-  EXPECT_NE(outcome.error.message.find("pwrite of 8192 bytes at 4096 of /data/a.bin: ENOSPC"),
+  EXPECT_NE(outcome.error.message.find("cannot write 8192 bytes at 4096 of /data/a.bin: no space"),
             std::string::npos)
       << outcome.error.message;
 }
