@@ -173,7 +173,7 @@ def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     own = tmp_path / "train/img_0_of_6.npz"
     own.parent.mkdir()
     own.write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="has files that were not generated here; choose another"):
+    with pytest.raises(FileExistsError, match="has files that were not generated here; choose a different"):
         generate(workload(), [tmp_path / "new", tmp_path])
     assert contents(tmp_path) == {"train/img_0_of_6.npz": b"mine"}
 
@@ -242,7 +242,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     thread.start()
     try:
         begun.wait()
-        with pytest.raises(BlockingIOError, match="another process generates a data set"):
+        with pytest.raises(tl.Error, match="another process is generating a data set"):
             generate(workload(), [tmp_path])
     finally:
         go_on.set()
@@ -260,7 +260,7 @@ def test_a_failure_leaves_finished_files_alone(tmp_path: Path, monkeypatch: pyte
         real(source, file, out, index)
 
     monkeypatch.setattr(_generate, "write_file", fail_at_third)
-    with pytest.raises(OSError, match="broken"):
+    with pytest.raises(tl.Error, match=r"^cannot write .*img_3_of_6.npz: input/output error \(EIO\)$"):
         generate(workload(), [tmp_path], workers=1)
     assert [name for name in contents(tmp_path) if "partial" in name] == []
     monkeypatch.undo()
@@ -306,15 +306,36 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document["bytes_made"] == 5000
     assert {each["key"] for each in document["ignored"]} == {"framework", "reader.colour"}
     assert "reader.colour: not supported: unknown key" in captured.err
+    assert f"generating tiny: 10 files, 5 KB, in {tmp_path / 'a'}, {tmp_path / 'b'}" in captured.err
     assert len(data_of(tmp_path / "a")) == len(data_of(tmp_path / "b")) == 5
     assert cli.main([*arguments, "--scale", "5KB", "--set", "dataset.record_length=500"]) == 0
     assert "wrote 0 files of tiny, 0 B, kept 10 that were there" in capsys.readouterr().out
     assert cli.main([*arguments, "--scale", "100"]) == 2
     assert "--scale: one file of tiny has" in capsys.readouterr().err
     assert cli.main([*arguments, "--scale", "6KB"]) == 1
-    assert "has another data set (its train differs)" in capsys.readouterr().err
+    assert "has a different data set (its train differs)" in capsys.readouterr().err
     assert cli.main([*arguments, str(tmp_path / "a")]) == 2
     assert "directories: one is given twice" in capsys.readouterr().err
+
+
+def test_a_failure_is_reported_as_the_library_reports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(
+        tl.FileExistsError, match="^cannot create the directory .*: file exists \\(EEXIST\\)$"
+    ):
+        generate(workload(), [file])
+    assert cli.main(["workload", "generate", "bert", "--data", str(file), "--json"]) == 1
+    captured = capsys.readouterr()
+    message = f"cannot create the directory {file}: file exists (EEXIST)"
+    assert json.loads(captured.out)["error"]["message"] == message
+    assert captured.err.endswith(f"trunkline workload: {message}\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").touch()
+    with pytest.raises(tl.NotADirectoryError, match="/data/train is not a directory; choose a different"):
+        generate(workload(), [tmp_path / "data"])
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
@@ -334,7 +355,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 130, done.stderr
-    assert "interrupted; call it again to go on" in done.stderr
+    assert "interrupted; run the same command again to continue" in done.stderr
     assert not [name for name in contents(tmp_path) if "partial" in name or "_1_" in name]
 
 

@@ -24,8 +24,16 @@ def test_list_has_every_built_in_workload(capsys: pytest.CaptureFixture[str]) ->
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["workload", "lisst", "--json"]) == 2
     captured = capsys.readouterr()
-    assert "invalid choice: 'lisst'" in captured.err
+    assert "unknown subcommand 'lisst'; there are list, generate, run" in captured.err
     assert json.loads(captured.out)["error"]["kind"] == "invalid_argument"
+    for arguments, message in (
+        ([], "SUBCOMMAND is required; see trunkline workload --help"),
+        (["run"], "NAME_OR_FILE is required; see trunkline workload run --help"),
+        (["run", "bert", "--ranks", "two"], '--ranks: "two" is not an integer; see trunkline workload run'),
+        (["run", "bert", "--rank=2", "--nope"], "unknown option '--nope'; see trunkline workload --help"),
+    ):
+        assert cli.main(["workload", *arguments]) == 2
+        assert f"trunkline workload: {message}" in capsys.readouterr().err
 
 
 def test_without_yaml_the_error_says_what_to_install() -> None:

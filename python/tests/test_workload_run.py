@@ -144,10 +144,12 @@ def test_steps_are_bounded() -> None:
 
 
 def test_data_that_is_missing_or_another_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="^--data: there is no directory .*/mistyped; check the path$"):
+        run(workload(), [tmp_path / "mistyped"])
     with pytest.raises(ValueError, match="no folder train in .*; make the data set with"):
         run(workload(), [tmp_path])
     generate(workload(), [tmp_path])
-    with pytest.raises(ValueError, match="was generated with another record_bytes of the data set"):
+    with pytest.raises(ValueError, match="was generated with a different record_bytes"):
         run(workload(dataset__record_length_bytes=6000), [tmp_path])
     (tmp_path / "train/img_05_of_12.jpeg").unlink()
     with pytest.raises(ValueError, match="11 samples in .*, and 12 in tiny; finish the data set with"):
@@ -353,6 +355,42 @@ def test_utilization_by_the_rule_and_by_the_code() -> None:
     assert results["samples_per_second"] == pytest.approx(20 / 2.4)
     assert results["waited_seconds"] == pytest.approx(1.4)
     assert results["step_seconds"] == {"p50": 0.1, "p90": 0.6, "p99": 0.6, "p99.9": 0.6, "max": 0.6}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """The document of a run on one rank with these counts."""
+    rank = {"train": counts(**changes), "evaluation": None, "open_seconds": 0, "wall_seconds": 1}
+    proof = {"utilization": 1.0, "steps": 3, "loop_cpu_seconds": 0.1, "running_seconds": 1}
+    return document_of(workload(metric__au=0.5), [rank], proof, ["/data"])
+
+
+def test_a_single_step_measures_no_utilization() -> None:
+    only = {"busy_ns": 100_000_000, "running_ns": 1_000_000_000, "epochs": [(1, 0, 0)]}
+    single = document(steps=1, step_times=[], waits=[], **only)
+    assert single["utilization"] is single["utilization_dlio"] is None
+    assert single["target_reached"] is None
+    assert single["epochs"][0]["utilization"] is single["per_rank"][0]["utilization"] is None
+    text = text_of(single)
+    assert "utilization         not measurable: there was only the first step, which is left out\n" in text
+    assert "by DLIO's code      not measured" in text
+    assert "100.00% without" not in text
+    assert "FEW STEPS: only 0 were measured" in text
+
+
+def test_a_run_on_one_step_reports_no_utilization(tmp_path: Path) -> None:
+    single = workload(dataset__num_files_train=2, reader__batch_size=2, train__epochs=1)
+    generate(single, [tmp_path])
+    result = run(single, [tmp_path])
+    assert (result["steps"], result["utilization"]) == (1, None)
+    assert result["bounded_by_emulator"] is False
+    text_of(result)
+
+
+@pytest.mark.parametrize(("steps", "is_few"), [(20, True), (21, False)])
+def test_few_steps_are_said_and_the_first_is_left_out(steps: int, is_few: bool) -> None:
+    text = text_of(document(steps=steps))
+    assert "64.29% without the first step (target 50%: reached)" in text
+    assert ("FEW STEPS: only 19 were measured" in text) is is_few
 
 
 def test_ranks_are_added_up() -> None:

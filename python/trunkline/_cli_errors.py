@@ -2,16 +2,26 @@
 
 import errno
 import json
+import os
 import sys
 
-from trunkline._errors import kind_of
+from trunkline._errors import Error, errno_reason, kind_of
 
 
 def report_error(command: str, error: Exception, wants_json: bool) -> None:
     """Report that `trunkline COMMAND` failed, as the commands of the bundled program do."""
     if wants_json:
         print_error_document(command, error)
-    print(f"trunkline {command}: {error}", file=sys.stderr)
+    print(f"trunkline {command}: {_message_of(error)}", file=sys.stderr)
+
+
+def _message_of(error: Exception) -> str:
+    """Return the message; of an OSError that Python or another library raised, without "[Errno 2]"."""
+    if not isinstance(error, OSError) or isinstance(error, Error) or error.errno is None:
+        return str(error)
+    is_own_text = error.strerror and error.strerror != os.strerror(error.errno)
+    why = error.strerror if is_own_text else errno_reason(error.errno)
+    return f"{error.filename}: {why}" if error.filename is not None else str(why)
 
 
 def print_error_document(command: str, error: Exception) -> None:
@@ -20,7 +30,7 @@ def print_error_document(command: str, error: Exception) -> None:
     described = {
         "kind": kind_of(error),
         "errno": code,
-        "message": str(error),
+        "message": _message_of(error),
         "path": str(getattr(error, "filename", None) or ""),
     }
     print(json.dumps({"command": command, "schema": 1, "error": described}, indent=2), flush=True)

@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -27,7 +28,27 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what run_command() reports."""
-        raise _UsageError(f"{message}; see {self.prog} --help")
+        raise _UsageError(f"{_reworded(message)}; see {self.prog} --help")
+
+
+def _reworded(message: str) -> str:
+    """Say what argparse says as the other commands say it."""
+    number = re.fullmatch(r"argument (\S+): invalid int value: '(.*)'", message)
+    if number:
+        return f'{number[1]}: "{number[2]}" is not an integer'
+    choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+    if choice:
+        known = choice[3].replace("'", "")
+        if choice[1].startswith("-"):
+            return f'{choice[1]}: "{choice[2]}" is not one of {known}'
+        return f"unknown {choice[1].lower()} '{choice[2]}'; there are {known}"
+    lacking = re.fullmatch(r"the following arguments are required: (.*)", message)
+    if lacking:
+        return f"{lacking[1]} {'are' if ', ' in lacking[1] else 'is'} required"
+    unknown = re.fullmatch(r"unrecognized arguments: (.*)", message)
+    if unknown:
+        return f"unknown {'option' if unknown[1].startswith('-') else 'argument'} '{unknown[1]}'"
+    return message.removeprefix("argument ")
 
 
 def run_command(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trunkline._errors import Error
+from trunkline._errors import Error, exception_of, system_error
 from trunkline.workload._data_files import PARTS
 from trunkline.workload._spec import Dataset, Workload
 
@@ -41,10 +41,11 @@ def claim(workload: Workload, directories: Sequence[Path]) -> None:
             _check_vacant(directory)
             missing.append((directory, wanted))
         elif present != wanted:
-            raise FileExistsError(
+            raise exception_of(
+                "system",
                 errno.EEXIST,
-                f"{directory} has another data set ({_difference(present, wanted)}); choose another "
-                "directory, or remove that one",
+                f"{directory} has a different data set ({_difference(present, wanted)}); choose a different "
+                "directory, or remove this one",
                 str(directory),
             )
     for directory, wanted in missing:
@@ -58,6 +59,8 @@ def read_descriptor(directory: Path) -> dict[str, Any] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise system_error(error, f"read {path}", str(path)) from None
     except ValueError:
         document = None
     if not isinstance(document, dict) or document.get("version") != _VERSION:
@@ -85,9 +88,7 @@ def generated_files(directories: Sequence[Path], dataset: Dataset) -> tuple[int,
             )
         differing = [key for key in wanted if key not in PARTS and wanted[key] != each["dataset"].get(key)]
         if differing:
-            raise ValueError(
-                f"--data: {directory} was generated with another {', '.join(differing)} of the data set"
-            )
+            raise ValueError(f"--data: {directory} was generated with a different {', '.join(differing)}")
     first = found[0]
     assert first is not None
     return first["dataset"]["train"]["files"], first["dataset"]["valid"]["files"]
@@ -112,10 +113,18 @@ def _difference(present: dict[str, Any], wanted: dict[str, Any]) -> str:
 def _check_vacant(directory: Path) -> None:
     for part in PARTS:
         folder = directory / part
+        if folder.exists() and not folder.is_dir():
+            raise exception_of(
+                "system",
+                errno.ENOTDIR,
+                f"{folder} is not a directory; choose a different directory for the data set",
+                str(folder),
+            )
         if folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(
+            raise exception_of(
+                "system",
                 errno.EEXIST,
-                f"{folder} has files that were not generated here; choose another directory",
+                f"{folder} has files that were not generated here; choose a different directory",
                 str(folder),
             )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from trunkline._errors import Unsupported
+from trunkline._errors import Error, Unsupported, exception_of, system_error
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
@@ -55,7 +55,7 @@ def generate(
     _require_format(workload)
     places = directories_of(directories)
     for place in places:
-        place.mkdir(parents=True, exist_ok=True)
+        _make_directory(place)
     stop = threading.Event()
     with ExitStack() as held:
         for place in places:
@@ -85,10 +85,20 @@ def _require_format(workload: Workload) -> None:
         ) from error
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise system_error(error, f"create the directory {path}", str(path)) from None
+
+
 def _lock(lock: DirectoryLock) -> None:
     if not lock.try_lock():
-        raise BlockingIOError(
-            errno.EAGAIN, f"another process generates a data set in {lock.directory}", str(lock.directory)
+        raise exception_of(
+            "system",
+            errno.EAGAIN,
+            f"another process is generating a data set in {lock.directory}; wait until it has ended",
+            str(lock.directory),
         )
 
 
@@ -123,7 +133,8 @@ def _check_room(workload: Workload, work: _Work, directories: Sequence[Path]) ->
         status = os.statvfs(place[device])
         free = status.f_bavail * status.f_frsize
         if needed > free:
-            raise OSError(
+            raise exception_of(
+                "system",
                 errno.ENOSPC,
                 f"{workload.name} needs {needed / 1e9:.2f} GB in {place[device]}, which has {free / 1e9:.2f} "
                 "GB left; choose another directory, or a smaller data set with --scale",
@@ -174,7 +185,16 @@ def _collect(done: set[Future[int]], progress: Progress, file_bytes: int) -> int
 
 def _make(source: Source, file: DataFile) -> int:
     """Write a file under another name, and rename it once it is durable."""
-    file.path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write_durably(source, file)
+    except Error:
+        raise
+    except OSError as error:
+        raise system_error(error, f"write {file.path}", str(file.path)) from error
+
+
+def _write_durably(source: Source, file: DataFile) -> int:
+    _make_directory(file.path.parent)
     opened: list[tuple[Path, IO[bytes]]] = []
 
     def create(suffix: str) -> IO[bytes]:
@@ -214,8 +234,8 @@ def _publish(path: Path, is_index: bool) -> None:
     except FileExistsError:
         if is_index and path.stat().st_size == _temporary(path).stat().st_size:
             return  # of a run that ended before the data file had its name
-        raise FileExistsError(
-            errno.EEXIST, f"{path} appeared meanwhile, and is not replaced", str(path)
+        raise exception_of(
+            "system", errno.EEXIST, f"{path} appeared meanwhile, and is not replaced", str(path)
         ) from None
     except OSError:  # no hard links here
         if path.exists():

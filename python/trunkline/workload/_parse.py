@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from trunkline._errors import system_error
 from trunkline._paths import absolute_path
 from trunkline.workload._known_keys import effect_of, is_unknown
 from trunkline.workload._section import Section
@@ -37,6 +38,8 @@ def parse_file(path: str, overrides: Sequence[str] = ()) -> Workload:
     """
     try:
         text = Path(absolute_path(path, "path")).read_text(encoding="utf-8")
+    except OSError as error:
+        raise system_error(error, f"read the workload file {path}", path) from None
     except UnicodeDecodeError as error:
         raise SpecError(path, None, "", "is not text in UTF-8") from error
     return parse_text(text, path, overrides)

@@ -1,6 +1,6 @@
 """What an emulated training came to: numbers from the counts of all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -8,6 +8,7 @@ from trunkline.workload._histogram import merged, percentile_seconds
 from trunkline.workload._spec import Workload
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
+_FEW_STEPS = 20  # measured ones: fewer say little
 _PERCENTS = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
@@ -18,8 +19,8 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     samples = sum(each["samples"] for each in ranks)
     steps, waits = merged(each["step_times"] for each in ranks), merged(each["waits"] for each in ranks)
     return {
-        "utilization": fmean(published_utilization(each) for each in ranks),
-        "utilization_dlio": fmean(dlio_utilization(each) for each in ranks),
+        "utilization": _mean(published_utilization(each) for each in ranks),
+        "utilization_dlio": _mean(dlio_utilization(each) for each in ranks),
         "steps": ranks[0]["steps"],
         "samples": samples,
         "bytes": nbytes,
@@ -39,17 +40,27 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def published_utilization(counts: dict[str, Any]) -> float:
-    """By the rules of MLPerf Storage: computation over running time, without the first step of all."""
+def published_utilization(counts: dict[str, Any]) -> float | None:
+    """By the rules of MLPerf Storage: computation over running time, without the first step of all.
+
+    None if there was no other step.
+    """
     busy = counts["busy_ns"] - counts["first_busy_ns"]
     running = counts["running_ns"] - counts["first_running_ns"]
-    return busy / running if running else 1.0
+    return busy / running if running else None
 
 
-def dlio_utilization(counts: dict[str, Any]) -> float:
-    """By the code of DLIO: the mean over epochs, each without its first step."""
+def dlio_utilization(counts: dict[str, Any]) -> float | None:
+    """By the code of DLIO: the mean over epochs, each without its first step; None if none had another."""
     shares = [busy / running for _, busy, running in counts["epochs"] if running]
-    return fmean(shares) if shares else 1.0
+    return fmean(shares) if shares else None
+
+
+def _mean(shares: Iterable[float | None]) -> float | None:
+    """Return the mean; None if one is missing."""
+    known = list(shares)
+    measured = [each for each in known if each is not None]
+    return fmean(measured) if len(measured) == len(known) else None
 
 
 def _share(part: float, whole: float) -> float:
@@ -57,8 +68,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _epoch(ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-    shares = [busy / running if running else 1.0 for _, busy, running in ranks]
-    return {"steps": ranks[0][0], "utilization": fmean(shares)}
+    shares = [busy / running if running else None for _, busy, running in ranks]
+    return {"steps": ranks[0][0], "utilization": _mean(shares)}
 
 
 def _percentiles(histogram: list[tuple[int, int]]) -> dict[str, float]:
@@ -84,7 +95,7 @@ def document_of(
         else 0.0,
         "late_share": late,
     }
-    target = workload.target_utilization
+    target, reached = workload.target_utilization, results["utilization"]
     return {
         "workload": workload.name,
         "source": workload.source,
@@ -93,9 +104,10 @@ def document_of(
         "ranks": len(ranks),
         **results,
         "target_utilization": target,
-        "target_reached": None if target is None else results["utilization"] >= target,
+        "target_reached": None if target is None or reached is None else reached >= target,
         "emulator": own,
-        "bounded_by_emulator": proof["utilization"] < ENOUGH or late > 1 - ENOUGH,
+        "bounded_by_emulator": (proof["utilization"] is not None and proof["utilization"] < ENOUGH)
+        or late > 1 - ENOUGH,
         "evaluation": phase_results(evaluated) if evaluated and evaluated[0]["steps"] else None,
         "per_rank": [
             {
@@ -115,8 +127,9 @@ def text_of(document: dict[str, Any]) -> str:
     where = "the null device" if document["null_device"] else ", ".join(document["directories"])
     lines = [
         f"{document['workload']}, {ranks} accelerator{'s' if ranks > 1 else ''}, on {where}",
-        f"  utilization         {document['utilization']:.2%}{_target(document)}",
-        f"  by DLIO's code      {document['utilization_dlio']:.2%} (mean of epochs without their first step)",
+        f"  utilization         {_utilization(document)}{_target(document)}",
+        f"  by DLIO's code      {_percent(document['utilization_dlio'])} (mean over the epochs, each without "
+        "its first step)",
         f"  read                {document['gb_s']:.3f} GB/s, {document['samples_per_second']:.6g} samples/s",
         f"  steps               {document['steps']} in {document['running_seconds']:.3f} s, "
         f"{document['compute_seconds']:.3f} s of them computing, {document['waited_seconds']:.3f} s waiting",
@@ -126,13 +139,20 @@ def text_of(document: dict[str, Any]) -> str:
     if document["evaluation"] is not None:
         each = document["evaluation"]
         lines.append(
-            f"  evaluation          {each['utilization']:.2%}, {each['gb_s']:.3f} GB/s, "
+            f"  evaluation          {_percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
             f"{each['steps']} steps in {each['running_seconds']:.3f} s"
         )
     own = document["emulator"]
     lines.append(
-        f"  the emulator itself {own['utilization']:.2%} on a null device, {own['cpu_share']:.1%} of a core"
+        f"  the emulator itself {_percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "
+        "core"
     )
+    measured = max(0, document["steps"] - 1)
+    if measured < _FEW_STEPS:
+        lines.append(
+            f"  FEW STEPS: only {measured} {'was' if measured == 1 else 'were'} measured; for a result that "
+            "you can rely on, use a larger data set (--scale) or more epochs (--set train.epochs=N)"
+        )
     if document["bounded_by_emulator"]:
         lines.append(
             "  BOUNDED BY THE EMULATOR: this machine cannot drive accelerators that fast; the storage may be "
@@ -141,9 +161,19 @@ def text_of(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.2%}"
+
+
+def _utilization(document: dict[str, Any]) -> str:
+    if document["utilization"] is None:
+        return "not measurable: there was only the first step, which is left out"
+    return f"{document['utilization']:.2%} without the first step"
+
+
 def _target(document: dict[str, Any]) -> str:
     target = document["target_utilization"]
-    if target is None:
+    if target is None or document["target_reached"] is None:
         return ""
     return f" (target {target:.0%}: {'reached' if document['target_reached'] else 'missed'})"
 

@@ -45,6 +45,9 @@ def open_part(workload: Workload, name: PartName, directories: Sequence[Path]) -
     """Return the index of a part of the data set. Raises ValueError if it has not all of its samples."""
     dataset = workload.dataset
     folders = [folder for folder in part_folders(name, directories) if folder.is_dir()]
+    missing = [str(directory) for directory in directories if not directory.is_dir()]
+    if missing:
+        raise ValueError(f"--data: there is no directory {', '.join(missing)}; check the path")
     if not folders:
         raise ValueError(
             f"--data: no folder {name} in {', '.join(map(str, directories))}; "

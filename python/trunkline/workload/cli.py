@@ -8,18 +8,19 @@ from typing import Any
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._data_files import directories_of
 from trunkline.workload._generate import generate
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
-from trunkline.workload._totals import scaled, totals_of
+from trunkline.workload._totals import mean_file_bytes, scaled, totals_of
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `workload ...`; return the exit status."""
 
     def interrupted(options: argparse.Namespace) -> str:
-        return "; call it again to go on" if options.command == "generate" else ""
+        return "; run the same command again to continue" if options.command == "generate" else ""
 
     return run_command("workload", make_parser(), arguments[1:], interrupted)
 
@@ -28,45 +29,57 @@ def make_parser() -> Parser:
     """Return the parser of the command's arguments."""
     parser = Parser(
         prog="trunkline workload",
-        description="Emulate trainings: how busy storage keeps the accelerators. Workloads are files as DLIO "
-        "and MLPerf Storage have them, or built in",
+        description="Measure whether storage is fast enough for a training job, without the accelerators: "
+        "batches are read from real files, and the computation is a wait. The job is described by a "
+        "workload: a built-in one, or a YAML file of DLIO or MLPerf Storage.",
+        epilog="First `generate` the data set of a workload, then `run` the workload on it.",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
     listed = commands.add_parser(
         "list",
-        help="list the built-in workloads, and what each needs",
-        description="List the built-in workloads: their size, and the bandwidth that an accelerator needs to "
-        "compute all the time",
+        help="list the built-in workloads, and the bandwidth that each requires",
+        description="List the built-in workloads: the size of the data set, and the read bandwidth that "
+        "keeps one accelerator fully busy.",
     )
     listed.set_defaults(run=_list)
     generate = commands.add_parser(
         "generate",
         help="write the data set of a workload",
-        description="Write the data set of a workload: each file depends on the workload and its seed alone. "
-        "Files that an earlier call finished are kept, so it may be interrupted and called again. It never "
-        "replaces a file that it did not write",
+        description="Write the data set of a workload. It can be interrupted: run the same command again, "
+        "and it keeps the files that are complete. It never replaces a file that it did not write.",
     )
     _add_workload(generate)
     generate.add_argument(
         "--scale",
         metavar="SIZE",
-        help='size of the data set, such as "10GB": fewer or more files, not samples',
+        help="size of the data set, such as 10GB: changes the number of files, not the size of samples",
     )
     generate.add_argument(
-        "--workers", type=int, metavar="N", help="files written at a time (twice the cores)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="how many files are written at the same time (default: twice the number of cores)",
     )
     generate.set_defaults(run=_generate)
     running = commands.add_parser(
         "run",
-        help="emulate a training, and report how busy storage keeps the accelerators",
-        description="Emulate the training of a workload: batches are read as trunkline.data.Loader reads "
-        "them, and computation takes the declared time. Before that, the emulator proves on a null device "
-        "that it can drive accelerators that fast",
+        help="emulate the training job, and report how busy storage keeps the accelerators",
+        description="Emulate the training job of a workload: batches are read as trunkline.data.Loader reads "
+        "them, and the computation is a wait of the time that the workload declares. Before that, the same "
+        "loop runs for up to a second without reading, to show that the emulator itself is fast enough.",
     )
     _add_workload(running, data_required=False)
-    running.add_argument("--ranks", type=int, default=1, metavar="N", help="accelerators, a process each (1)")
     running.add_argument(
-        "--null-device", action="store_true", help="read nothing: what the emulator itself can reach"
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many accelerators to emulate, each in a process of its own (default: 1)",
+    )
+    running.add_argument(
+        "--null-device",
+        action="store_true",
+        help="read nothing, to measure only what the emulator itself can reach",
     )
     running.set_defaults(run=_run)
     for each in (listed, generate, running):
@@ -75,20 +88,24 @@ def make_parser() -> Parser:
 
 
 def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
-    parser.add_argument("workload", metavar="NAME_OR_FILE", help="a built-in workload, or a file of one")
+    parser.add_argument(
+        "workload",
+        metavar="NAME_OR_FILE",
+        help="a built-in workload (see `trunkline workload list`), or a YAML file that describes one",
+    )
     parser.add_argument(
         "--data",
         metavar="DIR",
         nargs="+",
         required=data_required,
-        help="directories of the data set, best one on each disk: its files are spread over them",
+        help="the directory of the data set; several, for example one on each disk, share its files",
     )
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="replace a key of the workload, such as train.epochs=1; may be repeated",
+        help="change a key of the workload, such as train.epochs=1; may be given several times",
     )
 
 
@@ -117,7 +134,15 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError(f"--workers: must be at least 1, not {options.workers}")
     if options.scale is not None:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
-    document = generate(workload, options.data, options.workers)
+    directories = [str(each) for each in directories_of(options.data)]
+    files = workload.dataset.train.files + workload.dataset.valid.files
+    print(
+        f"generating {workload.name}: {files} files, {size(files * mean_file_bytes(workload))}, in "
+        f"{', '.join(directories)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    document = generate(workload, directories, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
     text = (
         f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
@@ -128,7 +153,7 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.null_device == bool(options.data):
-        raise ValueError("give the directories of the data set with --data, or --null-device, and not both")
+        raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
     if options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
     workload = _load(options)
@@ -146,7 +171,7 @@ def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{row['totals']['gb_s_per_accelerator']:>9.3g}"
         for row in rows
     ]
-    lines += ["", "GB/s: what one accelerator needs to compute all the time. --json has descriptions."]
+    lines += ["", "GB/s: the read bandwidth that keeps one accelerator fully busy. --json adds descriptions."]
     return {**_head(options), "workloads": rows}, "\n".join(lines)
 
 
