@@ -133,8 +133,14 @@ def test_output_is_what_json_prints(tmp_path: Path) -> None:
 
 def test_table_names_rows_and_columns(tmp_path: Path) -> None:
     table = run("bench", tmp_path, *SMALL, "--verify").stdout
-    for part in [*CASES, "GB/s", "with fsync", "CPU s/GB", "p99.9", "verified: every byte"]:
+    for part in [*CASES, "GB/s", "with fsync", "CPU s/GB", "p99.9", "I/O path", "verified: every byte"]:
         assert part in table
+
+
+@pytest.mark.parametrize(("size", "is_enough"), [("31MiB", False), ("32MiB", True)])
+def test_the_table_says_if_there_is_too_little_to_measure(tmp_path: Path, size: str, is_enough: bool) -> None:
+    table = run("bench", tmp_path, "--size", size, "--block", "1MiB", "--read", "--repeat", "1").stdout
+    assert ("too little to measure throughput" not in table) is is_enough
 
 
 # What verifying finds, and what is left alone ---------------------------------------------------------------
@@ -244,8 +250,8 @@ def test_interrupts_leave_no_files(
         ([".", "--write-mode", "append"], "--write-mode"),
         ([".", "--device", "cuda:x"], "cpu, cuda"),
         ([".", "--compare", "gdsio"], "benchmarks/gpu.py"),
-        ([".", "--engine", "spdk"], "backend"),
-        ([".", "--engine", "memory"], "--engine memory"),
+        ([".", "--engine", "spdk"], '--engine: "spdk" is not one of auto, io_uring, libaio, threads'),
+        ([".", "--engine", "memory"], "--engine: memory"),
         ([".", "--memory", "gpu"], "--memory"),
         ([".", "--direct", "maybe"], "--direct"),
         ([".", "--repeat", "0"], "--repeat"),
@@ -265,9 +271,28 @@ def test_wrong_usage_exits_2(tmp_path: Path, arguments: list[str], message: str)
 
 
 def test_no_command_and_unknown_commands_exit_2() -> None:
-    run(expect=2)
+    assert "a subcommand is required: doctor, bench, tune, checkpoint" in run(expect=2).stderr
     run("measure", expect=2)
     assert "unknown option '--measure'" in run("--measure", expect=2).stderr
+    run("checkpoint", expect=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--engin", "io_uring"], "unknown option '--engin'. Did you mean '--engine'?"),
+        (["bench", ".", "--nope"], "unknown option '--nope'\n"),
+        (["bench"], "PATH is required\n"),
+        (["bench", ".", "--size"], "--size requires a value\n"),
+    ],
+)
+def test_wrong_arguments_are_reported_with_the_command_and_its_help(
+    arguments: list[str], message: str
+) -> None:
+    told = run(*arguments, expect=2).stderr
+    assert told.startswith("trunkline bench: ")
+    assert message in told
+    assert told.endswith("\nSee trunkline bench --help.\n")
     assert "bench" in run("--help").stdout
     assert run("--version").stdout.strip()
 
@@ -342,7 +367,7 @@ def test_a_missing_path_is_answered_with_what_to_do() -> None:
     told = run("bench", "nope", "--json", expect=2)
     error = json.loads(told.stdout)["error"]
     assert (error["kind"], error["path"]) == ("system", "nope")
-    assert error["message"].startswith("cannot measure nope: ENOENT (No such file or directory); create")
+    assert error["message"].startswith("cannot measure nope: no such file or directory (ENOENT); create")
 
 
 def test_missing_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
@@ -393,7 +418,7 @@ def test_doctor_tells_of_machine_backends_and_paths(tmp_path: Path) -> None:
     assert document["paths"][0]["explain"]["why"]
     assert isinstance(document["advice"], list)
     text = run("doctor", tmp_path).stdout
-    for part in ("machine", "kernel", "backends, best first", str(tmp_path), "alignment"):
+    for part in ("machine", "kernel", "backends, best first", str(tmp_path), "I/O path", "alignment"):
         assert part in text
     assert list(tmp_path.iterdir()) == []
 

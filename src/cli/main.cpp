@@ -43,7 +43,7 @@ int run(int argc, char** argv) {
   // After the subcommands, which would inherit it.
   app.footer(
       "With the Python package also: pack, plan (models larger than memory; trunkline pack --help), workload "
-      "(emulated trainings; trunkline workload --help)");
+      "(emulated training jobs; trunkline workload --help)");
   const std::span arguments(argv, static_cast<std::size_t>(argc));
   // Whether or not parsing gets as far as the option.
   const bool wants_json =

@@ -37,25 +37,59 @@ std::string full_name(const CLI::App& command) {
   return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
 }
 
-// CLI11 reports that a subcommand is required even where an unknown one was given. None where none was given.
-std::optional<std::string> describe_unknown_subcommand(const CLI::App& app) {
-  const CLI::App& group = innermost(app);
-  const std::vector<std::string> left = group.remaining();
+std::string describe_unknown_option(const CLI::App& command, const std::string& given) {
   std::vector<std::string> known;
-  for (const CLI::App* each : group.get_subcommands([](const CLI::App*) { return true; }))
-    known.push_back(each->get_name());
-  if (left.empty() || known.empty()) return std::nullopt;
-  const std::string& given = left.front();
-  if (given.starts_with('-')) return fmt::format("unknown option '{}'", given);
-  std::string text = fmt::format("unknown subcommand '{}'; there are {}", given, fmt::join(known, ", "));
+  for (const CLI::Option* each : command.get_options()) {
+    if (!each->get_lnames().empty()) known.push_back("--" + each->get_lnames().front());
+  }
+  std::string text = fmt::format("unknown option '{}'", given);
+  if (const auto meant = nearest_name(given, known)) text += fmt::format(". Did you mean '{}'?", *meant);
+  return text;
+}
+
+// "doctor, bench, tune, checkpoint, and with the Python package pack, plan, workload"
+std::string subcommands_of(const CLI::App& group, std::vector<std::string> known) {
+  std::string text = fmt::format("{}", fmt::join(known, ", "));
+  if (group.get_parent() == nullptr)
+    text += fmt::format(", and with the Python package {}", fmt::join(python_commands(), ", "));
+  return text;
+}
+
+// `given`: what stands where a subcommand has to.
+std::string describe_unknown_subcommand(const CLI::App& group, const std::string& given,
+                                        std::vector<std::string> known) {
+  std::string text =
+      fmt::format("unknown subcommand '{}'; there are {}", given, subcommands_of(group, known));
   if (group.get_parent() == nullptr) {
     const std::vector<std::string>& more = python_commands();
     if (std::ranges::find(more, given) != more.end())
       return fmt::format("'{}' needs the Python package; run the trunkline that it installs", given);
-    text += fmt::format(", and with the Python package {}", fmt::join(more, ", "));
     known.insert(known.end(), more.begin(), more.end());
   }
   if (const auto meant = nearest_name(given, known)) text += fmt::format(". Did you mean '{}'?", *meant);
+  return text;
+}
+
+// CLI11 reports that something is required even where something unknown was given in its place.
+std::string describe(const CLI::App& command, const CLI::ParseError& error) {
+  const std::vector<std::string> left = command.remaining();
+  std::vector<std::string> known;
+  for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(each->get_name());
+  const bool lacks_subcommand = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !known.empty();
+  const auto is_option = [](const std::string& each) { return each.starts_with('-') && each != "-"; };
+  if (lacks_subcommand && !left.empty() && !is_option(left.front()))
+    return describe_unknown_subcommand(command, left.front(), known);
+  if (const auto option = std::ranges::find_if(left, is_option); option != left.end())
+    return describe_unknown_option(command, *option);
+  if (lacks_subcommand) return fmt::format("a subcommand is required: {}", subcommands_of(command, known));
+  // "--size: 1 required TEXT missing"
+  std::string text = error.what();
+  const auto end_of_name = text.find(": 1 required ");
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && end_of_name != std::string::npos)
+    return fmt::format("{} requires a value", text.substr(0, end_of_name));
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !left.empty())
+    return fmt::format("unexpected argument '{}'", left.front());
   return text;
 }
 
@@ -70,15 +104,11 @@ void print_document(const CLI::App& app, const Error& error) {
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error, bool wants_json) {
   if (error.get_exit_code() == 0) return app.exit(error) == 0 ? kExitOk : kExitFailed;
-  const bool lacks = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
-  const std::optional<std::string> unknown = lacks ? describe_unknown_subcommand(app) : std::nullopt;
-  if (wants_json)
-    print_document(app, make_error(ErrorKind::invalid_argument, unknown.value_or(error.what())));
-  if (unknown) {
-    std::cerr << full_name(innermost(app)) << ": " << *unknown << '\n';
-  } else {
-    app.exit(error);
-  }
+  const CLI::App& command = innermost(app);
+  const std::string message = describe(command, error);
+  if (wants_json) print_document(app, make_error(ErrorKind::invalid_argument, message));
+  const std::string name = full_name(command);
+  std::cerr << fmt::format("{}: {}\nSee {} --help.\n", name, message, name);
   return kExitUsage;
 }
 

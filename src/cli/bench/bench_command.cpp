@@ -48,18 +48,13 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
     options.size_bytes = size_bytes;
   }
   take(parse_block_bytes(arguments.block), options.block_bytes, status);
-  take(parse_backend(arguments.engine), options.engine, status);
+  take(parse_engine(arguments.engine), options.engine, status);
   take(parse_memory(arguments.memory), options.memory, status);
   take(parse_direct(arguments.direct), options.direct, status);
   take(parse_write_modes(arguments.write_modes), options.write_modes, status);
   take(parse_device(arguments.device), options.cuda, status);
   if (status && !arguments.compare.empty()) status = check_peers(arguments.compare);
   options.compare_fio = !arguments.compare.empty();
-  if (status && options.engine == BackendKind::memory) {
-    status = std::unexpected(
-        make_error(ErrorKind::invalid_argument,
-                   "--engine memory moves nothing to a file; use auto, io_uring, libaio or threads"));
-  }
   if (!status) return std::unexpected(status.error());
   return options;
 }
@@ -101,7 +96,7 @@ int present(const BenchOptions& options, BenchResults& results) {
     file.flush();
     if (!file) {
       // As for wrong usage, it is not written to the output, too.
-      report_failure(system_error(errno, "writing the results to " + options.output, options.output), options,
+      report_failure(system_error(errno, "write the results to " + options.output, options.output), options,
                      true);
       return kExitFailed;
     }
@@ -117,7 +112,7 @@ int run(const Arguments& arguments) {
   auto files = settle(options);
   if (!files) return report_failure(files.error(), options, true);
   if (!options.output.empty() && !std::ofstream(options.output, std::ios::app)) {
-    return report_failure(system_error(errno, "opening --output " + options.output, options.output), options,
+    return report_failure(system_error(errno, "open --output " + options.output, options.output), options,
                           true);
   }
   std::optional<FioPeer> fio;

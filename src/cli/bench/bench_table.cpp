@@ -50,17 +50,30 @@ std::string header(const Json& document) {
   return result;
 }
 
-std::string ways(const Json& row) {
+std::string io_paths(const Json& row) {
   std::string result;
   const Json& bytes = row["bytes_by_path"];
   double total = 0;
-  for (const auto& [way, moved] : bytes.items()) total += moved.get<double>();
-  for (const auto& [way, moved] : bytes.items()) {
+  for (const auto& [path, moved] : bytes.items()) total += moved.get<double>();
+  for (const auto& [path, moved] : bytes.items()) {
     if (moved == 0) continue;
     if (!result.empty()) result += ", ";
-    result += fmt::format("{} {:.0f}%", way, 100 * moved.get<double>() / total);
+    result += fmt::format("{} {:.0f}%", path, 100 * moved.get<double>() / total);
   }
   return result;
+}
+
+// A few blocks say how long one read or write takes, and nothing of the throughput.
+std::string too_few_blocks(const Json& document) {
+  constexpr std::uint64_t kFewestBlocks = 32;
+  const auto block_bytes = document["engine"]["block_bytes"].get<std::uint64_t>();
+  std::uint64_t bytes = 0;
+  for (const Json& path : document["paths"])
+    bytes += path["file_bytes"].get<std::uint64_t>() * path["files"].size();
+  if (bytes >= kFewestBlocks * block_bytes) return "";
+  return fmt::format(
+      "\nonly {} in blocks of {}: too little to measure throughput; use a larger file or --size\n",
+      format_bytes(bytes), format_bytes(block_bytes));
 }
 
 std::string per_path(const Json& document) {
@@ -82,8 +95,8 @@ std::string per_path(const Json& document) {
 
 std::string bench_table(const Json& document) {
   const bool compared = document.contains("fio");
-  std::vector<std::string> names{"",    "GB/s",  "with fsync", "CPU s/GB",  "p50",
-                                 "p99", "p99.9", "max",        "bytes went"};
+  std::vector<std::string> names{"",    "GB/s",  "with fsync", "CPU s/GB", "p50",
+                                 "p99", "p99.9", "max",        "I/O path"};
   if (compared) names.insert(names.end(), {"fio GB/s", "ratio", "fio CPU s/GB", "ratio"});
   TextTable table(names);
   for (const Json& row : document["results"]) {
@@ -92,7 +105,7 @@ std::string bench_table(const Json& document) {
                                   number(row, "cpu_s_per_gb", 3)};
     for (const char* name : {"p50", "p99", "p99.9", "max"})
       line.push_back(duration(latency[name].get<double>()));
-    line.push_back(ways(row));
+    line.push_back(io_paths(row));
     if (row.contains("fio")) {
       const Json& fio = row["fio"];
       line.push_back(number(fio, fio.contains("gb_s") ? "gb_s" : "gb_s_with_sync", 2));
@@ -102,7 +115,8 @@ std::string bench_table(const Json& document) {
     }
     table.add(line);
   }
-  std::string result = fmt::format("{}\n{}{}", header(document), table.render(), per_path(document));
+  std::string result = fmt::format("{}\n{}{}{}", header(document), table.render(), too_few_blocks(document),
+                                   per_path(document));
   if (compared)
     result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
   if (document["options"]["verify"].get<bool>())

@@ -105,6 +105,15 @@ Result<std::optional<unsigned>> parse_device(std::string_view text) {
   return wrong(fmt::format("--device: \"{}\" is not one of cpu, cuda, cuda:0, cuda:1, ...", text));
 }
 
+Result<BackendKind> parse_engine(std::string_view text) {
+  constexpr std::string_view kNames = "auto, io_uring, libaio, threads";
+  const auto backend = parse_backend(text);
+  if (!backend) return wrong(fmt::format("--engine: \"{}\" is not one of {}", text, kNames));
+  if (*backend == BackendKind::memory)
+    return wrong(fmt::format("--engine: memory moves nothing to a file; use one of {}", kNames));
+  return *backend;
+}
+
 Status check_peers(std::string_view list) {
   for (const std::string_view peer : split(list)) {
     if (peer == "fio") continue;
@@ -130,7 +139,7 @@ Result<std::uint64_t> parse_block_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
   if (!bytes) return wrong("--block: " + bytes.error().message);
   if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
-    return wrong(fmt::format("--block: {} is not a multiple of 4096 between 4KiB and 1GiB", text));
+    return wrong(fmt::format("--block: must be a multiple of 4096 from 4KiB to 1GiB, not {}", text));
   }
   return *bytes;
 }

@@ -64,6 +64,7 @@ struct BenchOptions {
 // Parsers for options that are more than a number; messages name the option.
 Result<MemoryKind> parse_memory(std::string_view text);
 Result<Direct> parse_direct(std::string_view text);
+Result<BackendKind> parse_engine(std::string_view text);              // those that move bytes to a file
 Result<std::optional<unsigned>> parse_device(std::string_view text);  // "cpu", "cuda", "cuda:1"
 Status check_peers(std::string_view list);                            // only "fio" is supported
 Result<std::uint64_t> parse_size_bytes(std::string_view text);        // more than 0

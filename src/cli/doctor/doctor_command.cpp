@@ -128,7 +128,7 @@ std::string of_gpu(const GpuFinding& gpu) {
 
 std::string gpus(const CudaFinding& cuda) {
   std::string text = "GPUs\n";
-  if (!cuda.why.empty()) return text + line("CUDA", "none: " + cuda.why);
+  if (!cuda.why.empty()) return text + line("CUDA", "not available: " + cuda.why);
   text += line("CUDA", fmt::format("driver for {}.{}, {}", cuda.version / 1000, cuda.version % 1000 / 10,
                                    cuda.library));
   for (const GpuFinding& gpu : cuda.gpus) text += line(fmt::format("cuda:{}", gpu.info.ordinal), of_gpu(gpu));
@@ -150,8 +150,8 @@ std::string of_path(const PathFinding& path, bool with_gpus) {
   const Explanation& explanation = *path.explanation;
   text += line("filesystem", fmt::format("{}, mounted at {}", explanation.filesystem, explanation.mount));
   text += line("device", explanation.device);
-  text +=
-      line("way", fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
+  text += line("I/O path",
+               fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
   text += line("alignment", fmt::format("memory {} bytes, offset and length {} bytes",
                                         explanation.memory_alignment, explanation.offset_alignment));
   text += line("tuning", of_tuning(explanation.tuning));

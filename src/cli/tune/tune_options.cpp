@@ -42,7 +42,7 @@ Status check(const TuneOptions& options) {
   if (options.paths.empty()) return wrong("PATH: name the directory to measure, or those of a volume");
   if (options.merge && options.export_file.empty()) return wrong("--merge: requires --export");
   if (options.budget_s < kShortest_s || options.budget_s > kLongest_s)
-    return wrong(fmt::format("--budget: {} s is not 5 s to 24 h", options.budget_s));
+    return wrong(fmt::format("--budget: must be from 5 s to 24 h, not {} s", options.budget_s));
   if (options.size_bytes < kFewestScratchBytes)
     return wrong(fmt::format("--size: must be at least {}", format_bytes(kFewestScratchBytes)));
   if (options.exhaustive_s > 0 && !options.export_file.empty())

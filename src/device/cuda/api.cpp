@@ -26,7 +26,13 @@ Result<Driver> load_driver(const std::string& library) {
   };
   // Never closed: the driver has threads and exit handlers of its own.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return refused(dl_error());
+  if (handle == nullptr) {
+    const std::string why = dl_error();
+    if (!why.ends_with("cannot open shared object file: No such file or directory")) return refused(why);
+    return std::unexpected(
+        make_error(ErrorKind::unsupported,
+                   fmt::format("no NVIDIA driver is installed here ({} was not found)", library), library));
+  }
 
   Driver driver{.api = {}, .library = library};
   std::string missing;

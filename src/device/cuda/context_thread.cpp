@@ -26,7 +26,7 @@ Status ContextThread::start(const CudaDevice& device, const char* name, std::str
         if (refused == kSuccess) work();
       });
     } catch (const std::system_error& refused) {
-      return std::unexpected(system_error(refused.code().value(), "starting a thread that waits for a GPU"));
+      return std::unexpected(system_error(refused.code().value(), "start a thread that waits for a GPU"));
     }
   }
   if (const Code refused = code.get(); refused != kSuccess) {
