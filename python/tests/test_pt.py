@@ -4,6 +4,7 @@ import collections
 import gc
 import io
 import itertools
+import pickle
 import shutil
 import struct
 import subprocess
@@ -526,7 +527,34 @@ def test_what_cannot_be_pickled_is_raised(tmp_path: Path) -> None:
         pt_format.lay_out({"function": lambda: None}, str(tmp_path / "x.pt"))
     with pytest.raises(ZeroDivisionError):
         pt_format.lay_out(Failing(), str(tmp_path / "x.pt"))
+    with pytest.raises(ZeroDivisionError):
+        pt_format.lay_out([Failing(), lambda: None], str(tmp_path / "x.pt"))
     assert not list(tmp_path.iterdir())
+
+
+class Holder:
+    """Has callbacks."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(3)
+        self.callbacks = [len, lambda: None]
+
+
+@pytest.mark.parametrize(
+    ("obj", "where"),
+    [
+        ({"model": {"weight": torch.ones(3), "callbacks": [len, lambda: None]}}, "['model']['callbacks'][1]"),
+        ([1, (Holder(),)], "[1][0].callbacks[1]"),
+        ({"lock": threading.Lock()}, "['lock']"),
+        (lambda: None, ""),
+    ],
+)
+def test_the_part_that_cannot_be_pickled_is_named(tmp_path: Path, obj: object, where: str) -> None:
+    path = tmp_path / "x.pt"
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)) as caught:
+        tl.save(obj, path)
+    assert str(caught.value).startswith(f"saving {path}: obj{where} cannot be pickled: ")
+    assert caught.value.__cause__ is not None
 
 
 class Failing:

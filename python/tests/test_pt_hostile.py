@@ -521,6 +521,16 @@ def test_other_files_are_not_called_old_ones_of_torch(tmp_path: Path, content: b
     with pytest.raises(tl.Format, match="is not a file that torch.save writes: it does not begin") as caught:
         tl.load(path)
     assert "1.6" not in str(caught.value)
+    assert "trunkline.load reads files of torch.save and safetensors only; check the path" in str(
+        caught.value
+    )
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    with pytest.raises(tl.Format, match="is a pointer of Git LFS, not the file itself; download it with git"):
+        tl.load(path)
 
 
 def test_a_name_that_is_no_dtype_imports_nothing(tmp_path: Path, run_script: Callable[..., str]) -> None:

@@ -212,7 +212,7 @@ def test_all_errors_of_dropped_handles_surface_in_one(tmp_path: Path, count: int
         tl.save(make_state(), tmp_path / "next.pt")
     assert caught.value.errno == 5
     message = str(caught.value)
-    assert f"{names[0]}: f" in message  # fsync, or fdatasync
+    assert f"{names[0]}: cannot f" in message  # fsync, or fdatasync
     assert all(name in message for name in names[1:11])
     assert ("and 2 more" in message) == (count == 13)
     tl.save(make_state(), tmp_path / "next.pt")  # what the documents advise
@@ -280,6 +280,13 @@ def test_ctrl_c_ends_it_and_cleans_up(tmp_path: Path, call: str) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
+    for name, what in (("weights.xyz", "has the unknown suffix .xyz"), ("weights", "has no suffix")):
+        with pytest.raises(ValueError, match=f"^path: .*{name} {what}; the suffix chooses the format: use"):
+            tl.save({}, tmp_path / name)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(tl.IsADirectoryError, match="folder is a directory; name a file, such as .*model"):
+        tl.save({}, tmp_path / "folder")
+    (tmp_path / "folder").rmdir()
     with pytest.raises(ValueError, match="suffix"):
         tl.save({}, tmp_path / "model")
     with pytest.raises(TypeError, match="path"):

@@ -223,8 +223,10 @@ Result<std::uint64_t> parse_safetensors_length(std::span<const std::byte, kLengt
   for (std::size_t index = kLengthBytes; index > 0; --index)
     length = length << 8 | std::to_integer<std::uint64_t>(head[index - 1]);
   if (length > kMaxHeaderBytes) {
-    return refuse(path, fmt::format("it begins with a header of {} bytes, but the format allows {}", length,
-                                    kMaxHeaderBytes));
+    return refuse(path,
+                  fmt::format("its first 8 bytes stand for a header of {} bytes, and at most {} are allowed: "
+                              "check that it is a safetensors file, copied completely",
+                              length, kMaxHeaderBytes));
   }
   if (file_bytes < kLengthBytes || length > file_bytes - kLengthBytes) {
     return cut_off(

@@ -1,5 +1,6 @@
 """Saving one file: trunkline.save and trunkline.save_async."""
 
+import errno
 import os
 import threading
 import weakref
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 from trunkline._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
 from trunkline._core import Engine, FileSet, GcPause
-from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note
+from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note, exception_of
 from trunkline._exit_hook import check_threads_run, has_passed
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
@@ -153,8 +154,18 @@ def lay_out(obj: Any, path: Path, checksum: bool) -> SourceLayout:
 
         with GcPause():
             return safetensors.lay_out(obj, name, checksum=checksum)
+    raise _unknown_suffix(path_name(path), suffix)
+
+
+def _unknown_suffix(name: str, suffix: str) -> Exception:
+    if os.path.isdir(name):  # noqa: PTH112
+        file = os.path.join(name, "model.safetensors")  # noqa: PTH118
+        return exception_of(
+            "system", errno.EISDIR, f"path: {name} is a directory; name a file, such as {file}", name
+        )
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
-    raise ValueError(f"path: the suffix of {path_name(path)} names no known format; use one of {known}")
+    what = f"has the unknown suffix {suffix}" if suffix else "has no suffix"
+    return ValueError(f"path: {name} {what}; the suffix chooses the format: use one of {known}")
 
 
 class Job(Protocol):

@@ -223,7 +223,9 @@ def _check_start(source: Source) -> None:
             source.path,
         )
     what = "is not a file that torch.save writes: it does not begin as a zip archive; "
-    if _LEGACY_MAGIC in head:
+    if head.startswith(b"version https://git-lfs"):
+        what = "is a pointer of Git LFS, not the file itself; download it with git lfs pull"
+    elif _LEGACY_MAGIC in head:
         what = (
             "was written by torch < 1.6, or with _use_new_zipfile_serialization=False; load it with "
             "torch.load(path, weights_only=True), and convert it with torch.save"
@@ -231,7 +233,10 @@ def _check_start(source: Source) -> None:
     elif head[8:9] == b"{":
         what += "it looks like a safetensors file: give it a name that ends in .safetensors"
     else:
-        what += "check the path, and that the file was copied completely"
+        what += (
+            "trunkline.load reads files of torch.save and safetensors only; check the path, and that the "
+            "file was copied completely"
+        )
     raise Format(None, f"{source.path} {what}", source.path)
 
 

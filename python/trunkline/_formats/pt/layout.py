@@ -16,6 +16,7 @@ import torch
 
 from trunkline import _core
 from trunkline._errors import Unsupported
+from trunkline._formats.pt.unpicklable import find_unpicklable
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.sources import SourceLayout, Sources
 from trunkline._tensor_io.tensors import objection_if_freed, objection_in_any_file, objection_in_pt
@@ -121,7 +122,13 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 def _pickled(obj: object, path: str) -> tuple[bytes, _Pickler]:
     file = io.BytesIO()
     pickler = _Pickler(file, obj, path)
-    pickler.dump(obj)
+    try:
+        pickler.dump(obj)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        where = find_unpicklable(obj, lambda part: _Pickler(io.BytesIO(), part, path).dump(part))
+        if where is None or type(error) not in (pickle.PicklingError, AttributeError, TypeError):
+            raise
+        raise type(error)(f"saving {path}: {where} cannot be pickled: {error}") from error
     return file.getvalue(), pickler
 
 

@@ -141,7 +141,11 @@ def header_of(file: "_core.File", path: Path, version: Version | None) -> Header
     head = bytearray(min(_LENGTH_BYTES, file_bytes))
     file.pread(head)
     if len(head) < _LENGTH_BYTES:
-        raise CutOff(None, f"{name} is not a valid safetensors file: it has {file_bytes} bytes", name)
+        raise CutOff(
+            None,
+            f"{name} is not a valid safetensors file: it has {file_bytes} bytes; copy or save it again",
+            name,
+        )
     if head.startswith(_ZIP_MAGIC) and any(head[len(_ZIP_MAGIC) :]):  # otherwise a length below 100 MB
         raise Format(
             None,
