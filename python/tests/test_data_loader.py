@@ -180,7 +180,7 @@ def test_a_state_of_other_data_is_rejected(index: Index, tmp_path: Path) -> None
         other.load_state_dict(state)
     loader = Loader(index, 4)
     for wrong, match in (
-        ({}, "not one of Loader.state_dict"),
+        ({}, r"must be what Loader.state_dict\(\) returned, not {}"),
         ({**state, "version": 2}, "newer release"),
         ({**state, "samples": COUNT + 1}, "at sample 204 of 203"),
         ({**state, "epoch": "1"}, "lacks numbers"),
@@ -433,6 +433,9 @@ def test_a_read_that_fails_ends_the_loop_which_goes_on_there(tmp_path: Path) -> 
         ({"batch_size": 300, "drop_last": True}, ValueError, "no batch is left"),
         ({"labels": True, "decode": bytes}, ValueError, "no classes"),
         ({"device": "meta"}, ValueError, "device"),
+        ({"device": 1.5}, TypeError, "^device: must be a str, an int or a torch.device, not float$"),
+        ({"shuffle": "yes"}, TypeError, "^shuffle: must be True, False, or the number of samples that stay"),
+        ({"workers": "a"}, TypeError, "^workers: must be a number of threads, an Executor or None, not str$"),
     ],
 )
 def test_invalid_arguments(
@@ -440,6 +443,14 @@ def test_invalid_arguments(
 ) -> None:
     with pytest.raises(error, match=match):
         Loader(index, **{"batch_size": 8, **arguments})
+
+
+def test_a_gpu_that_is_not_there_is_a_typed_error(index: Index) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(tl.Unsupported, match="^device: cuda is not available: torch sees no CUDA GPU"):
+        Loader(index, 8, device="cuda")
 
 
 def test_many_processes_without_torch_distributed_are_warned_of(

@@ -121,8 +121,10 @@ def test_samples_of_a_sampler(index: Index, rows: "numpy.ndarray[Any, Any]") -> 
     assert len(dataset) == COUNT
     assert numpy.array_equal(dataset[7], rows[7])
     assert numpy.array_equal(dataset[-1], rows[-1])
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=f"^sample {COUNT} is out of range: there are {COUNT}, numbered"):
         dataset[COUNT]
+    with pytest.raises(TypeError, match="^sample: must be an integer, not str$"):
+        dataset["first"]  # type: ignore[index]
     generator = torch.Generator().manual_seed(2)
     for workers in (0, 2):
         with warnings.catch_warnings():

@@ -101,9 +101,8 @@ Status OpenFiles::check_unchanged(const File& opened, std::uint32_t file) const 
   const auto changed = [&](std::string_view what) {
     return std::unexpected(make_error(
         ErrorKind::corrupt,
-        fmt::format(
-            "{} has changed since it was indexed ({}); make the index again with trunkline.data.index",
-            opened.path(), what),
+        fmt::format("{} has changed since it was indexed ({}); rebuild the index with trunkline.data.index",
+                    opened.path(), what),
         opened.path()));
   };
   const auto stamp = stamp_of(opened);

@@ -56,7 +56,7 @@ Result<StoredRange> SampleTable::range(std::uint64_t sample, std::uint64_t index
     return std::unexpected(make_error(
         ErrorKind::corrupt,
         fmt::format(
-            "index: sample {} is said to be {} bytes at {} of {}, which has {} bytes; make the index again",
+            "index: sample {} is said to be {} bytes at {} of {}, which has {} bytes; rebuild the index",
             sample, range.length, range.offset, path(range.file), file_bytes),
         path(range.file)));
   return range;

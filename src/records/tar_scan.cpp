@@ -39,7 +39,7 @@ class Scanner {
     if (!members_.has_end_marker()) {
       return lose_rest(error_at(ErrorKind::corrupt, members_.offset(),
                                 reader_.size() == 0
-                                    ? "the file is empty, which no tar archive is"
+                                    ? "the file is empty, not a tar archive; restore or remove it"
                                     : "the file ends without the two blocks of zeros that end an archive: it "
                                       "is probably truncated"));
     }

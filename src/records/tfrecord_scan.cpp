@@ -50,8 +50,8 @@ Result<std::uint64_t> record_bytes(std::span<const std::byte> head, std::uint64_
   if (length > left - kTfrecordHeadBytes - kTfrecordTailBytes) {
     return std::unexpected(error_at(
         ErrorKind::corrupt, path, offset,
-        fmt::format("a record of {} bytes of data is truncated: the file ends after {} bytes, its head among "
-                    "them",
+        fmt::format("the record is truncated: it has {} bytes of data, but the file ends {} bytes after the "
+                    "beginning of the record",
                     length, left)));
   }
   return kTfrecordHeadBytes + length + kTfrecordTailBytes;
@@ -70,7 +70,9 @@ Result<Ranges> scan_tfrecords(Source& source, const std::string& path, const Sca
     if (left < kTfrecordHeadBytes + kTfrecordTailBytes) {
       bytes =
           std::unexpected(error_at(ErrorKind::corrupt, path, offset,
-                                   fmt::format("{} bytes are left in the file, too few for a record", left)));
+                                   fmt::format("only {} bytes are left, too few for a record: the file is "
+                                               "probably truncated",
+                                               left)));
     } else {
       const auto head = reader.at(offset, kTfrecordHeadBytes);
       if (!head) return std::unexpected(head.error());

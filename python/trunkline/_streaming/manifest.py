@@ -120,7 +120,7 @@ def _invalid(path: Path, why: object) -> Format:
     return Format(
         None,
         f"cannot read {path}: it is not the manifest of a pack that this Trunkline supports ({why}); remove "
-        "it to make the pack again",
+        "it to rebuild the pack",
         str(path),
     )
 

@@ -68,7 +68,7 @@ def index(
 
     cache: where the table is kept for the next call. "auto": beside the data if that folder is writable, else
         in $XDG_CACHE_HOME/trunkline (~/.cache/trunkline); a path: there, where no file but an index is
-        replaced (FileExistsError, IsADirectoryError); None or False: nowhere. It is made again when the size,
+        replaced (FileExistsError, IsADirectoryError); None or False: nowhere. It is rebuilt when the size,
         the time or the inode of a file has changed. "records", "npy" have no table.
     on_error: "raise", or "skip" damaged samples, or the rest of a file where no more can be found; they are
         logged as warnings of the logger "trunkline", and listed by Index.skipped.
@@ -98,14 +98,14 @@ def _chosen(listing: Listing, options: Options) -> tuple[str, Listing]:
     present = kinds_present(listing)
     if not present:
         where = listing.path(0) if len(listing) else listing.root.decode(errors="backslashreplace")
-        raise NoFiles(None, f"{where} holds no files, except such whose names begin with a dot", where)
+        raise NoFiles(
+            None, f"{where} has no files to index (names that begin with a dot are left out)", where
+        )
     name = options.format
     if name == "auto":
         if len(present) > 1:
             found = ", ".join(f"{count} of {_shown(kind)}" for kind, count in present.items())
-            raise ValueError(
-                f"format: cannot be told from the files, which are of several: {found}; pass format="
-            )
+            raise ValueError(f"format: the files are of several formats: {found}; pass format= to choose one")
         return next(iter(present)), listing
     if name in ("files", "records"):
         return name, listing
@@ -126,7 +126,7 @@ def _build(name: str, listing: Listing, options: Options, volume: Volume | None 
     if old is not None and is_current(old, listing):
         return old
     if old is not None:
-        _log.info("index of %s: made again, since files have changed", listing.root.decode(errors="replace"))
+        _log.info("index of %s: rebuilt, since files have changed", listing.root.decode(errors="replace"))
     skipped = Skipped(options.skip)
     info, arrays = _scanned(name, listing, options, skipped, old)
     class_files, class_ids, classes = listing.class_runs()

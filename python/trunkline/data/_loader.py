@@ -66,7 +66,7 @@ class Loader:
         """Raises ValueError or TypeError for an invalid argument; begins to read when it is iterated over."""
         self._index = index if isinstance(index, Index) else _index_of(index)
         self._batch_size = _number(batch_size, "batch_size", 1)
-        self._block = _number(shuffle, "shuffle", 0)
+        self._block = _block(shuffle)
         self._seed = _number(seed, "seed", 0) % 2**64
         self._rank, self._world_size = rank_and_world_size(
             None if rank is None else _number(rank, "rank", 0),
@@ -312,11 +312,25 @@ def _number(value: Any, name: str, least: int) -> int:
     return number
 
 
+def _block(value: Any) -> int:
+    """Return how many samples stay together: 0 for no shuffle."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(
+            "shuffle: must be True, False, or the number of samples that stay together, not "
+            f"{type(value).__name__}"
+        )
+    return _number(value, "shuffle", 0)
+
+
 def _workers(value: int | Executor | None) -> int | Executor:
     if value is None:
         return min(8, len(os.sched_getaffinity(0)))
     if isinstance(value, Executor):
         return value
+    if not hasattr(value, "__index__"):
+        raise TypeError(
+            f"workers: must be a number of threads, an Executor or None, not {type(value).__name__}"
+        )
     return max(1, _number(value, "workers", 0))
 
 
@@ -326,7 +340,11 @@ def _device(value: Any) -> Any:
         return None
     import torch
 
-    device = torch.device(value)
-    if device.type != "cuda":
+    from trunkline._tensor_io.memory import device_argument
+
+    if isinstance(value, str | torch.device) and str(value).partition(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f'device: must be "cpu" or a CUDA device, not {value!r}')
+    device = device_argument(value)
+    if device.type == "cpu":
+        return None
     return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())

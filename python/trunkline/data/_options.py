@@ -86,7 +86,7 @@ def _whole(value: Any, name: str, least: int) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise TypeError(f"{name}: must be an integer, not {type(value).__name__}")
+        raise TypeError(f"{name}: must be an integer or None, not {type(value).__name__}")
     if not least <= number < 2**63:
         raise ValueError(f"{name}: must be at least {least} and below 2^63, not {number}")
     return number

@@ -36,7 +36,7 @@ def state_of(cursor: Cursor, seed: int, block: int, fingerprint: str) -> dict[st
 def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: int) -> tuple[Cursor, int]:
     """Return the cursor and the seed of a state; raises ValueError if it is not one, or of other data."""
     if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
-        raise ValueError(f"state: is not one of Loader.state_dict(): {_shown(state)}")
+        raise ValueError(f"state: must be what Loader.state_dict() returned, not {_shown(state)}")
     if state["version"] > VERSION:
         raise ValueError(
             f"state: has version {state['version']}, of a newer release; this one reads {VERSION}"
@@ -49,7 +49,7 @@ def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: i
     if state.get("fingerprint") != fingerprint:
         raise ValueError(
             "state: belongs to other data (its fingerprint differs): files were added, removed or resized "
-            "since it was saved, or the index was made with other arguments"
+            "since it was saved, or the index was made with different arguments"
         )
     if shuffle != block:
         raise ValueError(f"state: was saved with shuffle={shuffle}, and this loader has shuffle={block}")

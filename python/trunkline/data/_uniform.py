@@ -34,7 +34,7 @@ def record_parts(
                 if size < head
                 else f"the record of {record} bytes at byte {end}"
             )
-            message = f"{path}: is truncated: it has {size} bytes, and ends within {what}"
+            message = f"{path} is truncated: it has {size} bytes, and ends within {what}; check record_bytes"
             skipped.add(path, min(end, size), CutOff(None, message, path))
     info = {"record_bytes": record, "stride_bytes": stride or record, "parameters": {"header_bytes": head}}
     return info, {

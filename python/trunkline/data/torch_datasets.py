@@ -105,9 +105,12 @@ class SampleDataset(Dataset[Any]):
                 volume=self._index._volume,
             )
         count = len(self._index)
+        for sample in samples:
+            if not hasattr(sample, "__index__"):
+                raise TypeError(f"sample: must be an integer, not {type(sample).__name__}")
+            if not -count <= sample < count:
+                raise IndexError(f"sample {sample} is out of range: there are {count}, numbered from 0")
         wanted = numpy.asarray([sample + count if sample < 0 else sample for sample in samples], numpy.int64)
-        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < count:
-            raise IndexError(f"sample {samples} of {count}")
         batch = batch_of(self._index, self._reader.read(wanted), 0)
         made = [self._made(sample) for sample in batch.samples]
         return list(zip(made, batch.labels.tolist(), strict=True)) if self._labels else made

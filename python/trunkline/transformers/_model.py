@@ -123,7 +123,7 @@ def _load(
         places = _by_name(manifest.tensors)
         plan = plan_placement(memory, checkpoint, places)
         paths = [source] = [str(location.directories[0] / manifest.weights)]
-        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to make the pack again"
+        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to rebuild the pack"
 
     names = [*checkpoint.resident, *plan.resident]
     with advised(remedy), span("stream", "read the weights that stay", source):
