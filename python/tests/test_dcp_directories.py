@@ -107,3 +107,19 @@ def test_load_knows_what_writers_save(tmp_path: Path) -> None:
             file.rename(folder / file.name)
             with pytest.raises(FileNotFoundError, match=r"directory of torch\.distributed\.checkpoint"):
                 tl.load(folder)
+
+
+def test_a_file_in_place_of_the_directory_is_a_typed_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place, message in (
+        (file, f"cannot save to {file}: it is not a directory; name one"),
+        (file / "run", f"cannot create the directory {file / 'run'}: not a directory (ENOTDIR)"),
+    ):
+        with pytest.raises(torch_dcp.CheckpointException) as caught:  # type: ignore[attr-defined]
+            torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(place), no_dist=True)
+        [error] = [error for error, _ in caught.value.failures.values()]
+        assert isinstance(error, tl.NotADirectoryError)
+        assert str(error) == message
+    with pytest.raises(tl.NotADirectoryError, match="/file is not a directory; name the directory of a"):
+        tl.dcp.StorageReader(file).read_metadata()

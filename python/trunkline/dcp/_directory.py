@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trunkline._core import check_leads_to, fsync_directory
-from trunkline._errors import exception_of
+from trunkline._errors import exception_of, system_error
 from trunkline._flock import DirectoryLock
 from trunkline._formats.dcp_names import (
     file_id_of,
@@ -64,6 +64,10 @@ def _close_all(opened: list[tuple[Path, int]]) -> None:
 
 def make_directory(path: Path, *, durable: bool) -> bool:
     """Create a directory and its parents if missing; return whether this call created it."""
+    if path.exists() and not path.is_dir():
+        raise exception_of(
+            "system", errno.ENOTDIR, f"cannot save to {path}: it is not a directory; name one", str(path)
+        )
     missing = []
     at = path
     while not at.exists():
@@ -72,7 +76,10 @@ def make_directory(path: Path, *, durable: bool) -> bool:
     is_made = False
     for directory in reversed(missing):
         is_made = not directory.exists()
-        directory.mkdir(exist_ok=True)
+        try:
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise system_error(error, f"create the directory {directory}", str(directory)) from None
         if durable:
             fsync_directory(directory.parent)
     return is_made

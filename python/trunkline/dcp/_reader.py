@@ -109,8 +109,9 @@ class StorageReader(Endpoint, TorchStorageReader):
         self._rank = rank or 0
         try:
             path.stat()
-        except FileNotFoundError:
-            raise exception_of("system", errno.ENOENT, self._why_none(path), str(path)) from None
+        except (FileNotFoundError, NotADirectoryError) as error:
+            code = error.errno or errno.ENOENT
+            raise exception_of("system", code, self._why_none(path), str(path)) from None
         self._reject_two_formats(path)
         metadata = read_manifest(path)
         if metadata.storage_meta is None:
@@ -334,6 +335,8 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def _why_none(self, path: Path) -> str:
         directory = path.parent
+        if directory.exists() and not directory.is_dir():
+            return f"{directory} is not a directory; name the directory of a checkpoint"
         if not directory.is_dir():
             return f"{directory}: there is no such directory"
         held = checkpointer_file(directory)
