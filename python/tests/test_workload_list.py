@@ -30,7 +30,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "SUBCOMMAND is required; see trunkline workload --help"),
         (["run"], "NAME_OR_FILE is required; see trunkline workload run --help"),
         (["run", "bert", "--ranks", "two"], '--ranks: "two" is not an integer; see trunkline workload run'),
-        (["run", "bert", "--rank=2", "--nope"], "unknown option '--nope'; see trunkline workload --help"),
+        (["run", "bert", "--rank=2", "--nope"], "unknown option '--nope'; see trunkline workload run --help"),
     ):
         assert cli.main(["workload", *arguments]) == 2
         assert f"trunkline workload: {message}" in capsys.readouterr().err

@@ -26,6 +26,13 @@ class Parser(argparse.ArgumentParser):
     `run` takes the parsed arguments; it returns the JSON document and the text that says the same.
     """
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reject unknown arguments of a subcommand here, so that the error refers to its own --help."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise what run_command() reports."""
         raise _UsageError(f"{_reworded(message)}; see {self.prog} --help")

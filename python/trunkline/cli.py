@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from trunkline import report
 from trunkline._cli_errors import report_error
-from trunkline._errors import Error
+from trunkline._errors import Error, errno_reason
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
@@ -54,6 +54,10 @@ def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]
     return value, rest
 
 
+def _reason_of(error: OSError) -> str:
+    return str(error) if error.errno is None else errno_reason(error.errno)
+
+
 def _check_report(path: Path) -> None:
     """Raise _UsageError, before the benchmark runs, if the report could not be written."""
     if not report.available():
@@ -63,7 +67,7 @@ def _check_report(path: Path) -> None:
         with path.open("a"):
             pass
     except OSError as error:
-        raise _UsageError(f"--report: cannot write {path}: {error.strerror}") from error
+        raise _UsageError(f"--report: cannot write {path}: {_reason_of(error)}") from error
     if not existed:
         path.unlink()
 
@@ -115,7 +119,7 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
         report.write_report(document, path)
     except OSError as error:
         # The results are on stdout already; a second document would make them unreadable.
-        print(f"trunkline bench: cannot write the report {path}: {error.strerror}", file=sys.stderr)
+        print(f"trunkline bench: cannot write the report {path}: {_reason_of(error)}", file=sys.stderr)
         return _FAILED
     print(f"report: {path}", file=sys.stderr)
     return _OK
