@@ -205,6 +205,36 @@ def test_the_best_one_stays_when_a_run_with_a_link_is_resumed(
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] > 6
 
 
+class GetsBetter(Model):
+    """Each epoch is better than the one before."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("val", 1 / (1 + self.current_epoch))
+
+
+def test_a_continued_run_has_the_same_names_as_without_the_plugin(tmp_path: Path) -> None:
+    """The target of the link is to be removed while Lightning looks for a free name for the link."""
+
+    def names(folder: str, plugins: list[Any]) -> list[tuple[str, bool]]:
+        path = tmp_path / folder
+        for epochs in (1, 3, 4):
+            lightning.Trainer(
+                accelerator="cpu",
+                plugins=plugins,
+                callbacks=[callbacks.ModelCheckpoint(path, monitor="val", save_top_k=1, save_last="link")],
+                max_epochs=epochs,
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            ).fit(GetsBetter(), batches(), ckpt_path=path / "last.ckpt" if epochs > 1 else None)
+        return sorted((each.name, each.exists()) for each in path.iterdir())
+
+    stock = names("stock", [])
+    assert ("last.ckpt", True) in stock
+    assert names("waiting", [tl.lightning.CheckpointIO()]) == stock
+    assert names("background", [tl.lightning.CheckpointIO(background=True)]) == stock
+
+
 @pytest.fixture
 def faults() -> Iterator[tl.Faults]:
     made = tl.Faults()

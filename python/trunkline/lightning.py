@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import sys
+import uuid
 import warnings
 import weakref
 from collections.abc import Callable
@@ -276,6 +277,13 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
             self._to_remove = [known for known in self._to_remove if known != name]
             _remove_or_warn(name)
 
+    def _will_dangle(self, link: Any) -> bool:
+        """Whether it is a link to a file whose removal had to wait."""
+        if link is None or not self._to_remove or not os.path.islink(link):  # noqa: PTH114 - any path
+            return False
+        target = os.path.realpath(link)
+        return any(os.path.realpath(name) == target for name in self._to_remove)
+
     def _keep(self, names: set[str]) -> None:
         """Do not remove these files, which are replaced or used now."""
         self._to_remove = [name for name in self._to_remove if name not in names]
@@ -392,9 +400,14 @@ def _watch(known: Any, method: str) -> bool:
 def _waiting_file_exists(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def waiting(*args: Any, **kwargs: Any) -> Any:
+        path = _argument(original, "filepath", args, kwargs)
         for plugin in list(_in_background):
             if plugin._end_save_unless_failed():
-                plugin._remove_now(_argument(original, "filepath", args, kwargs))
+                plugin._remove_now(path)
+                if plugin._will_dangle(path):
+                    # For Lightning the name of a link to nothing is free. The link is replaced before its
+                    # target is removed, so that it leads to a checkpoint all the time.
+                    args, kwargs = _with_argument(original, "filepath", _free_name(path), args, kwargs)
         return original(*args, **kwargs)
 
     return waiting
@@ -522,6 +535,20 @@ def _argument(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -
         return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
     except TypeError:
         return None
+
+
+def _with_argument(
+    function: Callable[..., Any], name: str, value: Any, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
+    """Return the arguments of a call with one of them replaced, which it has."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.arguments[name] = value
+    return bound.args, bound.kwargs
+
+
+def _free_name(path: Any) -> str:
+    """Return a name beside the path that no file has."""
+    return f"{os.fspath(path)}.{uuid.uuid4().hex}"
 
 
 _SCAN = "_scan_and_log_checkpoints"  # of loggers
