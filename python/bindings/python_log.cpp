@@ -233,12 +233,7 @@ void report_undelivered() {
 
 void adopt_log_levels() {
   if (current_levels == nullptr) return;
-  try {
-    adopt_levels();
-  } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_Exception)) throw;  // an interrupt
-    error.discard_as_unraisable("the levels of trunkline's loggers");
-  }
+  adopt_levels();  // what it raises may be of a signal handler: a time limit, for example
 }
 
 void stop_log_delivery() {

@@ -6,7 +6,7 @@
 namespace trunkline::python {
 
 // Makes the levels that Python's loggers have now those of the library: at the beginning of calls that are
-// few and may log much. Acquires no lock of Python's logging. Raises interrupts of signal handlers. Needs the
+// few and may log much. Acquires no lock of Python's logging. Raises what signal handlers raise. Needs the
 // GIL.
 void adopt_log_levels();
 

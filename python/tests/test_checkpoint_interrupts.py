@@ -1,13 +1,16 @@
 """Ctrl-C while something is saved or loaded: prompt, and nothing is left behind."""
 
+import logging
 import random
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from support_threads import await_saves
 
 import trunkline as tl
 from trunkline.checkpoint import save as saving
+from trunkline.checkpoint.directory import checkpointer as checkpointer_module
 from trunkline.checkpoint.save_order import OrderedFileSet
 
 ALL = 1 << 40  # commands
@@ -520,3 +524,19 @@ def test_threads_that_save_to_one_checkpointer_take_turns(tmp_path: Path) -> Non
     assert checkpointer.steps() == list(range(100))
     for number in range(100):
         assert torch.equal(checkpointer.load(number)["x"], torch.full((1000,), float(number)))
+
+
+def test_the_error_of_a_time_limit_is_raised_wherever_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TimeoutError, as a handler of SIGALRM raises it, is an OSError."""
+
+    def expire(*_: Any) -> None:
+        raise TimeoutError("time limit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger("trunkline"), "getEffectiveLevel", expire)
+        with pytest.raises(TimeoutError, match="time limit"):
+            tl.Engine()
+    with pytest.raises(TimeoutError, match="time limit"):
+        checkpointer_module._collect(types.SimpleNamespace(collect_if_used=expire, directory=tmp_path))

@@ -47,7 +47,9 @@ constexpr std::array kHints{
     Hint{ENAMETOOLONG, "shorten the path or the longest name in it"},
     Hint{ELOOP, "the path leads through too many symbolic links; check for a loop"},
     Hint{ENOTEMPTY, "remove what it holds, or use another"},
-    Hint{EXDEV, "the two paths are on different filesystems"},
+    Hint{EXDEV,
+         "the two paths are on different filesystems; on overlayfs (a container), directories of the image "
+         "cannot be renamed: copy them first"},
     Hint{EBUSY, "something else is using it; see lsof and mount"},
     Hint{ETXTBSY, "the file is a program that is running"},
     Hint{ENODEV, "the device is gone or does not support this; see lsblk and dmesg"},

@@ -803,7 +803,7 @@ def _collect(store: Any) -> list[str]:
         problems: list[OSError] = store.collect_if_used()["problems"]
     except Unsupported as error:  # a copy: the original may remove shards that it needs
         return [str(error)]
-    except OSError as error:
+    except Error as error:  # no other OSError: a signal handler may raise TimeoutError
         problems = [] if error.errno in _READ_ONLY else [error]
     return warnings_of(problems, store.directory)
 
