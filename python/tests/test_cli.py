@@ -270,6 +270,23 @@ def test_wrong_usage_exits_2(tmp_path: Path, arguments: list[str], message: str)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", ["--output", "--trace", "--report"])
+def test_bench_replaces_no_file_that_it_measures(tmp_path: Path, option: str) -> None:
+    data = tmp_path / "model.bin"
+    data.write_bytes(bytes(range(256)) * 4096)
+    (tmp_path / "link").symlink_to("model.bin")
+    for named in ("model.bin", "link"):
+        result = subprocess.run(
+            [sys.executable, "-m", "trunkline", "bench", str(data), option, named],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 2, result.stderr
+        assert f"{option} {named} is the file to be measured" in result.stderr
+    assert data.read_bytes() == bytes(range(256)) * 4096
+
+
 def test_no_command_and_unknown_commands_exit_2() -> None:
     assert "a subcommand is required: doctor, bench, tune, checkpoint" in run(expect=2).stderr
     run("measure", expect=2)

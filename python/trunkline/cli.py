@@ -58,7 +58,7 @@ def _reason_of(error: OSError) -> str:
     return str(error) if error.errno is None else errno_reason(error.errno)
 
 
-def _check_report(path: Path) -> None:
+def _check_report(path: Path, arguments: list[str]) -> None:
     """Raise _UsageError, before the benchmark runs, if the report could not be written."""
     if not report.available():
         raise _UsageError(report.MISSING_MATPLOTLIB)
@@ -70,6 +70,15 @@ def _check_report(path: Path) -> None:
         raise _UsageError(f"--report: cannot write {path}: {_reason_of(error)}") from error
     if not existed:
         path.unlink()
+    elif any(_is_same_file(argument, path) for argument in arguments):
+        raise _UsageError(f"--report {path} is the file to be measured; name another file")
+
+
+def _is_same_file(argument: str, path: Path) -> bool:
+    try:
+        return path.samefile(argument)
+    except (OSError, ValueError):
+        return False
 
 
 def _run(command: list[str]) -> int:
@@ -103,7 +112,7 @@ def _end_by(signum: int) -> NoReturn:
 
 
 def _bench_with_report(arguments: list[str], path: Path) -> int:
-    _check_report(path)
+    _check_report(path, arguments)
     output, arguments = _take_option(arguments, "--output")
     with tempfile.TemporaryDirectory(prefix="trunkline-") as directory:
         results = Path(output) if output else Path(directory) / "bench.json"

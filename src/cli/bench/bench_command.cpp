@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <system_error>
+#include <utility>
 
 #include "cli/bench/bench_json.h"
 #include "cli/bench/bench_run.h"
@@ -105,10 +108,25 @@ int present(const BenchOptions& options, BenchResults& results) {
   return std::cout ? kExitOk : kExitFailed;
 }
 
+// Whether results or a trace would replace a file that is measured.
+Status check_outputs(const BenchOptions& options) {
+  for (const auto& [option, output] : {std::pair("--output", options.output), {"--trace", options.trace}}) {
+    for (const std::string& path : options.paths) {
+      std::error_code ignored;
+      if (output.empty() || !std::filesystem::equivalent(output, path, ignored)) continue;
+      return std::unexpected(make_error(
+          ErrorKind::invalid_argument,
+          fmt::format("{} {} is the file to be measured; name another file", option, output), output));
+    }
+  }
+  return {};
+}
+
 int run(const Arguments& arguments) {
   auto interpreted = interpret(arguments);
   if (!interpreted) return report_failure(interpreted.error(), arguments.options, true);
   BenchOptions& options = *interpreted;
+  if (auto outputs = check_outputs(options); !outputs) return report_failure(outputs.error(), options, true);
   auto files = settle(options);
   if (!files) return report_failure(files.error(), options, true);
   if (!options.output.empty() && !std::ofstream(options.output, std::ios::app)) {
