@@ -71,6 +71,22 @@ def disks(tmp_path: Path) -> list[Path]:
     return made
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pack_is_no_more_readable_than_the_weights(folder: Path, disks: list[Path], count: int) -> None:
+    before = os.umask(0o022)
+    try:
+        for path in folder.glob("*.safetensors"):
+            path.chmod(0o640)
+        tl.transformers.pack(folder, disks[:count])
+    finally:
+        os.umask(before)
+    members = [
+        path for disk in disks[:count] for path in disk.glob(f"{WEIGHTS}*") if path.suffix != ".stripe"
+    ]
+    assert len(members) == count
+    assert [path.stat().st_mode & 0o777 for path in members] == count * [0o640]
+
+
 def test_striped_files_of_others_are_never_replaced(folder: Path, disks: list[Path]) -> None:
     a, b, s = disks
     # Of one stripe, which lies in the first directory only, and of several.

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,13 @@ class PackLocation:
         if self._volume is None:
             return _core.open(self.directories[0] / WEIGHTS, mode)  # type: ignore[arg-type]
         return self._volume.open(WEIGHTS, mode)  # type: ignore[arg-type]
+
+    def restrict_access(self, mode: int) -> None:
+        """Take permissions of group and others that `mode` lacks from the weights; the owner's stay."""
+        for member in self._members:
+            present = stat.S_IMODE(member.stat().st_mode)
+            if present & ~(mode | stat.S_IRWXU):
+                member.chmod(present & (mode | stat.S_IRWXU))
 
     @property
     def display_name(self) -> str:

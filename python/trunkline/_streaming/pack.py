@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -144,6 +145,7 @@ def make(
         file = location.open("x")  # from here on the file is this pack's
         try:
             with file:
+                location.restrict_access(_common_mode(headers))  # before anything is written
                 manifest = Manifest(WEIGHTS, layout.nbytes, len(location.directories), recipe, [])
                 if manifest.volumes > 1:
                     manifest.directories = [str(directory.resolve()) for directory in location.directories]
@@ -196,6 +198,14 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
     if missing:
         raise Format(None, f"cannot make the pack: the tensors {sorted(missing)[:4]} are missing")
     return [written[stored.name] for stored in layout.tensors]
+
+
+def _common_mode(headers: Sequence[Header]) -> int:
+    """Return the permissions that all of the files give."""
+    mode = 0o777
+    for header in headers:
+        mode &= stat.S_IMODE(os.stat(header.path).st_mode)  # noqa: PTH116 - a str, as messages show it
+    return mode
 
 
 def open_weights(location: PackLocation, manifest: Manifest, count: int) -> list[File] | None:
