@@ -482,6 +482,48 @@ def test_a_forked_child_reads_on_its_own(index: Index) -> None:
     assert [batch.indices.tolist() for batch in iterator] == expected[1:]
 
 
+def test_an_executor_that_was_used_before_a_fork_is_an_error(index: Index) -> None:
+    """Its threads are the parent's: what is submitted to it would never be done."""
+    with concurrent.futures.ThreadPoolExecutor(1) as used, concurrent.futures.ThreadPoolExecutor(1) as unused:
+        decode = bytes
+        loaders = [Loader(index, 16, decode=decode, workers=each) for each in (used, unused)]
+        next(iter(loaders[0]))
+        loaders[0].set_epoch(0)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                next(iter(loaders[1]))
+                with pytest.raises(tl.Unsupported, match="forked after the executor had been used"):
+                    next(iter(loaders[0]))
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_state_of_one_of_several_workers_is_for_as_many(index: Index) -> None:
+    worker = Loader(index, 16)
+    batches = worker._epoch(0, 3)
+    next(batches)
+    state = worker.state_dict()
+    expected = [batch.indices.tolist() for batch in batches]
+    again = Loader(index, 16)
+    again.load_state_dict(state)
+    assert [batch.indices.tolist() for batch in again._epoch(0, 3)] == expected
+    for shares in (1, 2, 4):
+        again.load_state_dict(state)
+        with pytest.raises(ValueError, match="was taken in one of 3 workers of a DataLoader"):
+            next(again._epoch(0, shares))
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": 2**64}, {"samples": True}, {"seed": -1}])
+def test_numbers_of_a_state_are_checked(index: Index, wrong: dict[str, int]) -> None:
+    loader = Loader(index, 16)
+    with pytest.raises(ValueError, match="state: lacks numbers"):
+        loader.load_state_dict(loader.state_dict() | wrong)
+
+
 def test_pickles(index: Index) -> None:
     loader = Loader(index, 16)
     next(iter(loader))

@@ -1,5 +1,6 @@
 """Batches of samples for training: tl.data.Loader."""
 
+import errno
 import operator
 import os
 import weakref
@@ -8,6 +9,7 @@ from concurrent.futures import Executor
 from typing import Any, Literal
 
 from trunkline._core import BatchReader, Engine
+from trunkline._errors import Unsupported
 from trunkline.data._index import Index
 from trunkline.data._ranks import rank_and_world_size
 from trunkline.data._state import Cursor, cursor_of, state_of
@@ -195,6 +197,12 @@ class Loader:
     def _open(self, share: int, shares: int) -> None:
         self.close()
         others = self._cursor.steps_of_others
+        if others is not None and others + 1 != shares:
+            raise ValueError(
+                f"state: was taken in one of {others + 1} workers of a DataLoader; load it in a DataLoader "
+                "with as many, or load the state that StatefulDataLoader or a Loader without workers has"
+            )
+        check_executor(self._workers)
         reader = BatchReader(
             table_of(self._index),
             batch_size=self._batch_size,
@@ -320,6 +328,19 @@ def _block(value: Any) -> int:
             f"{type(value).__name__}"
         )
     return _number(value, "shuffle", 0)
+
+
+def check_executor(workers: int | Executor) -> None:
+    """Raise Unsupported for an executor that was used before a fork: its threads do not exist here."""
+    threads = [*getattr(workers, "_threads", ()), getattr(workers, "_executor_manager_thread", None)]
+    started = [thread for thread in threads if thread is not None]
+    if not started or any(thread.is_alive() for thread in started) or getattr(workers, "_shutdown", False):
+        return
+    raise Unsupported(
+        errno.EOPNOTSUPP,
+        "workers: this process was forked after the executor had been used, and the executor's threads exist "
+        "only in the parent; pass the number of threads instead",
+    )
 
 
 def _workers(value: int | Executor | None) -> int | Executor:

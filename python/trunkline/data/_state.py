@@ -33,6 +33,10 @@ def state_of(cursor: Cursor, seed: int, block: int, fingerprint: str) -> dict[st
     return state
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
+
+
 def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: int) -> tuple[Cursor, int]:
     """Return the cursor and the seed of a state; raises ValueError if it is not one, or of other data."""
     if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
@@ -43,8 +47,10 @@ def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: i
         )
     numbers: list[Any] = [state.get(name) for name in ("seed", "shuffle", "epoch", "samples")]
     others = state.get("steps_of_others")
-    if not all(isinstance(each, int) and each >= 0 for each in (*numbers, 0 if others is None else others)):
-        raise ValueError(f"state: lacks numbers of a state, or has negative ones: {_shown(state)}")
+    if not all(_is_number(each) for each in (*numbers, 0 if others is None else others)):
+        raise ValueError(
+            f"state: lacks numbers of a state, or has some that are negative or too large: {_shown(state)}"
+        )
     seed, shuffle, epoch, position = numbers
     if state.get("fingerprint") != fingerprint:
         raise ValueError(
