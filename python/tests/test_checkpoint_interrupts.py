@@ -535,7 +535,7 @@ def test_the_error_of_a_time_limit_is_raised_wherever_it_arrives(
         raise TimeoutError("time limit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(logging.getLogger("trunkline"), "getEffectiveLevel", expire)
+        patch.setattr(logging.getLogger("trunkline.engine"), "getEffectiveLevel", expire)
         with pytest.raises(TimeoutError, match="time limit"):
             tl.Engine()
     with pytest.raises(TimeoutError, match="time limit"):
