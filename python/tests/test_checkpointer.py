@@ -275,6 +275,13 @@ def test_processes_that_do_not_know_of_each_other_are_refused(
     with pytest.raises(ValueError, match="init_process_group"):
         tl.Checkpointer(tmp_path)
     tl.Checkpointer(tmp_path, process_group=False)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(
+        ValueError, match="environment variable WORLD_SIZE: must be a number of processes, not"
+    ):
+        tl.Checkpointer(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "")
+    tl.Checkpointer(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "1")
     tl.Checkpointer(tmp_path)
 

@@ -255,6 +255,7 @@ def test_interrupts_leave_no_files(
         ([".", "--memory", "gpu"], "--memory"),
         ([".", "--direct", "maybe"], "--direct"),
         ([".", "--repeat", "0"], "--repeat"),
+        ([".", "--duration", "nan"], "--duration"),
         ([".", "--lanes", "1000"], "lanes"),
         ([".", "--report", "out.html"], "trunkline[report]"),
         ([".", "--output", "/no/such/directory/out.json"], "--output"),

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
@@ -104,3 +105,14 @@ def _whole(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def started_ranks() -> int:
+    """Return how many processes a launcher such as torchrun has started together; 1 without one.
+
+    Raises ValueError if the environment variable WORLD_SIZE is not a number.
+    """
+    value = os.environ.get("WORLD_SIZE") or "1"
+    if not value.strip().isdecimal():
+        raise ValueError(f"environment variable WORLD_SIZE: must be a number of processes, not {value!r}")
+    return int(value)

@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
 
+from trunkline._arguments import started_ranks
 from trunkline._errors import Error, Format, Unsupported, exception_of
 from trunkline._tensor_io.devices import savable
 from trunkline._warnings import caller, warn_without_failing
@@ -395,7 +396,7 @@ def _of_all_ranks(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def _check_supported(trainer: Any) -> None:
     args = trainer.args
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = started_ranks()
     if args.world_size != ranks:
         raise ValueError(
             f"torchrun started {ranks} ranks, but the Trainer knows of {args.world_size}, so each rank would "

@@ -188,7 +188,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command
       .add_option("--duration", options.duration_s,
                   "Seconds for each measurement of reading and overwriting [one pass over the files]")
-      ->check(CLI::Range(0.0, 86'400.0));
+      ->check(CLI::Range(0.0, 86'400.0))
+      ->check([](const std::string& text) { return text.contains("nan") ? "not a number" : ""; });
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
   command.add_option("--files", options.files, "Files in each directory")
       ->check(CLI::Range(1U, 10'000U))

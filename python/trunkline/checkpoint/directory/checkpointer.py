@@ -21,6 +21,7 @@ from trunkline._arguments import (
     keep_argument,
     seconds_argument,
     shown_step,
+    started_ranks,
     step_argument,
 )
 from trunkline._core import CheckpointManifest, Engine, GcPause
@@ -833,9 +834,10 @@ def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            ranks = started_ranks()
+            if ranks > 1:
                 raise ValueError(
-                    f"process_group: {os.environ['WORLD_SIZE']} processes were started together "
+                    f"process_group: {ranks} processes were started together "
                     "(WORLD_SIZE), but there is no process group; call torch.distributed.init_process_group "
                     "first, or pass process_group=False if each process saves to a separate directory"
                 )
