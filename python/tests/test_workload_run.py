@@ -59,6 +59,8 @@ def test_every_sample_is_read_in_every_epoch(tmp_path: Path) -> None:
     )
     assert sum(count for _, count in document["step_histogram_ns"]) == 17
     assert document["null_device"] is False
+    assert document["parameters"]["files"] == 12
+    assert document["parameters"]["batch_size"] == 2
     assert document["emulator"]["steps"] == 18  # all that there are
     text_of(document)
 

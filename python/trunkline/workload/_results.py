@@ -5,6 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from trunkline.workload._histogram import merged, percentile_seconds
+from trunkline.workload._parameters import parameters_of
+from trunkline.workload._readable import duration
 from trunkline.workload._spec import Workload
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
@@ -102,6 +104,7 @@ def document_of(
         "directories": directories,
         "null_device": directories is None,
         "ranks": len(ranks),
+        "parameters": parameters_of(workload),
         **results,
         "target_utilization": target,
         "target_reached": None if target is None or reached is None else reached >= target,
@@ -179,11 +182,4 @@ def _target(document: dict[str, Any]) -> str:
 
 
 def _row(percentiles: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_duration(seconds)}" for name, seconds in percentiles.items())
-
-
-def _duration(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in percentiles.items())
