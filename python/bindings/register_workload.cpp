@@ -51,6 +51,25 @@ class BarrierMapping {
   BarrierMemory* memory_ = nullptr;
 };
 
+// A list for each quantity; the buckets follow each other from `first` on, in widths since the clock's zero.
+nb::dict dict_of(const workload::TimeLine& line) {
+  nb::list compute;
+  nb::list wait;
+  nb::list bytes;
+  for (const workload::TimeBucket& each : line.buckets()) {
+    compute.append(each.compute_ns);
+    wait.append(each.wait_ns);
+    bytes.append(each.bytes);
+  }
+  nb::dict dict;
+  dict["width_ns"] = line.width_ns();
+  dict["first"] = line.first();
+  dict["compute_ns"] = compute;
+  dict["wait_ns"] = wait;
+  dict["bytes"] = bytes;
+  return dict;
+}
+
 nb::dict dict_of(const workload::TrainingStats& stats) {
   const workload::AcceleratorStats& accelerator = stats.accelerator;
   nb::dict dict;
@@ -69,6 +88,7 @@ nb::dict dict_of(const workload::TrainingStats& stats) {
   for (const workload::EpochTimes& epoch : accelerator.epochs)
     epochs.append(nb::make_tuple(epoch.steps, epoch.busy_ns, epoch.running_ns));
   dict["epochs"] = epochs;
+  dict["time_line"] = dict_of(accelerator.time_line);
   return dict;
 }
 
@@ -110,6 +130,11 @@ class TrainingLoopObject {
   nb::dict stats() {
     check_open();
     return dict_of(loop_->stats());
+  }
+
+  std::uint64_t steps() {
+    check_open();
+    return loop_->steps();
   }
 
   void close() {
@@ -191,6 +216,7 @@ void register_workload(nb::module_& module) {
       .def("advance", &TrainingLoopObject::advance, "steps"_a,
            "Goes on for a short time, until the epoch has had `steps`; then returns True.")
       .def("pause", &TrainingLoopObject::pause, "What happens until the next advance() counts nowhere.")
+      .def("steps", &TrainingLoopObject::steps, "Steps that have begun.")
       .def("stats", &TrainingLoopObject::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
       .def("close", &TrainingLoopObject::close, "Ends reading. Idempotent.");
 }

@@ -203,6 +203,7 @@ def test_ranks_share_the_samples_and_step_together(tmp_path: Path) -> None:
     document = ran(workload(), tmp_path, ranks=3)
     assert document["ranks"] == 3
     assert document["steps"] == 6  # 12 samples of 3 x 2
+    assert "over the ranks      " in text_of(document)
     assert document["samples"] == 36
     assert document["bytes"] == 36 * 5000
     assert [rank["bytes"] for rank in document["per_rank"]] == [12 * 5000] * 3
@@ -344,6 +345,7 @@ def counts(**changes: Any) -> dict[str, Any]:
     lists: dict[str, Any] = {
         "step_times": [(100_000_000, 8), (600_000_000, 1)],
         "waits": [(0, 8), (500_000_000, 1)],
+        "time_line": {"width_ns": 1 << 20, "first": 0, "compute_ns": [], "wait_ns": [], "bytes": []},
         "epochs": [(5, 400_000_000, 400_000_000), (5, 400_000_000, 900_000_000)],
     }
     return {**base, **lists, **changes}

@@ -1,11 +1,9 @@
 """Two runs side by side."""
 
-import json
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from trunkline.workload._documents import check_results, number_in, run_text
 from trunkline.workload._readable import duration
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
@@ -36,52 +34,14 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     of ranks. Raises ValueError if `a` or `b` is not the result of a run.
     """
     for name, each in (("a", a), ("b", b)):
-        _check(name, each)
+        check_results(name, each)
     figures = []
     for figure, _ in _FIGURES:
-        one, other = _number("a", a, figure), _number("b", b, figure)
+        one, other = number_in("a", a, figure), number_in("b", b, figure)
         if one is not None or other is not None:
             ratio = other / one if one and other is not None else None
             figures.append({"figure": figure, "a": one, "b": other, "ratio": ratio})
     return {"figures": figures, "warnings": _warnings(a, b)}
-
-
-def read_results(path: str) -> dict[str, Any]:
-    """Return the document of a run in a file. Raises ValueError with the path if it is not one."""
-    try:
-        document = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); {_EXPECTED}") from error
-    _check(path, document)
-    return dict(document)
-
-
-_EXPECTED = "give the output of `trunkline workload run --json`"
-
-
-def _check(name: str, results: object) -> None:
-    command = results.get("command", "workload run") if isinstance(results, Mapping) else None
-    if command != "workload run" or not isinstance(results, Mapping) or "error" in results:
-        raise ValueError(f"{name} is not the result of a run; {_EXPECTED}")
-    if results.get("schema", 1) != 1:
-        raise ValueError(f"{name}: schema {results['schema']} is not supported; upgrade trunkline")
-    for key, kind in (("workload", str), ("ranks", int)):
-        if not isinstance(results.get(key), kind):
-            raise ValueError(f"{name} is not the result of a run: it has no {key}; {_EXPECTED}")
-
-
-def _number(name: str, results: Mapping[str, Any], figure: str) -> float | None:
-    value: Any = results
-    for key in figure.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None:
-        return None
-    try:
-        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    except OverflowError:
-        pass
-    raise ValueError(f"{name}: {figure} is {str(value)[:40]}, not a number; {_EXPECTED}")
 
 
 def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -113,7 +73,7 @@ def comparison_text(
 ) -> str:
     """Return the comparison for people. `names`: of the files."""
     lines = [
-        f"{letter}  {name}: {_run_text(run)}"
+        f"{letter}  {name}: {run_text(run)}"
         for letter, name, run in zip(("A", "B"), names, runs, strict=True)
     ]
     lines += ["", f"{'':<24}{'A':>12}{'B':>12}{'B / A':>10}"]
@@ -123,13 +83,6 @@ def comparison_text(
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
         lines.append(f"{row['figure']:<24}{shown[0]:>12}{shown[1]:>12}{ratio:>10}")
     return "\n".join([*lines, *(f"WARNING: {each}" for each in comparison["warnings"])])
-
-
-def _run_text(run: Mapping[str, Any]) -> str:
-    accelerators = f"{run['ranks']} accelerator{'s' if run['ranks'] != 1 else ''}"
-    directories = run.get("directories")
-    where = ", ".join(map(str, directories)) if isinstance(directories, list) else "the null device"
-    return f"{run['workload']}, {accelerators}, on {where}"
 
 
 def _shown(value: float | None, kind: str) -> str:

@@ -92,6 +92,10 @@ class Phase:
         """Return what the loop counted."""
         return self._loop.stats()
 
+    def steps(self) -> int:
+        """Return how many steps have begun."""
+        return self._loop.steps()
+
     def close(self) -> None:
         """End reading. Idempotent."""
         self._loop.close()

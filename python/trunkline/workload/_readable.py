@@ -16,3 +16,8 @@ def duration(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+
+
+def percent(share: float | None) -> str:
+    """A share of the time: 96.07%."""
+    return "not measured" if share is None else f"{share:.2%}"

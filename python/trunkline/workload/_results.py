@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from trunkline.workload._documents import run_text
 from trunkline.workload._histogram import merged, percentile_seconds
 from trunkline.workload._parameters import parameters_of
-from trunkline.workload._readable import duration
+from trunkline.workload._readable import duration, percent
 from trunkline.workload._spec import Workload
+from trunkline.workload._time_line import merged_time_line
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
 _FEW_STEPS = 20  # measured ones: fewer say little
@@ -36,9 +38,11 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "step_seconds": _percentiles(steps),
         "wait_seconds": _percentiles(waits),
         "step_histogram_ns": [list(each) for each in steps],
+        "wait_histogram_ns": [list(each) for each in waits],
         "epochs": [
             _epoch([each["epochs"][number] for each in ranks]) for number in range(len(ranks[0]["epochs"]))
         ],
+        "time_line": merged_time_line(ranks),
     }
 
 
@@ -127,11 +131,10 @@ def document_of(
 def text_of(document: dict[str, Any]) -> str:
     """Return the results for people."""
     ranks = document["ranks"]
-    where = "the null device" if document["null_device"] else ", ".join(document["directories"])
     lines = [
-        f"{document['workload']}, {ranks} accelerator{'s' if ranks > 1 else ''}, on {where}",
+        run_text(document),
         f"  utilization         {_utilization(document)}{_target(document)}",
-        f"  by DLIO's code      {_percent(document['utilization_dlio'])} (mean over the epochs, each without "
+        f"  by DLIO's code      {percent(document['utilization_dlio'])} (mean over the epochs, each without "
         "its first step)",
         f"  read                {document['gb_s']:.3f} GB/s, {document['samples_per_second']:.6g} samples/s",
         f"  steps               {document['steps']} in {document['running_seconds']:.3f} s, "
@@ -139,15 +142,19 @@ def text_of(document: dict[str, Any]) -> str:
         f"  step time           {_row(document['step_seconds'])}",
         f"  wait before a step  {_row(document['wait_seconds'])}",
     ]
+    if ranks > 1:
+        shares = [each["utilization"] for each in document["per_rank"]]
+        if None not in shares:
+            lines.append(f"  over the ranks      {min(shares):.2%} to {max(shares):.2%} utilization")
     if document["evaluation"] is not None:
         each = document["evaluation"]
         lines.append(
-            f"  evaluation          {_percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
+            f"  evaluation          {percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
             f"{each['steps']} steps in {each['running_seconds']:.3f} s"
         )
     own = document["emulator"]
     lines.append(
-        f"  the emulator itself {_percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "
+        f"  the emulator itself {percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "
         "core"
     )
     measured = max(0, document["steps"] - 1)
@@ -162,10 +169,6 @@ def text_of(document: dict[str, Any]) -> str:
             "faster than this says"
         )
     return "\n".join(lines)
-
-
-def _percent(share: float | None) -> str:
-    return "not measured" if share is None else f"{share:.2%}"
 
 
 def _utilization(document: dict[str, Any]) -> str:

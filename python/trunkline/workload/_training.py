@@ -137,4 +137,4 @@ class _Ticker:
         now = time.monotonic()
         if now - self._last >= _TICK_SECONDS:
             self._last = now
-            self._report(self._phase.stats()["steps"])
+            self._report(self._phase.steps())

@@ -3,15 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
+from trunkline._errors import errno_reason
+from trunkline._html import check_writable
 from trunkline.workload._builtin import builtin_description, builtin_names, load
-from trunkline.workload._compare import compare, comparison_text, read_results
+from trunkline.workload._compare import compare, comparison_text
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._readable import size
+from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
@@ -27,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     def interrupted(options: argparse.Namespace) -> str:
         return "; run the same command again to continue" if options.command == "generate" else ""
 
-    return run_command("workload", make_parser(), arguments[1:], interrupted)
+    return run_command("workload", make_parser(), arguments[1:], interrupted, _write_report)
 
 
 def make_parser() -> Parser:
@@ -99,6 +104,11 @@ def _add_run(commands: "_Commands") -> Parser:
         "--null-device",
         action="store_true",
         help="read nothing, to measure only what the emulator itself can reach",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write the results as a page of HTML with charts, which needs no network",
     )
     parser.set_defaults(run=_run)
     return parser
@@ -186,9 +196,22 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
     if options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
+    if options.report is not None:
+        try:
+            check_writable(Path(options.report))
+        except OSError as error:
+            reason = errno_reason(error.errno or 0)
+            raise ValueError(f"--report: cannot write {options.report}: {reason}") from error
     workload = _load(options)
     document = run(workload, options.data, options.ranks)
     return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
+
+
+def _write_report(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """After the results are printed: a page that cannot be written must not lose them."""
+    if getattr(options, "report", None) is not None:
+        write_report(document, options.report)
+        print(f"report: {options.report}", file=sys.stderr)
 
 
 def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
