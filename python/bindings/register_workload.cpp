@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "interruptible.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
+#include "workload/paced_source.h"
 #include "workload/training_loop.h"
 
 namespace trunkline::python {
@@ -94,13 +96,15 @@ nb::dict dict_of(const workload::TrainingStats& stats) {
 
 class TrainingLoopObject {
  public:
-  TrainingLoopObject(nb::object table, nb::object barrier, std::unique_ptr<workload::BatchSource> source,
+  // `make_source` gets the clock of the loop.
+  template <typename MakeSource>
+  TrainingLoopObject(nb::object table, nb::object barrier, const MakeSource& make_source,
                      const workload::TrainingOptions& options, std::uint32_t ranks)
       : table_(std::move(table)), barrier_(std::move(barrier)) {
     std::unique_ptr<StepBarrier> meeting;
     if (!barrier_.is_none())
       meeting = std::make_unique<StepBarrier>(nb::cast<BarrierMapping&>(barrier_).memory(), ranks);
-    loop_ = std::make_unique<TrainingLoop>(std::move(source), options, clock_, std::move(meeting));
+    loop_ = std::make_unique<TrainingLoop>(make_source(clock_), options, clock_, std::move(meeting));
   }
   TrainingLoopObject(const TrainingLoopObject&) = delete;
   TrainingLoopObject& operator=(const TrainingLoopObject&) = delete;
@@ -159,13 +163,14 @@ class TrainingLoopObject {
   std::unique_ptr<TrainingLoop> loop_;
 };
 
-// The table, or None for a null device with `units` of them.
+// The table, or None for a null device with `units` of them: one of `device_gb_s` that reads `unit_bytes` for
+// each, or without a speed one that takes no time.
 void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, std::uint64_t units_per_read,
                std::uint64_t ranks, std::uint64_t rank, std::uint64_t block, std::uint64_t order_seed,
                unsigned slots, bool tfrecord, std::uint64_t batch_size, std::uint64_t samples_per_unit,
                std::uint64_t units_per_file, std::uint64_t samples_of_last_unit, double compute_seconds,
                double compute_stdev_seconds, std::uint64_t compute_seed, std::uint64_t skipped_steps,
-               nb::object barrier) {
+               nb::object barrier, double unit_bytes, std::optional<double> device_gb_s) {
   const records::OrderOptions order{.samples = units,
                                     .batch_size = units_per_read,
                                     .ranks = ranks,
@@ -173,10 +178,13 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
                                     .block = block,
                                     .seed = order_seed,
                                     .drop_last = true};
-  std::unique_ptr<workload::BatchSource> source;
-  if (table.is_none()) {
-    source = std::make_unique<workload::NullSource>(order);
-  } else {
+  const auto make_source = [&](workload::Clock& clock) -> std::unique_ptr<workload::BatchSource> {
+    if (table.is_none() && device_gb_s) {
+      const workload::PacedDevice device{
+          .bytes_per_ns = *device_gb_s, .unit_bytes = unit_bytes, .slots = slots};
+      return std::make_unique<workload::PacedSource>(order, device, clock);
+    }
+    if (table.is_none()) return std::make_unique<workload::NullSource>(order);
     const records::BatchReaderOptions reading{
         .order = order,
         .begin = {},
@@ -185,9 +193,9 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
     const Engine engine = engine_or_default(nb::none());
     const auto shared = nb::cast<SampleTableObject&>(table).table;
     const GilReleased unlocked;
-    source = std::make_unique<workload::ReaderSource>(
+    return std::make_unique<workload::ReaderSource>(
         std::make_unique<records::BatchReader>(engine, shared, std::nullopt, reading));
-  }
+  };
   const workload::TrainingOptions options{.batch_size = batch_size,
                                           .unit_samples = {.each = samples_per_unit,
                                                            .units_per_file = units_per_file,
@@ -196,8 +204,8 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
                                           .compute_stdev_ns = compute_stdev_seconds * 1e9,
                                           .seed = compute_seed,
                                           .skipped_steps = skipped_steps};
-  new (self) TrainingLoopObject(std::move(table), std::move(barrier), std::move(source), options,
-                                static_cast<std::uint32_t>(ranks));
+  new (self)
+      TrainingLoopObject(table, std::move(barrier), make_source, options, static_cast<std::uint32_t>(ranks));
 }
 
 }  // namespace
@@ -211,7 +219,7 @@ void register_workload(nb::module_& module) {
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
            "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,
            "units_per_file"_a, "samples_of_last_unit"_a, "compute_seconds"_a, "compute_stdev_seconds"_a,
-           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none())
+           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none(), "unit_bytes"_a, "device_gb_s"_a.none())
       .def("begin_epoch", &TrainingLoopObject::begin_epoch)
       .def("advance", &TrainingLoopObject::advance, "steps"_a,
            "Goes on for a short time, until the epoch has had `steps`; then returns True.")

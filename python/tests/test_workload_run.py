@@ -115,6 +115,22 @@ def test_the_null_device_needs_no_data() -> None:
     assert "on the null device" in text_of(document)
 
 
+def test_the_null_device_may_have_a_speed() -> None:
+    spec = workload(dataset__num_files_train=400, train__epochs=1)
+    document = run(spec, None, device_gb_s=0.02)  # 2 x 5000 bytes in 0.5 ms; a step computes for 0.2 ms
+    assert document["null_device"] is True
+    assert document["device_gb_s"] == 0.02
+    assert document["bytes"] == 400 * 5000
+    assert document["utilization"] < 0.45
+    assert document["running_seconds"] > 199 * 0.0005
+    assert document["emulator"]["steps"] == 200  # on a device without a speed
+    assert "on an imagined device of 0.02 GB/s" in text_of(document)
+    with pytest.raises(ValueError, match="device_gb_s: must be above 0, not 0"):
+        run(spec, None, device_gb_s=0)
+    with pytest.raises(ValueError, match="device_gb_s: only for the null device; pass None as directories"):
+        run(spec, ["/data"], device_gb_s=1)
+
+
 def test_evaluations_come_between_epochs_and_count_apart(tmp_path: Path) -> None:
     spec = workload(
         workflow__evaluation=True,
@@ -452,5 +468,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "reader.pin_memory: ignored: memory is always pinned" in captured.err
     assert cli.main(["workload", "run", str(file), *data]) == 0
     assert "tiny, 1 accelerator, on" in capsys.readouterr().out
-    for wrong in ([], [*data, "--null-device"], [*data, "--ranks", "0"]):
+    for wrong in (
+        [],
+        [*data, "--null-device"],
+        [*data, "--ranks", "0"],
+        [*data, "--device-gb-s", "1"],
+        ["--null-device", "--device-gb-s", "0"],
+    ):
         assert cli.main(["workload", "run", str(file), *wrong]) == 2

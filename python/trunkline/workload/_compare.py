@@ -47,7 +47,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     said = [
         f"{key} differs: {a.get(key)} and {b.get(key)}"
-        for key in ("workload", "ranks", "null_device")
+        for key in ("workload", "ranks", "null_device", "device_gb_s")
         if a.get(key) != b.get(key)
     ]
     one, other = a.get("parameters"), b.get("parameters")

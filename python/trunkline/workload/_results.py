@@ -87,8 +87,13 @@ def document_of(
     ranks: Sequence[dict[str, Any]],
     emulator: dict[str, Any] | None,
     directories: Sequence[str] | None,
+    device_gb_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the document of a run. `emulator`: results on the null device, None if this run was on it."""
+    """Return the document of a run.
+
+    emulator: results on the null device, None if this run was on it. device_gb_s: of a null device that takes
+    time.
+    """
     results = phase_results([each["train"] for each in ranks])
     evaluated = [each["evaluation"] for each in ranks if each["evaluation"] is not None]
     proof = emulator if emulator is not None else results
@@ -107,6 +112,7 @@ def document_of(
         "source": workload.source,
         "directories": directories,
         "null_device": directories is None,
+        "device_gb_s": device_gb_s,
         "ranks": len(ranks),
         "parameters": parameters_of(workload),
         **results,

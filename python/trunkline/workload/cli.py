@@ -106,6 +106,12 @@ def _add_run(commands: "_Commands") -> Parser:
         help="read nothing, to measure only what the emulator itself can reach",
     )
     parser.add_argument(
+        "--device-gb-s",
+        type=float,
+        metavar="X",
+        help="with --null-device: take the time of a device that reads X GB/s, shared by all accelerators",
+    )
+    parser.add_argument(
         "--report",
         metavar="FILE",
         help="write the results as a page of HTML with charts, which needs no network",
@@ -194,6 +200,8 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.null_device == bool(options.data):
         raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
+    if options.device_gb_s is not None and not options.null_device:
+        raise ValueError("--device-gb-s has no effect without --null-device")
     if options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
     if options.report is not None:
@@ -203,7 +211,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             reason = errno_reason(error.errno or 0)
             raise ValueError(f"--report: cannot write {options.report}: {reason}") from error
     workload = _load(options)
-    document = run(workload, options.data, options.ranks)
+    document = run(workload, options.data, options.ranks, device_gb_s=options.device_gb_s)
     return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
 
 
