@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trunkline.workload import cli, compare
+from trunkline.workload._readable import duration, quantity, size
 
 
 def results(**changes: Any) -> dict[str, Any]:
@@ -114,3 +115,13 @@ def test_a_file_that_is_not_a_result_is_named(tmp_path: Path, capsys: pytest.Cap
         assert message in capsys.readouterr().err
     assert cli.main(["workload", "compare", str(tmp_path / "none"), str(file)]) == 1
     assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_numbers_are_readable() -> None:
+    assert [duration(each) for each in (0, 2e-9, 0.00125, 119, 150, 7300, 2e5)] == [
+        *("0", "2 ns", "1.25 ms", "119 s", "2.5 min", "2.03 h", "2.31 days")
+    ]
+    assert [quantity(each) for each in (0.00012, 999.5, 1000, 1.5e6)] == [
+        *("0.00012", "999.5", "1,000", "1,500,000")
+    ]
+    assert [size(each) for each in (999, 1e3, 2.5e9, 5e15)] == ["999 B", "1 KB", "2.5 GB", "5e+03 TB"]

@@ -15,6 +15,7 @@ from trunkline.workload._compare import compare, comparison_text
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
+from trunkline.workload._plan_cli import DESCRIPTION, add_options, run_plan
 from trunkline.workload._readable import size
 from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
@@ -45,7 +46,7 @@ def make_parser() -> Parser:
         epilog="First `generate` the data set of a workload, then `run` the workload on it.",
     )
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
-    for add in (_add_list, _add_generate, _add_run, _add_compare):
+    for add in (_add_list, _add_generate, _add_run, _add_compare, _add_plan):
         add(commands).add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
@@ -69,6 +70,7 @@ def _add_generate(commands: "_Commands") -> Parser:
         "and it keeps the files that are complete. It never replaces a file that it did not write.",
     )
     _add_workload(parser)
+    _add_data(parser, required=True)
     parser.add_argument(
         "--scale",
         metavar="SIZE",
@@ -92,7 +94,8 @@ def _add_run(commands: "_Commands") -> Parser:
         "them, and the computation is a wait of the time that the workload declares. Before that, the same "
         "loop runs for up to a second without reading, to show that the emulator itself is fast enough.",
     )
-    _add_workload(parser, data_required=False)
+    _add_workload(parser)
+    _add_data(parser, required=False)
     parser.add_argument(
         "--ranks",
         type=int,
@@ -133,18 +136,21 @@ def _add_compare(commands: "_Commands") -> Parser:
     return parser
 
 
-def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
+def _add_plan(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
+        "plan", help="compute the storage that any number of accelerators needs", description=DESCRIPTION
+    )
+    _add_workload(parser)
+    add_options(parser)
+    parser.set_defaults(run=_plan)
+    return parser
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workload",
         metavar="NAME_OR_FILE",
         help="a built-in workload (see `trunkline workload list`), or a YAML file that describes one",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        nargs="+",
-        required=data_required,
-        help="the directory of the data set; several, for example one on each disk, share its files",
     )
     parser.add_argument(
         "--set",
@@ -152,6 +158,16 @@ def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -
         action="append",
         default=[],
         help="change a key of the workload, such as train.epochs=1; may be given several times",
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        nargs="+",
+        required=required,
+        help="the directory of the data set; several, for example one on each disk, share its files",
     )
 
 
@@ -228,6 +244,11 @@ def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     comparison = compare(*runs)
     document = {**_head(options), "files": list(names), **comparison}
     return document, comparison_text(names, runs, comparison)
+
+
+def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    document, text = run_plan(options, _load)
+    return {**_head(options), **document}, text
 
 
 def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
