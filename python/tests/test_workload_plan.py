@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from support_replaced import each_value_replaced
 
 from trunkline.workload import CheckpointBudget, Disk, Server, Workload, builtin_names, cli, load, plan, run
 from trunkline.workload._builtin import name_of_kind
@@ -230,9 +231,9 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     ("make", "message"),
     [
         (lambda: Disk(read_gb_s=0), "Disk.read_gb_s: must be above 0, not 0"),
-        (lambda: Server(disks=-1), "Server.disks: must be above 0, not -1"),
+        (lambda: Server(disks=-1), "Server.disks: must be at least 1, not -1"),
         (lambda: CheckpointBudget(0), "CheckpointBudget.nbytes: must be above 0, not 0"),
-        (lambda: CheckpointBudget(1, share=1), "CheckpointBudget.share: must be between 0 and 1, not 1"),
+        (lambda: CheckpointBudget(1, share=1), "CheckpointBudget.share: must be above 0 and below 1, not 1"),
         (lambda: CheckpointBudget(1, restart_seconds=-1), "restart_seconds: must not be below 0"),
         (lambda: CheckpointBudget(1, kept=0), "CheckpointBudget.kept: must be at least 1, not 0"),
     ],
@@ -240,6 +241,18 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_wrong_numbers_of_storage(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_arguments_of_other_types() -> None:
+    for arguments, message in (
+        ({"accelerators": 2.5}, "accelerators: must be a whole number, not 2.5"),
+        ({"accelerators": "8"}, "accelerators: must be a whole number, not '8'"),
+        ({"target": "90%"}, "target: must be a number, not '90%'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            plan(spec(), **{"accelerators": 1, **arguments})
+    with pytest.raises(TypeError, match="Disk.iops: must be a number, not '1M'"):
+        Disk(iops="1M")  # type: ignore[arg-type]
 
 
 def test_workloads_without_a_demand() -> None:
@@ -284,7 +297,7 @@ def test_disks_as_they_were_measured(tmp_path: Path) -> None:
     [
         ("{", "is not valid JSON"),
         ("[]", "has no measurements of disks; give the output of `trunkline bench --json`"),
-        ('{"command": "bench", "error": {}}', "has no measurements of disks"),
+        ('{"command": "bench", "error": {}}', "`trunkline bench` failed there; measure again"),
         ('{"command": "bench"}', "incomplete, or of another version of trunkline"),
         (json.dumps(bench(0, 1.0)), "incomplete, or of another version of trunkline"),
         (json.dumps({**bench(1, 1.0), "results": []}), "has no measurement of reading or writing"),
@@ -295,6 +308,24 @@ def test_files_without_measurements(tmp_path: Path, text: str, message: str) -> 
     file.write_text(text)
     with pytest.raises(ValueError, match=f"{file}.*{message}"):
         measured_disk([str(file)])
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_measurements_with_any_value_replaced(tmp_path: Path, command: str) -> None:
+    """Each is read, or rejected with an error that names the file."""
+    rates = {"random read": 2e9, "sequential write": 6e9}
+    tuned = {"command": "tune", "paths": ["/a"], "best": {"bytes_per_second": rates}}
+    file = tmp_path / "m.json"
+    changed = list(each_value_replaced(bench(4096, 1.0) if command == "bench" else tuned))
+    assert len(changed) > 50
+    for document in changed:
+        file.write_text(json.dumps(document))
+        try:
+            disk = measured_disk([str(file)])
+        except ValueError as error:
+            assert str(error).startswith(str(file))  # noqa: PT017
+        else:
+            assert disk.read_gb_s or disk.write_gb_s
 
 
 def test_kinds_of_accelerators() -> None:

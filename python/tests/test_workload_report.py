@@ -8,8 +8,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from support_replaced import each_value_replaced
 
-from trunkline.workload import cli, run, write_report
+from trunkline.workload import cli, compare, run, write_report
 from trunkline.workload._parse import parse_text
 from trunkline.workload._results import text_of
 from trunkline.workload._svg import Axis, Chart, Series, axis
@@ -182,6 +183,26 @@ def test_results_that_are_not_complete_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"results: incomplete, or of another version .*'time_line'"):
         write_report(document, path)
     assert not path.exists()
+
+
+def test_results_with_any_value_replaced(tmp_path: Path) -> None:
+    """Each is drawn and compared, or rejected with ValueError."""
+    short = parse_text(WORKLOAD, "tiny.yaml", ["train.total_training_steps=2"])
+    document = json.loads(json.dumps(run(short, None, 2)))
+    for phase in (document, document["evaluation"]):
+        for part in (phase, phase["time_line"]):
+            part.update({key: value[:2] for key, value in part.items() if isinstance(value, list)})
+    rejected = 0
+    for changed in each_value_replaced(document):
+        try:
+            write_report(changed, tmp_path / "run.html")
+        except ValueError:
+            rejected += 1
+        try:
+            compare(document, changed)
+        except ValueError:
+            rejected += 1
+    assert rejected > 100
 
 
 def test_run_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """What one disk can do, from the measurements of `trunkline bench --json` and `trunkline tune --json`."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,15 +39,15 @@ def _numbers(path: str) -> list[tuple[str, float, str]]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); {expected}") from error
     command = document.get("command") if isinstance(document, dict) else None
+    if command in ("bench", "tune") and "error" in document:
+        raise ValueError(f"{path}: `trunkline {command}` failed there; measure again ({expected})")
+    if command not in ("bench", "tune"):
+        raise ValueError(f"{path} has no measurements of disks; {expected}")
     try:
-        if command == "bench" and "error" not in document:
-            found = _of_bench(document)
-        elif command == "tune" and "error" not in document:
-            found = _of_tune(document)
-        else:
-            raise ValueError(f"{path} has no measurements of disks; {expected}")
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        found = _of_bench(document) if command == "bench" else _of_tune(document)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: incomplete, or of another version of trunkline ({error!r})") from error
+    found = [each for each in found if 0 < each[1] < math.inf]
     if not found:
         raise ValueError(f"{path} has no measurement of reading or writing; {expected}")
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from trunkline.workload._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload._demand import READ_BYTES, Demand, demand_of
+from trunkline.workload._numbers import check_count, check_not_negative, check_positive, check_share
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._storage import Disk, Needs, Server, disks_for, servers_for
 from trunkline.workload._totals import totals_of
@@ -36,17 +37,11 @@ class CheckpointBudget:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of its range."""
-        for name in ("nbytes", "mtbf_hours"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"CheckpointBudget.{name}: must be above 0, not {getattr(self, name)}")
-        if not 0 < self.share < 1:
-            raise ValueError(f"CheckpointBudget.share: must be between 0 and 1, not {self.share}")
-        if not 0 <= self.restart_seconds < math.inf:
-            raise ValueError(
-                f"CheckpointBudget.restart_seconds: must not be below 0, not {self.restart_seconds}"
-            )
-        if self.kept < 1:
-            raise ValueError(f"CheckpointBudget.kept: must be at least 1, not {self.kept}")
+        check_positive("CheckpointBudget.nbytes", self.nbytes)
+        check_share("CheckpointBudget.share", self.share, with_one=False)
+        check_positive("CheckpointBudget.mtbf_hours", self.mtbf_hours)
+        check_not_negative("CheckpointBudget.restart_seconds", self.restart_seconds)
+        check_count("CheckpointBudget.kept", self.kept)
 
 
 def plan(
@@ -71,14 +66,11 @@ def plan(
     training or an argument is out of its range.
     """
     check_workload(workload)
-    if accelerators < 1:
-        raise ValueError(f"accelerators: must be at least 1, not {accelerators}")
+    check_count("accelerators", accelerators)
     if target is None:
         target = workload.target_utilization or USUAL_TARGET
-    if not 0 < target <= 1:
-        raise ValueError(f"target: must be above 0 and at most 1, not {target}")
-    if not 0 <= inference_ratio < math.inf:
-        raise ValueError(f"inference_ratio: must not be below 0, not {inference_ratio}")
+    check_share("target", target, with_one=True)
+    check_not_negative("inference_ratio", inference_ratio)
     one = demand_of(workload)
     disk = disk or Disk()
     rows = [

@@ -29,7 +29,7 @@ def write_report(results: Mapping[str, Any], path: "AnyPath") -> None:
     check_results("results", results)
     try:
         text = page(f"trunkline workload: {results['workload']}", _body(results))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"results: incomplete, or of another version of trunkline ({error!r})") from error
     Path(path_name(path, "path")).write_text(text, encoding="utf-8")
 

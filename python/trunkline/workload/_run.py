@@ -1,6 +1,5 @@
 """Runs an emulated training: first a proof of the emulator, then the workload."""
 
-import math
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trunkline._progress import Progress
 from trunkline.workload._batch_memory import check_memory
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._numbers import check_positive
 from trunkline.workload._phase import Rank
 from trunkline.workload._ranks import run_ranks
 from trunkline.workload._results import document_of, phase_results
@@ -41,10 +41,10 @@ def run(
     check_workload(workload)
     if ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
-    if device_gb_s is not None and not 0 < device_gb_s < math.inf:
-        raise ValueError(f"device_gb_s: must be above 0, not {device_gb_s}")
-    if device_gb_s is not None and directories is not None:
-        raise ValueError("device_gb_s: only for the null device; pass None as directories")
+    if device_gb_s is not None:
+        check_positive("device_gb_s", device_gb_s)
+        if directories is not None:
+            raise ValueError("device_gb_s: only for the null device; pass None as directories")
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
     places = None if directories is None else directories_of(directories)

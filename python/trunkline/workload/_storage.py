@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.workload._demand import Demand
+from trunkline.workload._numbers import check_count, check_positive
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Disk:
     def __post_init__(self) -> None:
         """Raise ValueError for a number that is not positive."""
         for name in ("read_gb_s", "iops", "write_gb_s", "capacity_bytes"):
-            _check_positive(f"Disk.{name}", getattr(self, name))
+            if getattr(self, name) is not None:
+                check_positive(f"Disk.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,10 @@ class Server:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that is not positive."""
-        _check_positive("Server.gb_s", self.gb_s)
-        _check_positive("Server.disks", self.disks)
-
-
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}: must be above 0, not {value}")
+        if self.gb_s is not None:
+            check_positive("Server.gb_s", self.gb_s)
+        if self.disks is not None:
+            check_count("Server.disks", self.disks)
 
 
 @dataclass(frozen=True)
