@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "interruptible.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
+#include "workload/paced_source.h"
 #include "workload/training_loop.h"
 
 namespace trunkline::python {
@@ -51,6 +53,25 @@ class BarrierMapping {
   BarrierMemory* memory_ = nullptr;
 };
 
+// A list for each quantity; the buckets follow each other from `first` on, in widths since the clock's zero.
+nb::dict dict_of(const workload::TimeLine& line) {
+  nb::list compute;
+  nb::list wait;
+  nb::list bytes;
+  for (const workload::TimeBucket& each : line.buckets()) {
+    compute.append(each.compute_ns);
+    wait.append(each.wait_ns);
+    bytes.append(each.bytes);
+  }
+  nb::dict dict;
+  dict["width_ns"] = line.width_ns();
+  dict["first"] = line.first();
+  dict["compute_ns"] = compute;
+  dict["wait_ns"] = wait;
+  dict["bytes"] = bytes;
+  return dict;
+}
+
 nb::dict dict_of(const workload::TrainingStats& stats) {
   const workload::AcceleratorStats& accelerator = stats.accelerator;
   nb::dict dict;
@@ -69,18 +90,21 @@ nb::dict dict_of(const workload::TrainingStats& stats) {
   for (const workload::EpochTimes& epoch : accelerator.epochs)
     epochs.append(nb::make_tuple(epoch.steps, epoch.busy_ns, epoch.running_ns));
   dict["epochs"] = epochs;
+  dict["time_line"] = dict_of(accelerator.time_line);
   return dict;
 }
 
 class TrainingLoopObject {
  public:
-  TrainingLoopObject(nb::object table, nb::object barrier, std::unique_ptr<workload::BatchSource> source,
+  // `make_source` gets the clock of the loop.
+  template <typename MakeSource>
+  TrainingLoopObject(nb::object table, nb::object barrier, const MakeSource& make_source,
                      const workload::TrainingOptions& options, std::uint32_t ranks)
       : table_(std::move(table)), barrier_(std::move(barrier)) {
     std::unique_ptr<StepBarrier> meeting;
     if (!barrier_.is_none())
       meeting = std::make_unique<StepBarrier>(nb::cast<BarrierMapping&>(barrier_).memory(), ranks);
-    loop_ = std::make_unique<TrainingLoop>(std::move(source), options, clock_, std::move(meeting));
+    loop_ = std::make_unique<TrainingLoop>(make_source(clock_), options, clock_, std::move(meeting));
   }
   TrainingLoopObject(const TrainingLoopObject&) = delete;
   TrainingLoopObject& operator=(const TrainingLoopObject&) = delete;
@@ -112,6 +136,11 @@ class TrainingLoopObject {
     return dict_of(loop_->stats());
   }
 
+  std::uint64_t steps() {
+    check_open();
+    return loop_->steps();
+  }
+
   void close() {
     if (!loop_) return;
     bool ended = false;
@@ -134,13 +163,14 @@ class TrainingLoopObject {
   std::unique_ptr<TrainingLoop> loop_;
 };
 
-// The table, or None for a null device with `units` of them.
+// The table, or None for a null device with `units` of them: one of `device_gb_s` that reads `unit_bytes` for
+// each, or without a speed one that takes no time.
 void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, std::uint64_t units_per_read,
                std::uint64_t ranks, std::uint64_t rank, std::uint64_t block, std::uint64_t order_seed,
                unsigned slots, bool tfrecord, std::uint64_t batch_size, std::uint64_t samples_per_unit,
                std::uint64_t units_per_file, std::uint64_t samples_of_last_unit, double compute_seconds,
                double compute_stdev_seconds, std::uint64_t compute_seed, std::uint64_t skipped_steps,
-               nb::object barrier) {
+               nb::object barrier, double unit_bytes, std::optional<double> device_gb_s) {
   const records::OrderOptions order{.samples = units,
                                     .batch_size = units_per_read,
                                     .ranks = ranks,
@@ -148,10 +178,13 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
                                     .block = block,
                                     .seed = order_seed,
                                     .drop_last = true};
-  std::unique_ptr<workload::BatchSource> source;
-  if (table.is_none()) {
-    source = std::make_unique<workload::NullSource>(order);
-  } else {
+  const auto make_source = [&](workload::Clock& clock) -> std::unique_ptr<workload::BatchSource> {
+    if (table.is_none() && device_gb_s) {
+      const workload::PacedDevice device{
+          .bytes_per_ns = *device_gb_s, .unit_bytes = unit_bytes, .slots = slots};
+      return std::make_unique<workload::PacedSource>(order, device, clock);
+    }
+    if (table.is_none()) return std::make_unique<workload::NullSource>(order);
     const records::BatchReaderOptions reading{
         .order = order,
         .begin = {},
@@ -160,9 +193,9 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
     const Engine engine = engine_or_default(nb::none());
     const auto shared = nb::cast<SampleTableObject&>(table).table;
     const GilReleased unlocked;
-    source = std::make_unique<workload::ReaderSource>(
+    return std::make_unique<workload::ReaderSource>(
         std::make_unique<records::BatchReader>(engine, shared, std::nullopt, reading));
-  }
+  };
   const workload::TrainingOptions options{.batch_size = batch_size,
                                           .unit_samples = {.each = samples_per_unit,
                                                            .units_per_file = units_per_file,
@@ -171,8 +204,8 @@ void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, 
                                           .compute_stdev_ns = compute_stdev_seconds * 1e9,
                                           .seed = compute_seed,
                                           .skipped_steps = skipped_steps};
-  new (self) TrainingLoopObject(std::move(table), std::move(barrier), std::move(source), options,
-                                static_cast<std::uint32_t>(ranks));
+  new (self)
+      TrainingLoopObject(table, std::move(barrier), make_source, options, static_cast<std::uint32_t>(ranks));
 }
 
 }  // namespace
@@ -186,11 +219,12 @@ void register_workload(nb::module_& module) {
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
            "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,
            "units_per_file"_a, "samples_of_last_unit"_a, "compute_seconds"_a, "compute_stdev_seconds"_a,
-           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none())
+           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none(), "unit_bytes"_a, "device_gb_s"_a.none())
       .def("begin_epoch", &TrainingLoopObject::begin_epoch)
       .def("advance", &TrainingLoopObject::advance, "steps"_a,
            "Goes on for a short time, until the epoch has had `steps`; then returns True.")
       .def("pause", &TrainingLoopObject::pause, "What happens until the next advance() counts nowhere.")
+      .def("steps", &TrainingLoopObject::steps, "Steps that have begun.")
       .def("stats", &TrainingLoopObject::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
       .def("close", &TrainingLoopObject::close, "Ends reading. Idempotent.");
 }

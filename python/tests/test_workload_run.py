@@ -59,6 +59,8 @@ def test_every_sample_is_read_in_every_epoch(tmp_path: Path) -> None:
     )
     assert sum(count for _, count in document["step_histogram_ns"]) == 17
     assert document["null_device"] is False
+    assert document["parameters"]["files"] == 12
+    assert document["parameters"]["batch_size"] == 2
     assert document["emulator"]["steps"] == 18  # all that there are
     text_of(document)
 
@@ -111,6 +113,22 @@ def test_the_null_device_needs_no_data() -> None:
     assert document["bytes"] == 0
     assert document["emulator"]["utilization"] == document["utilization"]
     assert "on the null device" in text_of(document)
+
+
+def test_the_null_device_may_have_a_speed() -> None:
+    spec = workload(dataset__num_files_train=400, train__epochs=1)
+    document = run(spec, None, device_gb_s=0.02)  # 2 x 5000 bytes in 0.5 ms; a step computes for 0.2 ms
+    assert document["null_device"] is True
+    assert document["device_gb_s"] == 0.02
+    assert document["bytes"] == 400 * 5000
+    assert document["utilization"] < 0.45
+    assert document["running_seconds"] > 199 * 0.0005
+    assert document["emulator"]["steps"] == 200  # on a device without a speed
+    assert "on an imagined device of 0.02 GB/s" in text_of(document)
+    with pytest.raises(ValueError, match="device_gb_s: must be above 0, not 0"):
+        run(spec, None, device_gb_s=0)
+    with pytest.raises(ValueError, match="device_gb_s: only for the null device; pass None as directories"):
+        run(spec, ["/data"], device_gb_s=1)
 
 
 def test_evaluations_come_between_epochs_and_count_apart(tmp_path: Path) -> None:
@@ -201,6 +219,7 @@ def test_ranks_share_the_samples_and_step_together(tmp_path: Path) -> None:
     document = ran(workload(), tmp_path, ranks=3)
     assert document["ranks"] == 3
     assert document["steps"] == 6  # 12 samples of 3 x 2
+    assert "over the ranks      " in text_of(document)
     assert document["samples"] == 36
     assert document["bytes"] == 36 * 5000
     assert [rank["bytes"] for rank in document["per_rank"]] == [12 * 5000] * 3
@@ -342,6 +361,7 @@ def counts(**changes: Any) -> dict[str, Any]:
     lists: dict[str, Any] = {
         "step_times": [(100_000_000, 8), (600_000_000, 1)],
         "waits": [(0, 8), (500_000_000, 1)],
+        "time_line": {"width_ns": 1 << 20, "first": 0, "compute_ns": [], "wait_ns": [], "bytes": []},
         "epochs": [(5, 400_000_000, 400_000_000), (5, 400_000_000, 900_000_000)],
     }
     return {**base, **lists, **changes}
@@ -448,5 +468,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "reader.pin_memory: ignored: memory is always pinned" in captured.err
     assert cli.main(["workload", "run", str(file), *data]) == 0
     assert "tiny, 1 accelerator, on" in capsys.readouterr().out
-    for wrong in ([], [*data, "--null-device"], [*data, "--ranks", "0"]):
+    for wrong in (
+        [],
+        [*data, "--null-device"],
+        [*data, "--ranks", "0"],
+        [*data, "--device-gb-s", "1"],
+        ["--null-device", "--device-gb-s", "0"],
+    ):
         assert cli.main(["workload", "run", str(file), *wrong]) == 2

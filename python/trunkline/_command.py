@@ -59,11 +59,16 @@ def _reworded(message: str) -> str:
 
 
 def run_command(
-    name: str, parser: Parser, arguments: Sequence[str], interrupted: Callable[[argparse.Namespace], str]
+    name: str,
+    parser: Parser,
+    arguments: Sequence[str],
+    interrupted: Callable[[argparse.Namespace], str],
+    finish: Callable[[argparse.Namespace, dict[str, Any]], object] = lambda options, document: None,
 ) -> int:
     """Parse the arguments, run the command that they name, and print its result; return the exit status.
 
-    `interrupted`: what Ctrl-C has left, for the message.
+    `interrupted`: what Ctrl-C has left, for the message. `finish`: what comes after the document is printed,
+    which it cannot take back.
     """
     wants_json = "--json" in arguments
     options = argparse.Namespace(command="")
@@ -89,5 +94,10 @@ def run_command(
         print(json.dumps(document, indent=2) if options.json else text, flush=True)
     except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    try:
+        finish(options, document)
+    except (OSError, ValueError) as error:
+        report_error(name, error, wants_json=False)  # one document on stdout is enough
         return FAILED
     return OK

@@ -16,6 +16,7 @@ from typing import NoReturn
 from trunkline import report
 from trunkline._cli_errors import report_error
 from trunkline._errors import Error, errno_reason
+from trunkline._html import check_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 
@@ -62,15 +63,11 @@ def _check_report(path: Path, arguments: list[str]) -> None:
     """Raise _UsageError, before the benchmark runs, if the report could not be written."""
     if not report.available():
         raise _UsageError(report.MISSING_MATPLOTLIB)
-    existed = path.exists()
     try:
-        with path.open("a"):
-            pass
+        check_writable(path)
     except OSError as error:
         raise _UsageError(f"--report: cannot write {path}: {_reason_of(error)}") from error
-    if not existed:
-        path.unlink()
-    elif any(_is_same_file(argument, path) for argument in arguments):
+    if any(_is_same_file(argument, path) for argument in arguments):
         raise _UsageError(f"--report {path} is the file to be measured; name another file")
 
 

@@ -5,13 +5,15 @@ The page holds figures as inline SVG and tables; it loads nothing from anywhere.
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trunkline._html import escaped, page, table
+from trunkline._html import figure as html_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,22 +28,6 @@ MISSING_MATPLOTLIB = (
 _OURS, _OURS_PALE, _FIO = "#1f6feb", "#9cc3f7", "#c9c9c9"
 _IO_PATHS = {"direct": "#1a7f5a", "bounced": "#e0a030", "buffered": "#c25b4e", "gds": "#7a5bc2"}
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2329 }
-body { max-width: 62rem; margin: 2.5rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
-p.lead { color: #57606a; margin-top: .2rem }
-figure { margin: 0 } figure svg { max-width: 100%; height: auto }
-figcaption { color: #57606a; font-size: .87rem }
-.pair { display: flex; flex-wrap: wrap; gap: 1.5rem } .pair > figure { flex: 1 1 26rem; min-width: 0 }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-th, td { text-align: right; padding: .28rem .7rem; border-bottom: 1px solid #dfe3e8; vertical-align: top }
-th { font-weight: 600; white-space: nowrap } th:first-child, td:first-child { text-align: left }
-table.facts td, table.facts th { text-align: left }
-code { font-size: .85em; overflow-wrap: anywhere }
-"""
 
 
 def available() -> bool:
@@ -68,10 +54,6 @@ def _page(results: Results) -> str:
     rows = results["results"]
     compared = "fio" in results
     parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>trunkline bench</title><style>{_STYLE}</style></head><body>",
         "<h1>trunkline bench</h1>",
         f'<p class="lead">{_lead(results)}</p>',
         "<h2>Throughput</h2>",
@@ -96,19 +78,18 @@ def _page(results: Results) -> str:
         ),
         "<h2>Machine and options</h2>",
         _facts(results),
-        "</body></html>",
     ]
-    return "\n".join(parts) + "\n"
+    return page("trunkline bench", parts)
 
 
 def _lead(results: Results) -> str:
     options, engine = results["options"], results["engine"]
-    paths = ", ".join(f"<code>{_text(path['path'])}</code>" for path in results["paths"])
+    paths = ", ".join(f"<code>{escaped(path['path'])}</code>" for path in results["paths"])
     how = (
-        f"{_text(engine['backend'])}, {_count(engine['lanes'], 'lane')}, queue depth "
-        f"{engine['queue_depth']}, blocks of {_bytes(engine['block_bytes'])}, {_text(options['order'])}"
+        f"{escaped(engine['backend'])}, {_count(engine['lanes'], 'lane')}, queue depth "
+        f"{engine['queue_depth']}, blocks of {_bytes(engine['block_bytes'])}, {escaped(options['order'])}"
     )
-    return f"{paths} · {how} · {_text(results['time'])}"
+    return f"{paths} · {how} · {escaped(results['time'])}"
 
 
 def _fio_note(compared: bool) -> str:
@@ -141,7 +122,7 @@ def _figure(figure: Figure, caption: str) -> str:
         figure.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = target.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    return html_figure(svg, caption)
 
 
 def _names(rows: Sequence[Results]) -> list[str]:
@@ -246,10 +227,6 @@ def _io_paths(rows: Sequence[Results]) -> Figure:
 # Tables -----------------------------------------------------------------------------------------------------
 
 
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
 def _bytes(count: int) -> str:
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit and count % unit == 0:
@@ -264,14 +241,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    lines = [f'<table class="{kind}">' if kind else "<table>"]
-    if header:
-        lines.append("<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>")
-    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
-    return "\n".join([*lines, "</table>"])
-
-
 def _duration(us: float) -> str:
     return f"{us:.0f} µs" if us < 1000 else f"{us / 1e3:.1f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
 
@@ -283,7 +252,7 @@ def _results_table(rows: Sequence[Results], compared: bool) -> str:
     lines = []
     for row in rows:
         synced = f"{row['gb_s_with_sync']:.2f}" if "gb_s_with_sync" in row else ""
-        line = [_text(row["name"]), f"{row['gb_s']:.2f}", synced, f"{row['cpu_s_per_gb']:.3f}"]
+        line = [escaped(row["name"]), f"{row['gb_s']:.2f}", synced, f"{row['cpu_s_per_gb']:.3f}"]
         line += [_duration(row["latency_us"][name]) for name in ("p50", "p99", "p99.9")]
         if compared:
             fio = row["fio"]
@@ -294,31 +263,31 @@ def _results_table(rows: Sequence[Results], compared: bool) -> str:
                 f"{fio['ratio_cpu_s_per_gb']:.2f}",
             ]
         lines.append(line)
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def _paths_table(results: Results) -> str:
     """GB/s of each path in the first run of each row."""
     rows = results["results"]
     lines = [
-        [_text(path["path"]), *(f"{row['runs'][0]['per_path'][index]['gb_s']:.2f}" for row in rows)]
+        [escaped(path["path"]), *(f"{row['runs'][0]['per_path'][index]['gb_s']:.2f}" for row in rows)]
         for index, path in enumerate(results["paths"])
     ]
-    return _table(["GB/s, first run", *(_text(name) for name in _names(rows))], lines)
+    return table(["GB/s, first run", *(escaped(name) for name in _names(rows))], lines)
 
 
 def _facts(results: Results) -> str:
     environment, engine, options = results["environment"], results["engine"], results["options"]
     lines = [
-        ("trunkline", _text(results["trunkline"])),
-        ("cpu", f"{_text(environment['cpu'])}, {_count(environment['cores'], 'core')}"),
+        ("trunkline", escaped(results["trunkline"])),
+        ("cpu", f"{escaped(environment['cpu'])}, {_count(environment['cores'], 'core')}"),
         ("memory", _bytes(environment["memory_bytes"])),
-        ("kernel", _text(environment["kernel"])),
-        ("container", _text(environment["container"] or "no sign of one")),
-        ("huge pages", _text(environment["huge_pages"] or "none")),
-        ("engine", _text(", ".join([engine["backend"], *engine["features"]]))),
+        ("kernel", escaped(environment["kernel"])),
+        ("container", escaped(environment["container"] or "no sign of one")),
+        ("huge pages", escaped(environment["huge_pages"] or "none")),
+        ("engine", escaped(", ".join([engine["backend"], *engine["features"]]))),
         ("pinned budget", _bytes(engine["pinned_budget_bytes"])),
-        ("buffers", _text(options["memory"])),
+        ("buffers", escaped(options["memory"])),
         ("measurements", f"{options['repeat']} of each row, medians"),
         ("verified", "every byte" if options["verify"] else "no"),
     ]
@@ -328,20 +297,20 @@ def _facts(results: Results) -> str:
         way = "direct I/O" if explain["direct"] else "page cache"
         lines.append(
             (
-                f"<code>{_text(path['path'])}</code>",
+                f"<code>{escaped(path['path'])}</code>",
                 f"{_count(len(path['files']), 'file')} of {_bytes(path['file_bytes'])}; "
-                f"{_text(explain['filesystem'])} on {_text(explain['device'])}; "
-                f"{way}: {_text(explain['why'])}; "
+                f"{escaped(explain['filesystem'])} on {escaped(explain['device'])}; "
+                f"{way}: {escaped(explain['why'])}; "
                 f"alignment: memory {alignment['memory']}, offset {alignment['offset']} bytes",
             )
         )
         refused = explain["refused"]
-        lines += [("refused", f"{_text(each['what'])}: {_text(each['why'])}") for each in refused]
+        lines += [("refused", f"{escaped(each['what'])}: {escaped(each['why'])}") for each in refused]
     if "fio" in results:
-        lines.append((_text(results["fio"]["version"]), _text(results["fio"]["terms"])))
+        lines.append((escaped(results["fio"]["version"]), escaped(results["fio"]["terms"])))
         lines += [
-            (f"fio, {_text(row['name'])}", f"<code>{_text(' '.join(row['fio']['command']))}</code>")
+            (f"fio, {escaped(row['name'])}", f"<code>{escaped(' '.join(row['fio']['command']))}</code>")
             for row in results["results"]
             if "fio" in row
         ]
-    return _table([], lines, "facts")
+    return table([], lines, "facts")

@@ -15,7 +15,7 @@ void Accelerator::resume(std::int64_t now) {
   if (!resumed_) resumed_ = now;
 }
 
-void Accelerator::step(std::int64_t asked, std::int64_t ready, std::int64_t compute) {
+void Accelerator::step(std::int64_t asked, std::int64_t ready, std::int64_t compute, std::uint64_t bytes) {
   const std::int64_t free = end_.value_or(resumed_.value_or(ready));
   const std::int64_t start = std::max(free, ready);
   const std::int64_t end = start + compute;
@@ -23,6 +23,7 @@ void Accelerator::step(std::int64_t asked, std::int64_t ready, std::int64_t comp
   stats_.steps += 1;
   stats_.busy_ns += compute;
   stats_.running_ns += end - free;
+  stats_.time_line.add_step(free, start, end, bytes);
   if (is_first) {
     stats_.first_busy_ns = compute;
     stats_.first_running_ns = end - free;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "workload/duration_histogram.h"
+#include "workload/time_line.h"
 
 namespace trunkline::workload {
 
@@ -30,6 +31,7 @@ struct AcceleratorStats {
   DurationHistogram step_times;   // from the end of a step to that of the next one, but the first
   DurationHistogram waits;        // from the end of a step to the start of the next one, but the first
   std::vector<EpochTimes> epochs;
+  TimeLine time_line;
 };
 
 class Accelerator {
@@ -43,8 +45,8 @@ class Accelerator {
   // It runs from `now` on, unless it runs already.
   void resume(std::int64_t now);
 
-  // `asked`: when the loop began to look for the batch.
-  void step(std::int64_t asked, std::int64_t ready, std::int64_t compute);
+  // `asked`: when the loop began to look for the batch. `bytes`: of its samples.
+  void step(std::int64_t asked, std::int64_t ready, std::int64_t compute, std::uint64_t bytes = 0);
 
   // The end of the last step; nullopt if there was none since the start or a pause.
   std::optional<std::int64_t> end() const { return end_; }

@@ -33,7 +33,7 @@ TEST(Accelerator, LateBatchesAreTimeWithoutComputation) {
   accelerator.resume(0);
   accelerator.begin_epoch();
   accelerator.step(0, 0, 100);
-  accelerator.step(10, 150, 100);  // data 50 late: 150 .. 250
+  accelerator.step(10, 150, 100, 30);  // data 50 late: 150 .. 250
   const AcceleratorStats& stats = accelerator.stats();
   EXPECT_EQ(stats.busy_ns, 200);
   EXPECT_EQ(stats.running_ns, 250);
@@ -42,6 +42,10 @@ TEST(Accelerator, LateBatchesAreTimeWithoutComputation) {
   EXPECT_EQ(stats.late_loop_ns, 0);
   EXPECT_EQ(stats.waits.count(), 1);
   EXPECT_EQ(stats.waits.counts().front().first, 50);
+  ASSERT_EQ(stats.time_line.buckets().size(), 1);
+  EXPECT_EQ(stats.time_line.buckets()[0].compute_ns, 200);
+  EXPECT_EQ(stats.time_line.buckets()[0].wait_ns, 50);
+  EXPECT_EQ(stats.time_line.buckets()[0].bytes, 30);
 }
 
 TEST(Accelerator, ALateLoopIsToldFromLateData) {

@@ -117,7 +117,7 @@ bool TrainingLoop::finish_step(std::int64_t limit) {
 }
 
 void TrainingLoop::start() {
-  accelerator_.step(asked_, ready_, draw_compute());
+  std::uint64_t bytes = 0;
   std::uint64_t wanted = options_.batch_size;
   samples_taken_ -= wanted;
   stats_.samples += wanted;
@@ -126,10 +126,12 @@ void TrainingLoop::start() {
     const std::uint64_t used = std::min(wanted, front.samples_left);
     front.samples_left -= used;
     wanted -= used;
-    stats_.bytes += std::exchange(front.batch.bytes, 0);
+    bytes += std::exchange(front.batch.bytes, 0);
     computing_.push_back(front.batch.memory);
     if (front.samples_left == 0) taken_.pop_front();
   }
+  accelerator_.step(asked_, ready_, draw_compute(), bytes);
+  stats_.bytes += bytes;
   steps_ += 1;
   steps_of_epoch_ += 1;
   phase_ = Phase::idle;

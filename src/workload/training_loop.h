@@ -65,6 +65,7 @@ class TrainingLoop {
   void pause();
 
   TrainingStats stats() const;
+  std::uint64_t steps() const { return steps_; }  // begun, of all epochs
 
   // Ends reading, after which the loop cannot go on; see BatchSource::close().
   bool close() { return source_->close(); }

@@ -10,12 +10,46 @@ the bandwidth that is needed.
 """
 
 from trunkline.workload._builtin import builtin_names, load
+from trunkline.workload._compare import compare
 from trunkline.workload._generate import generate
+from trunkline.workload._plan import CheckpointBudget, plan
+from trunkline.workload._report import write_report
 from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
+from trunkline.workload._storage import Disk, Server
 from trunkline.workload._totals import Totals, scaled, totals_of
 
-__all__ = ["Totals", "Workload", "builtin_names", "generate", "load", "run", "scaled", "totals_of"]
+__all__ = [
+    "CheckpointBudget",
+    "Disk",
+    "Server",
+    "Totals",
+    "Workload",
+    "builtin_names",
+    "compare",
+    "generate",
+    "load",
+    "plan",
+    "run",
+    "scaled",
+    "totals_of",
+    "write_report",
+]
 
-for _public in (Totals, Workload, builtin_names, generate, load, run, scaled, totals_of):
+for _public in (
+    CheckpointBudget,
+    Disk,
+    Server,
+    Totals,
+    Workload,
+    builtin_names,
+    compare,
+    generate,
+    load,
+    plan,
+    run,
+    scaled,
+    totals_of,
+    write_report,
+):
     _public.__module__ = "trunkline.workload"

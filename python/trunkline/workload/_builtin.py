@@ -24,6 +24,33 @@ def builtin_description(name: str) -> str:
     return " ".join(comment)
 
 
+def name_of_kind(name: str, kind: str | None) -> str:
+    """Return the name of a built-in workload for a kind of accelerator, such as "b200"; None: name itself.
+
+    name: of the workload, with or without another kind: "unet3d", "unet3d_h100". Raises ValueError if there
+    is none, or several and no kind to choose by.
+    """
+    names = builtin_names()
+    if kind is None and (name in names or not _kinds_of(name)):
+        return name
+    if kind is None:
+        kinds = ", ".join(_kinds_of(name))
+        raise ValueError(f"{name} is built in for {kinds}; choose one with --accelerator-kind")
+    family = name.rpartition("_")[0] if name in names and name.rpartition("_")[0] else name
+    for each in (family, name):
+        if kind in _kinds_of(each):
+            return f"{each}_{kind}"
+    if _kinds_of(family):
+        raise ValueError(f"{family} is not built in for {kind}; it is for {', '.join(_kinds_of(family))}")
+    raise ValueError(f"{name}: not built in for kinds of accelerators; `trunkline workload list` shows those")
+
+
+def _kinds_of(family: str) -> list[str]:
+    """Return the kinds of accelerators that a workload is built in for."""
+    variants = [each for each in builtin_names() if each.startswith(f"{family}_") and each[-1].isdigit()]
+    return [each.removeprefix(f"{family}_") for each in variants]
+
+
 def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Workload:
     """Return the built-in workload of that name, or the one in the file.
 

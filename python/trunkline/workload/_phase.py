@@ -53,8 +53,10 @@ class Phase:
         skipped_steps: int,
         seed: int,
         samples: int,
+        unit_bytes: float,
+        device_gb_s: float | None,
     ) -> None:
-        """`index`: None for the null device."""
+        """`index`: None for the null device, or one of `device_gb_s`, which reads `unit_bytes` for a unit."""
         self.steps_per_epoch = samples // (batch_size * rank.count)
         slots, units_per_read = reads_of(batches_ahead, batch_size, units)
         self._loop = TrainingLoop(
@@ -76,6 +78,8 @@ class Phase:
             compute_seed=seed,  # the same on all ranks, whose steps end together
             skipped_steps=skipped_steps,
             barrier=rank.barriers.get(name),
+            unit_bytes=unit_bytes,
+            device_gb_s=device_gb_s,
         )
 
     def run_epoch(self, steps: int, progress: Callable[[], object]) -> None:
@@ -91,6 +95,10 @@ class Phase:
     def stats(self) -> dict[str, Any]:
         """Return what the loop counted."""
         return self._loop.stats()
+
+    def steps(self) -> int:
+        """Return how many steps have begun."""
+        return self._loop.steps()
 
     def close(self) -> None:
         """End reading. Idempotent."""

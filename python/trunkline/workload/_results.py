@@ -4,8 +4,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from trunkline.workload._documents import run_text
 from trunkline.workload._histogram import merged, percentile_seconds
+from trunkline.workload._parameters import parameters_of
+from trunkline.workload._readable import duration, percent
 from trunkline.workload._spec import Workload
+from trunkline.workload._time_line import merged_time_line
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
 _FEW_STEPS = 20  # measured ones: fewer say little
@@ -34,9 +38,11 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "step_seconds": _percentiles(steps),
         "wait_seconds": _percentiles(waits),
         "step_histogram_ns": [list(each) for each in steps],
+        "wait_histogram_ns": [list(each) for each in waits],
         "epochs": [
             _epoch([each["epochs"][number] for each in ranks]) for number in range(len(ranks[0]["epochs"]))
         ],
+        "time_line": merged_time_line(ranks),
     }
 
 
@@ -81,8 +87,13 @@ def document_of(
     ranks: Sequence[dict[str, Any]],
     emulator: dict[str, Any] | None,
     directories: Sequence[str] | None,
+    device_gb_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the document of a run. `emulator`: results on the null device, None if this run was on it."""
+    """Return the document of a run.
+
+    emulator: results on the null device, None if this run was on it. device_gb_s: of a null device that takes
+    time.
+    """
     results = phase_results([each["train"] for each in ranks])
     evaluated = [each["evaluation"] for each in ranks if each["evaluation"] is not None]
     proof = emulator if emulator is not None else results
@@ -101,7 +112,9 @@ def document_of(
         "source": workload.source,
         "directories": directories,
         "null_device": directories is None,
+        "device_gb_s": device_gb_s,
         "ranks": len(ranks),
+        "parameters": parameters_of(workload),
         **results,
         "target_utilization": target,
         "target_reached": None if target is None or reached is None else reached >= target,
@@ -124,11 +137,10 @@ def document_of(
 def text_of(document: dict[str, Any]) -> str:
     """Return the results for people."""
     ranks = document["ranks"]
-    where = "the null device" if document["null_device"] else ", ".join(document["directories"])
     lines = [
-        f"{document['workload']}, {ranks} accelerator{'s' if ranks > 1 else ''}, on {where}",
+        run_text(document),
         f"  utilization         {_utilization(document)}{_target(document)}",
-        f"  by DLIO's code      {_percent(document['utilization_dlio'])} (mean over the epochs, each without "
+        f"  by DLIO's code      {percent(document['utilization_dlio'])} (mean over the epochs, each without "
         "its first step)",
         f"  read                {document['gb_s']:.3f} GB/s, {document['samples_per_second']:.6g} samples/s",
         f"  steps               {document['steps']} in {document['running_seconds']:.3f} s, "
@@ -136,15 +148,19 @@ def text_of(document: dict[str, Any]) -> str:
         f"  step time           {_row(document['step_seconds'])}",
         f"  wait before a step  {_row(document['wait_seconds'])}",
     ]
+    if ranks > 1:
+        shares = [each["utilization"] for each in document["per_rank"]]
+        if None not in shares:
+            lines.append(f"  over the ranks      {min(shares):.2%} to {max(shares):.2%} utilization")
     if document["evaluation"] is not None:
         each = document["evaluation"]
         lines.append(
-            f"  evaluation          {_percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
+            f"  evaluation          {percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
             f"{each['steps']} steps in {each['running_seconds']:.3f} s"
         )
     own = document["emulator"]
     lines.append(
-        f"  the emulator itself {_percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "
+        f"  the emulator itself {percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "
         "core"
     )
     measured = max(0, document["steps"] - 1)
@@ -161,10 +177,6 @@ def text_of(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _percent(share: float | None) -> str:
-    return "not measured" if share is None else f"{share:.2%}"
-
-
 def _utilization(document: dict[str, Any]) -> str:
     if document["utilization"] is None:
         return "not measurable: there was only the first step, which is left out"
@@ -179,11 +191,4 @@ def _target(document: dict[str, Any]) -> str:
 
 
 def _row(percentiles: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_duration(seconds)}" for name, seconds in percentiles.items())
-
-
-def _duration(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in percentiles.items())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trunkline._progress import Progress
 from trunkline.workload._batch_memory import check_memory
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._numbers import check_positive
 from trunkline.workload._phase import Rank
 from trunkline.workload._ranks import run_ranks
 from trunkline.workload._results import document_of, phase_results
@@ -21,15 +22,29 @@ _PROOF_SECONDS = 1.0
 _PROOF_STEPS = (3, 2000)  # at least, at most
 
 
-def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int = 1) -> dict[str, Any]:
+def run(
+    workload: Workload,
+    directories: "Iterable[AnyPath] | None",
+    ranks: int = 1,
+    *,
+    device_gb_s: float | None = None,
+) -> dict[str, Any]:
     """Emulate the training of a workload on the data set in the directories; None: on the null device.
 
+    device_gb_s: the null device takes as long as a device of so many 10^9 bytes per second would, which all
+    ranks share; None: it takes no time.
+
     Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has no
-    training, or the data set is another one or not complete, OSError if reading fails or a rank ends.
+    training, the data set is another one or not complete, or an argument is out of its range; OSError if
+    reading fails or a rank ends.
     """
     check_workload(workload)
     if ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
+    if device_gb_s is not None:
+        check_positive("device_gb_s", device_gb_s)
+        if directories is not None:
+            raise ValueError("device_gb_s: only for the null device; pass None as directories")
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
     places = None if directories is None else directories_of(directories)
@@ -40,14 +55,16 @@ def run(workload: Workload, directories: "Iterable[AnyPath] | None", ranks: int 
     reader = workload.reader
     if reader is not None and "random" in (reader.sample_shuffle, reader.file_shuffle):
         seed = int.from_bytes(os.urandom(7), "little")
-    if places is None:
-        job = Job(workload, None, None, seed)
+    job = Job(workload, None if places is None else tuple(places), None, seed, device_gb_s)
+    if places is None and device_gb_s is None:
         return document_of(workload, _run(job, ranks), None, None)
-    job = Job(workload, tuple(places), None, seed)
-    check_memory(workload, ranks)
-    make_phase(job, "train", Rank(0, 1)).close()  # finds what is missing, and makes the index for all ranks
+    if places is not None:
+        check_memory(workload, ranks)
+        # Finds what is missing, and makes the index for all ranks.
+        make_phase(job, "train", Rank(0, 1)).close()
     proof = phase_results([each["train"] for each in _run(_proof(job), ranks)])
-    return document_of(workload, _run(job, ranks), proof, [str(each) for each in places])
+    found = None if places is None else [str(each) for each in places]
+    return document_of(workload, _run(job, ranks), proof, found, device_gb_s)
 
 
 def _proof(job: Job) -> Job:

@@ -23,6 +23,7 @@ class Job:
     directories: tuple[Path, ...] | None  # None: the null device
     step_limit: int | None = None  # less than the workload has
     order_seed: int = 0
+    device_gb_s: float | None = None  # of the null device, for all ranks together; None: takes no time
 
 
 def make_phase(job: Job, name: PartName, rank: Rank) -> Phase:
@@ -54,6 +55,8 @@ def make_phase(job: Job, name: PartName, rank: Rank) -> Phase:
         workload.skipped_steps,
         workload.seed,
         samples,
+        units.samples * dataset.read_bytes,
+        None if job.device_gb_s is None else job.device_gb_s / rank.count,
     )
 
 
@@ -137,4 +140,4 @@ class _Ticker:
         now = time.monotonic()
         if now - self._last >= _TICK_SECONDS:
             self._last = now
-            self._report(self._phase.stats()["steps"])
+            self._report(self._phase.steps())

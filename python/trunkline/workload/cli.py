@@ -3,17 +3,28 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
+from trunkline._errors import errno_reason
+from trunkline._html import check_writable
 from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._compare import compare, comparison_text
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
+from trunkline.workload._plan_cli import DESCRIPTION, add_options, run_plan
+from trunkline.workload._readable import size
+from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import mean_file_bytes, scaled, totals_of
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[Parser]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     def interrupted(options: argparse.Namespace) -> str:
         return "; run the same command again to continue" if options.command == "generate" else ""
 
-    return run_command("workload", make_parser(), arguments[1:], interrupted)
+    return run_command("workload", make_parser(), arguments[1:], interrupted, _write_report)
 
 
 def make_parser() -> Parser:
@@ -35,70 +46,111 @@ def make_parser() -> Parser:
         epilog="First `generate` the data set of a workload, then `run` the workload on it.",
     )
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
-    listed = commands.add_parser(
+    for add in (_add_list, _add_generate, _add_run, _add_compare, _add_plan):
+        add(commands).add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def _add_list(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
         "list",
         help="list the built-in workloads, and the bandwidth that each requires",
         description="List the built-in workloads: the size of the data set, and the read bandwidth that "
         "keeps one accelerator fully busy.",
     )
-    listed.set_defaults(run=_list)
-    generate = commands.add_parser(
+    parser.set_defaults(run=_list)
+    return parser
+
+
+def _add_generate(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
         "generate",
         help="write the data set of a workload",
         description="Write the data set of a workload. It can be interrupted: run the same command again, "
         "and it keeps the files that are complete. It never replaces a file that it did not write.",
     )
-    _add_workload(generate)
-    generate.add_argument(
+    _add_workload(parser)
+    _add_data(parser, required=True)
+    parser.add_argument(
         "--scale",
         metavar="SIZE",
         help="size of the data set, such as 10GB: changes the number of files, not the size of samples",
     )
-    generate.add_argument(
+    parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
         help="how many files are written at the same time (default: twice the number of cores)",
     )
-    generate.set_defaults(run=_generate)
-    running = commands.add_parser(
+    parser.set_defaults(run=_generate)
+    return parser
+
+
+def _add_run(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
         "run",
         help="emulate the training job, and report how busy storage keeps the accelerators",
         description="Emulate the training job of a workload: batches are read as trunkline.data.Loader reads "
         "them, and the computation is a wait of the time that the workload declares. Before that, the same "
         "loop runs for up to a second without reading, to show that the emulator itself is fast enough.",
     )
-    _add_workload(running, data_required=False)
-    running.add_argument(
+    _add_workload(parser)
+    _add_data(parser, required=False)
+    parser.add_argument(
         "--ranks",
         type=int,
         default=1,
         metavar="N",
         help="how many accelerators to emulate, each in a process of its own (default: 1)",
     )
-    running.add_argument(
+    parser.add_argument(
         "--null-device",
         action="store_true",
         help="read nothing, to measure only what the emulator itself can reach",
     )
-    running.set_defaults(run=_run)
-    for each in (listed, generate, running):
-        each.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--device-gb-s",
+        type=float,
+        metavar="X",
+        help="with --null-device: take the time of a device that reads X GB/s, shared by all accelerators",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write the results as a page of HTML with charts, which needs no network",
+    )
+    parser.set_defaults(run=_run)
     return parser
 
 
-def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -> None:
+def _add_compare(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
+        "compare",
+        help="compare two runs",
+        description="Show the figures of two runs side by side, and their ratio. Warns where they differ in "
+        "more than the storage: in the workload, its size, or the number of accelerators.",
+    )
+    parser.add_argument("a", metavar="A.json", help="output of `trunkline workload run --json`")
+    parser.add_argument("b", metavar="B.json", help="output of another run")
+    parser.set_defaults(run=_compare)
+    return parser
+
+
+def _add_plan(commands: "_Commands") -> Parser:
+    parser = commands.add_parser(
+        "plan", help="compute the storage that any number of accelerators needs", description=DESCRIPTION
+    )
+    _add_workload(parser)
+    add_options(parser)
+    parser.set_defaults(run=_plan)
+    return parser
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workload",
         metavar="NAME_OR_FILE",
         help="a built-in workload (see `trunkline workload list`), or a YAML file that describes one",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        nargs="+",
-        required=data_required,
-        help="the directory of the data set; several, for example one on each disk, share its files",
     )
     parser.add_argument(
         "--set",
@@ -106,6 +158,16 @@ def _add_workload(parser: argparse.ArgumentParser, data_required: bool = True) -
         action="append",
         default=[],
         help="change a key of the workload, such as train.epochs=1; may be given several times",
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        nargs="+",
+        required=required,
+        help="the directory of the data set; several, for example one on each disk, share its files",
     )
 
 
@@ -154,11 +216,39 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.null_device == bool(options.data):
         raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
+    if options.device_gb_s is not None and not options.null_device:
+        raise ValueError("--device-gb-s has no effect without --null-device")
     if options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
+    if options.report is not None:
+        try:
+            check_writable(Path(options.report))
+        except OSError as error:
+            reason = errno_reason(error.errno or 0)
+            raise ValueError(f"--report: cannot write {options.report}: {reason}") from error
     workload = _load(options)
-    document = run(workload, options.data, options.ranks)
+    document = run(workload, options.data, options.ranks, device_gb_s=options.device_gb_s)
     return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
+
+
+def _write_report(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """After the results are printed: a page that cannot be written must not lose them."""
+    if getattr(options, "report", None) is not None:
+        write_report(document, options.report)
+        print(f"report: {options.report}", file=sys.stderr)
+
+
+def _compare(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    names = (options.a, options.b)
+    runs = (read_results(options.a), read_results(options.b))
+    comparison = compare(*runs)
+    document = {**_head(options), "files": list(names), **comparison}
+    return document, comparison_text(names, runs, comparison)
+
+
+def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    document, text = run_plan(options, _load)
+    return {**_head(options), **document}, text
 
 
 def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -188,12 +278,3 @@ def _summary(name: str, workload: Workload) -> dict[str, Any]:
         "epochs": workload.train.epochs,
         "totals": totals_of(workload).to_json(),
     }
-
-
-def size(count: float) -> str:
-    """A number of bytes for people: 13.5 GB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
