@@ -8,8 +8,8 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); saving, loading, overlap (checkpoints);
-streaming (models larger than memory);
-many (a million tensors). What each measures stands at the head of its file.
+streaming (models larger than memory); many (a million tensors); workloads (emulated training jobs). What each
+measures stands at the head of its file.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
@@ -42,6 +42,7 @@ import samples
 import saving
 import sequential
 import unthrottled
+import workloads
 from guest_memory import free_memory_kept
 from measurement import Comparison, Results, progress
 from paced_disks import PacedDisks, PacedDisksError
@@ -60,6 +61,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "overlap": overlap.measure,
     "streaming": larger_models.measure,
     "many": many_tensors.compare,
+    "workloads": workloads.measure,
 }
 RESULTS = ROOT / "benchmarks/results"
 
