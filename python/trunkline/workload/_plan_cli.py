@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=float,
         metavar="SHARE",
-        help="share of the time that accelerators compute, such as 0.9 (default: that of the workload, else 0.9)",
+        help="share of the time that accelerators compute, such as 0.9 (default: the workload's, else 0.9)",
     )
     _add_storage(parser)
     _add_checkpoints(parser)
