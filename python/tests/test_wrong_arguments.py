@@ -183,11 +183,20 @@ def test_what_is_passed_in_place_of_a_step(tmp_path: Path) -> None:
 
 def test_arguments_of_torch_load(tmp_path: Path) -> None:
     tl.save(STATE, tmp_path / "a.pt")
-    with pytest.raises(TypeError, match="^map_location: .*; use device=$"):
-        tl.load(tmp_path / "a.pt", map_location="cpu")  # type: ignore[arg-type]
-    for value in (True, False):
-        with pytest.raises(TypeError, match="^weights_only: .* always on; .*serialization.add_safe_globals$"):
-            tl.load(tmp_path / "a.pt", weights_only=value)  # type: ignore[arg-type]
+    for location in ("cpu", torch.device("cpu")):
+        loaded = tl.load(tmp_path / "a.pt", map_location=location, weights_only=True)
+        assert set(loaded) == set(STATE)
+    for unsupported in ({"cuda:0": "cpu"}, lambda storage, location: storage):
+        with pytest.raises(TypeError, match='^map_location: must be a device, such as "cpu" or'):
+            tl.load(tmp_path / "a.pt", map_location=unsupported)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^device, map_location: differ"):
+        tl.load(tmp_path / "a.pt", device="cuda", map_location="cpu")
+    with pytest.raises(
+        ValueError, match=r"^weights_only: must be True, not False: .*torch\.load\(path, weights"
+    ):
+        tl.load(tmp_path / "a.pt", weights_only=False)  # type: ignore[arg-type]
+    with (tmp_path / "a.pt").open("rb") as file, pytest.raises(TypeError, match="not an open file"):
+        tl.load(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="devise"):
         tl.load(tmp_path / "a.pt", devise="cpu")  # type: ignore[call-arg]
 

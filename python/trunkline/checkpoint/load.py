@@ -1,6 +1,7 @@
 """Loading one file, or a folder of shards: trunkline.load."""
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from trunkline._core import Engine
@@ -23,8 +24,8 @@ def load(
     verify: Verify = "auto",
     mmap: bool = False,
     engine: Engine | None = None,
-    map_location: None = None,
-    weights_only: None = None,
+    map_location: "str | int | torch.device | None" = None,
+    weights_only: Literal[True] | None = True,
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
@@ -44,18 +45,24 @@ def load(
     Waits for a save_async() of this process to `path` that is still running, so that this returns what it
     saved; if that save failed, the next save raises its error.
 
-    map_location and weights_only of torch.load raise a TypeError that says what to use instead.
+    `map_location`: the device, as torch.load names it; dicts and functions are not supported (TypeError).
+    `weights_only`: can only be True (ValueError), since loading runs no code of the file.
 
     Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
     truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids.
     Thread-safe.
     """
-    if map_location is not None:
-        raise TypeError("map_location: not an argument of trunkline.load; use device=")
-    if weights_only is not None:
+    device = _device_of(device, map_location)
+    if weights_only not in (None, True):
+        raise ValueError(
+            f"weights_only: must be True, not {weights_only!r}: trunkline.load runs no code of the file. "
+            "For a file that you trust use torch.load(path, weights_only=False); to allow single types, "
+            "torch.serialization.add_safe_globals"
+        )
+    if hasattr(path, "read"):
         raise TypeError(
-            "weights_only: not an argument of trunkline.load, where it is always on; to allow other "
-            "types, use torch.serialization.add_safe_globals"
+            f"path: must be the path of a file, not an open file ({type(path).__name__}): pass its "
+            "name, or use torch.load for files that have none"
         )
     name = path_name(path)
     if verify not in ("auto", True, False):
@@ -68,6 +75,21 @@ def load(
     target = device_argument(device, name)
     with span("checkpoint", "load", name):
         return _load(name, target, engine, verify, mmap)
+
+
+def _device_of(device: "str | int | torch.device", map_location: Any) -> "str | int | torch.device":
+    """Return the one of both that is given. Raises TypeError for what only torch.load supports."""
+    if map_location is None:
+        return device
+    if callable(map_location) or isinstance(map_location, Mapping):
+        raise TypeError(
+            f'map_location: must be a device, such as "cpu" or "cuda:1", not {type(map_location).__name__}: '
+            "all tensors are loaded to one device"
+        )
+    if device not in ("cpu", map_location):
+        raise ValueError(f"device, map_location: differ ({device} and {map_location}); pass only one")
+    result: str | int | torch.device = map_location
+    return result
 
 
 def _load(name: str, target: "torch.device", engine: Engine | None, verify: Verify, mmap: bool) -> Any:
