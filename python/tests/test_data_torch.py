@@ -69,7 +69,7 @@ def test_the_epoch_after_one_that_was_left_is_complete(index: Index, kind: Any) 
     """Workers read ahead: one may have had its last batch already."""
     loader = kind(BatchDataset(loader_of(index)), batch_size=None, num_workers=2, persistent_workers=True)
     reference = loader_of(index)
-    for round_, taken in enumerate((1, 8, 9, 10, 11, 12, 13)):
+    for round_, taken in enumerate((1, 9, 10, 13)):
         for number, _ in enumerate(loader, 1):
             if number == taken:
                 break
