@@ -16,6 +16,7 @@
 #include "interruptible.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
+#include "workload/duration_histogram.h"
 #include "workload/training_loop.h"
 
 namespace trunkline::python {
@@ -182,6 +183,11 @@ void register_workload(nb::module_& module) {
       .def(nb::init<int, unsigned>(), "descriptor"_a, "number"_a)
       .def("abort", &BarrierMapping::abort, "Ends the waits of all ranks.")
       .def_static("size", [] { return BarrierMapping::kBytes; }, "Bytes of each in the file.");
+  nb::class_<workload::DurationHistogram>(module, "DurationHistogram", "Counts durations. Private.")
+      .def(nb::init<>())
+      .def("add_ns", &workload::DurationHistogram::add, "ns"_a)
+      .def("counts", &workload::DurationHistogram::counts,
+           "(largest nanoseconds, count) of each bucket that is not empty, ascending.");
   nb::class_<TrainingLoopObject>(module, "TrainingLoop", "The loop of an emulated training. Private.")
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
            "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,

@@ -52,6 +52,8 @@ def generate(
     and the bytes made.
     """
     check_workload(workload)
+    if workload.dataset.train.files == 0:
+        raise ValueError(f"{workload.name} has no data set: `trunkline workload run` makes its checkpoints")
     _require_format(workload)
     places = directories_of(directories)
     for place in places:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from trunkline.workload._histogram import merged, percentile_seconds
+from trunkline.workload._checkpoint_results import saved_lines
+from trunkline.workload._histogram import merged, percentiles
+from trunkline.workload._shown import duration_text
 from trunkline.workload._spec import Workload
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
-_PERCENTS = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -30,8 +31,8 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "waited_seconds": max(each["running_ns"] - each["busy_ns"] for each in ranks) / 1e9,
         "late_loop_seconds": max(each["late_loop_ns"] for each in ranks) / 1e9,
         "loop_cpu_seconds": max(each["loop_cpu_ns"] for each in ranks) / 1e9,
-        "step_seconds": _percentiles(steps),
-        "wait_seconds": _percentiles(waits),
+        "step_seconds": percentiles(steps),
+        "wait_seconds": percentiles(waits),
         "step_histogram_ns": [list(each) for each in steps],
         "epochs": [
             _epoch([each["epochs"][number] for each in ranks]) for number in range(len(ranks[0]["epochs"]))
@@ -59,10 +60,6 @@ def _share(part: float, whole: float) -> float:
 def _epoch(ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     shares = [busy / running if running else 1.0 for _, busy, running in ranks]
     return {"steps": ranks[0][0], "utilization": fmean(shares)}
-
-
-def _percentiles(histogram: list[tuple[int, int]]) -> dict[str, float]:
-    return {name: percentile_seconds(histogram, percent) for name, percent in _PERCENTS.items()}
 
 
 def document_of(
@@ -97,6 +94,7 @@ def document_of(
         "emulator": own,
         "bounded_by_emulator": proof["utilization"] < ENOUGH or late > 1 - ENOUGH,
         "evaluation": phase_results(evaluated) if evaluated and evaluated[0]["steps"] else None,
+        "checkpoints": None,
         "per_rank": [
             {
                 "utilization": published_utilization(each["train"]),
@@ -129,6 +127,8 @@ def text_of(document: dict[str, Any]) -> str:
             f"  evaluation          {each['utilization']:.2%}, {each['gb_s']:.3f} GB/s, "
             f"{each['steps']} steps in {each['running_seconds']:.3f} s"
         )
+    if document.get("checkpoints"):
+        lines += saved_lines(document["checkpoints"])
     own = document["emulator"]
     lines.append(
         f"  the emulator itself {own['utilization']:.2%} on a null device, {own['cpu_share']:.1%} of a core"
@@ -149,11 +149,4 @@ def _target(document: dict[str, Any]) -> str:
 
 
 def _row(percentiles: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_duration(seconds)}" for name, seconds in percentiles.items())
-
-
-def _duration(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+    return ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in percentiles.items())

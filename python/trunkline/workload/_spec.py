@@ -1,7 +1,9 @@
-"""What a workload is: the data set, how it is read, and how long the accelerator computes."""
+"""What a workload is: what is stored, read and saved, and how long the accelerator computes."""
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from trunkline.workload._model_shape import ModelShape
 
 Format = Literal["npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_binary"]
 FORMATS: tuple[Format, ...] = ("npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_binary")
@@ -68,6 +70,9 @@ class Dataset:
         return self.record_bytes.mean
 
 
+NO_DATASET = Dataset("npz", Part(0, 0), Part(0, 0), 1, Normal(1.0), "img")  # of checkpoints alone
+
+
 @dataclass(frozen=True)
 class Reader:
     """How samples are read."""
@@ -109,6 +114,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """What is saved, and when: within a training, or without one so many times."""
+
+    shape: ModelShape
+    durable: bool  # fsync
+    saves: int = 0  # without a training: first these,
+    restores: int = 0  # then these,
+    pause_seconds: float = 0.0  # and before each, so long
+    after_epoch: int = 1  # within a training: the first one that is followed by a save; epochs count from 1
+    every_epochs: int = 1
+    every_steps: int | None = None  # of each epoch; replaces saving after epochs
+
+
+@dataclass(frozen=True)
 class Ignored:
     """A key that changes nothing here."""
 
@@ -127,6 +146,7 @@ class Workload:
     reader: Reader | None  # None: the file only describes the data set
     train: Train | None
     evaluation: Evaluation | None
+    checkpoint: Checkpoint | None  # without `train`: there is no data set, and only checkpoints are saved
     target_utilization: float | None  # 0 .. 1
     skipped_steps: int  # at the start of an epoch, for the utilization
     seed: int

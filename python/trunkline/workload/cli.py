@@ -8,9 +8,11 @@ from typing import Any
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._generate import generate
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
+from trunkline.workload._shown import bytes_text
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import scaled, totals_of
 
@@ -58,13 +60,26 @@ def make_parser() -> Parser:
     generate.set_defaults(run=_generate)
     running = commands.add_parser(
         "run",
-        help="emulate a training, and report how busy storage keeps the accelerators",
+        help="emulate a workload, and report how busy storage keeps the accelerators",
         description="Emulate the training of a workload: batches are read as trunkline.data.Loader reads "
         "them, and computation takes the declared time. Before that, the emulator proves on a null device "
-        "that it can drive accelerators that fast",
+        "that it can drive accelerators that fast. Checkpoints are saved and restored as trunkline.dcp does, "
+        "in the folder `checkpoints` of the directories",
     )
     _add_workload(running, data_required=False)
-    running.add_argument("--ranks", type=int, default=1, metavar="N", help="accelerators, a process each (1)")
+    running.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="accelerators, a process each (1; for checkpoints alone, all ranks of the model). Fewer than "
+        "the model has are its first ones",
+    )
+    running.add_argument(
+        "--scale", metavar="SIZE", help='size of a checkpoint of all ranks, such as "10GB": a smaller model'
+    )
+    running.add_argument(
+        "--remove", action="store_true", help="at the end, remove the checkpoints that this run has saved"
+    )
     running.add_argument(
         "--null-device", action="store_true", help="read nothing: what the emulator itself can reach"
     )
@@ -119,8 +134,9 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
     document = generate(workload, options.data, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
+    made = bytes_text(document["bytes_made"])
     text = (
-        f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
+        f"wrote {document['files_made']} files of {workload.name}, {made}{kept}: "
         f"{', '.join(document['directories'])}"
     )
     return {**_head(options), **document, "ignored": _ignored(workload)}, text
@@ -129,25 +145,52 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.null_device == bool(options.data):
         raise ValueError("give the directories of the data set with --data, or --null-device, and not both")
-    if options.ranks < 1:
+    if options.ranks is not None and options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
+    scale = None if options.scale is None else parse_size(options.scale, "--scale")
     workload = _load(options)
-    document = run(workload, options.data, options.ranks)
-    return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
+    document = run(workload, options.data, options.ranks, scale_bytes=scale, remove=options.remove)
+    text = text_of(document) if workload.train is not None else text_of_checkpoints(document)
+    return {**_head(options), **document, "ignored": _ignored(workload)}, text
 
 
 def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    rows = [_summary(name, load(name)) for name in builtin_names()]
-    widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
-    lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
-    lines += [
-        f"{row['name']:<16}{row['format']:<10}{size(row['totals']['bytes']):>10}{row['totals']['files']:>10}"
-        f"{size(row['record_bytes']):>10}{row['batch_size']:>7}{row['compute_seconds'] * 1e3:>7.4g} ms"
-        f"{row['totals']['gb_s_per_accelerator']:>9.3g}"
-        for row in rows
-    ]
+    workloads = {name: load(name) for name in builtin_names()}
+    trainings = [_summary(name, each) for name, each in workloads.items() if each.train is not None]
+    checkpoints = [_checkpoint_summary(name, each) for name, each in workloads.items() if each.train is None]
+    rows = sorted(trainings + checkpoints, key=lambda row: row["name"])
+    lines = [*_training_lines(trainings), "", *_checkpoint_lines(checkpoints)]
     lines += ["", "GB/s: what one accelerator needs to compute all the time. --json has descriptions."]
     return {**_head(options), "workloads": rows}, "\n".join(lines)
+
+
+def _training_lines(rows: list[dict[str, Any]]) -> list[str]:
+    widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
+    lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
+    return lines + [
+        f"{row['name']:<16}{row['format']:<10}{bytes_text(row['totals']['bytes']):>10}"
+        f"{row['totals']['files']:>10}{bytes_text(row['record_bytes']):>10}{row['batch_size']:>7}"
+        f"{row['compute_seconds'] * 1e3:>7.4g} ms{row['totals']['gb_s_per_accelerator']:>9.3g}"
+        for row in rows
+    ]
+
+
+def _checkpoint_lines(rows: list[dict[str, Any]]) -> list[str]:
+    widths = {"checkpoint": 12, "ranks": 7, "weights of a rank": 19, "optimizer": 11}
+    lines = [f"{'name':<16}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
+    return lines + [
+        f"{row['name']:<16}{bytes_text(row['checkpoint_bytes']):>12}{row['ranks']:>7}"
+        f"{bytes_text(row['rank_bytes']['model']):>19}{bytes_text(row['rank_bytes']['optimizer']):>11}"
+        for row in rows
+    ]
+
+
+def _checkpoint_summary(name: str, workload: Workload) -> dict[str, Any]:
+    assert workload.checkpoint is not None
+    shape = workload.checkpoint.shape
+    model = model_document(shape, shape, shape.parallelism.ranks)
+    kept = {key: model[key] for key in ("ranks", "parallelism", "checkpoint_bytes", "rank_bytes")}
+    return {"name": name, "description": builtin_description(name), **kept}
 
 
 def _summary(name: str, workload: Workload) -> dict[str, Any]:
@@ -163,12 +206,3 @@ def _summary(name: str, workload: Workload) -> dict[str, Any]:
         "epochs": workload.train.epochs,
         "totals": totals_of(workload).to_json(),
     }
-
-
-def size(count: float) -> str:
-    """A number of bytes for people: 13.5 GB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
