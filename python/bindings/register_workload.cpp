@@ -14,6 +14,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "interruptible.h"
+#include "os/precise_sleep.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
 #include "workload/duration_histogram.h"
@@ -183,6 +184,14 @@ void register_workload(nb::module_& module) {
       .def(nb::init<int, unsigned>(), "descriptor"_a, "number"_a)
       .def("abort", &BarrierMapping::abort, "Ends the waits of all ranks.")
       .def_static("size", [] { return BarrierMapping::kBytes; }, "Bytes of each in the file.");
+  module.def(
+      "sleep_until_ns",
+      [](std::int64_t deadline) {
+        const GilReleased unlocked;
+        const os::FineTimers fine;
+        os::sleep_until_ns(deadline);
+      },
+      "deadline"_a, "Returns at that time of CLOCK_MONOTONIC, or when a signal has arrived. Private.");
   nb::class_<workload::DurationHistogram>(module, "DurationHistogram", "Counts durations. Private.")
       .def(nb::init<>())
       .def("add_ns", &workload::DurationHistogram::add, "ns"_a)

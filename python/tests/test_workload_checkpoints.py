@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from trunkline import Corrupt, OutOfBudget
@@ -241,14 +242,14 @@ def test_times_are_those_of_the_slowest_rank() -> None:
 
 def test_the_pattern_differs_everywhere_it_should() -> None:
     pattern = Pattern(7)
-    memory = bytearray(3 * 2**20 + 5)
-    pattern.fill(memoryview(memory), 1, 2, 3)
-    assert pattern.first_difference(memoryview(memory), 1, 2, 3) is None
-    assert len({bytes(memory[at : at + 64]) for at in range(0, len(memory), 2**20)}) == 4
+    memory = numpy.zeros(3 * 2**20 + 5, dtype=numpy.uint8)
+    pattern.fill(memory, 1, 2, 3)
+    assert pattern.first_difference(memory, 1, 2, 3) is None
+    assert len({memory[at : at + 5].tobytes() for at in range(0, len(memory), 2**20)}) == 4
     memory[2**20 + 17] ^= 1
-    assert pattern.first_difference(memoryview(memory), 1, 2, 3) == 2**20 + 17
-    assert pattern.first_difference(memoryview(memory), 2, 1, 3) is not None
-    assert Pattern(8).first_difference(memoryview(memory), 1, 2, 3) is not None
+    assert pattern.first_difference(memory, 1, 2, 3) == 2**20 + 17
+    assert pattern.first_difference(memory, 2, 1, 3) is not None
+    assert Pattern(8).first_difference(memory, 1, 2, 3) is not None
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

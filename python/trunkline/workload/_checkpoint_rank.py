@@ -15,7 +15,9 @@ from trunkline.workload._pattern import Pattern
 from trunkline.workload._phase import Rank
 
 if TYPE_CHECKING:
+    import numpy
     import torch
+    from numpy.typing import NDArray
 
 _SLEEP_SECONDS = 0.2  # between looks at whether to go on
 
@@ -60,7 +62,7 @@ class RankState:
         from trunkline.workload._timed_storage import timed_save
 
         for index, tensor in enumerate(self._tensors.values()):
-            self._pattern.fill(_memory(tensor), number, self._rank.number, index)
+            self._pattern.fill(_bytes(tensor), number, self._rank.number, index)
         plan, folder = self._plan, self._plan.folder
         with self._together() as alone:
             return timed_save(self._tensors, folder.path(number), folder.volumes(number), plan.durable, alone)
@@ -78,7 +80,7 @@ class RankState:
         with self._together() as alone:
             times = timed_restore(self._tensors, path, alone)
         for index, (name, tensor) in enumerate(self._tensors.items()):
-            at = self._pattern.first_difference(_memory(tensor), number, self._rank.number, index)
+            at = self._pattern.first_difference(_bytes(tensor), number, self._rank.number, index)
             if at is not None:
                 raise Corrupt(errno.EBADMSG, f"{path}: byte {at} of {name} is not what was saved", str(path))
         return times
@@ -147,10 +149,10 @@ def _meet(file: str, rank: Rank) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank.number, world_size=rank.count)
 
 
-def _memory(tensor: "torch.Tensor") -> memoryview:
+def _bytes(tensor: "torch.Tensor") -> "NDArray[numpy.uint8]":
     import torch
 
-    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return tensor.view(torch.uint8).numpy()
 
 
 def _torch_dtypes() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 _SAME_READS = "ignored: does not change what is read"
 _PLACES = "ignored: --data says where the data is"
 _NOTHING_IS_COMPUTED = "ignored: nothing is preprocessed, and samples have no element types"
+_ONLY_SERVER = "ignored: is about server mode"
 _ONLY_CHECKPOINTS = "ignored: is about workloads without a training"
 _ONLY_TRAININGS = "ignored: is about workloads with a training"
 
@@ -66,6 +67,12 @@ _EFFECTS = {
     "checkpoint.checkpoint_after_epoch": _ONLY_TRAININGS,
     "checkpoint.epochs_between_checkpoints": _ONLY_TRAININGS,
     "checkpoint.steps_between_checkpoints": _ONLY_TRAININGS,
+    "inference.arrival_rate": _ONLY_SERVER,
+    "inference.deadline": _ONLY_SERVER,
+    "inference.percentile": _ONLY_SERVER,
+    "inference.prefetch_size": "ignored: is about offline mode",
+    "inference.logging.group": "ignored: is about fsync: group",
+    "inference.logging.interval": "ignored: is about fsync: interval",
     "output.folder": "ignored: results go to standard output",
     "output.log_file": "ignored: results go to standard output",
 }

@@ -7,6 +7,7 @@ from typing import cast
 from trunkline._paths import absolute_path
 from trunkline.workload._known_keys import effect_of, is_unknown
 from trunkline.workload._parse_checkpoint import parse_checkpoint
+from trunkline.workload._parse_inference import parse_inference
 from trunkline.workload._section import Section
 from trunkline.workload._spec import (
     DTYPE_BYTES,
@@ -52,10 +53,13 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
     root = Section(source, "", document)
     model, workflow = _model(root), root.section("workflow")
     dataset_section, train_section = root.section("dataset"), root.section("train")
-    is_training = workflow.flag("train", True)
+    infers = workflow.flag("inference", False)
+    is_training = workflow.flag("train", not infers)
     reader_section, evaluation_section = _reader_section(root), root.section("evaluation")
     evaluates = workflow.flag("evaluation", False) and is_training
     checkpoints = workflow.flag("checkpoint", False)
+    if infers and (is_training or checkpoints):
+        workflow.fail("inference", "is a workload of its own; set train and checkpoint to false")
     dataset = _dataset(dataset_section, evaluates) if is_training or not checkpoints else NO_DATASET
     metric, output = root.section("metric"), root.section("output")
     skipped = output.section("metric").integer("exclude_start_steps", default=1)
@@ -69,8 +73,10 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
     checkpoint = None
     if checkpoints:
         checkpoint = parse_checkpoint(_model_section(root), root.section("checkpoint"), is_training)
+    inference = parse_inference(root.section("inference"), dataset) if infers else None
     is_on = dict.fromkeys(_OF_TRAININGS, is_training)
-    is_on |= {"dataset": dataset is not NO_DATASET, "evaluation": evaluates, "checkpoint": checkpoints}
+    is_on |= {"dataset": dataset is not NO_DATASET, "evaluation": evaluates}
+    is_on |= {"checkpoint": checkpoints, "inference": infers}
     ignored = _ignored(root, is_on)
     _reject_unknown_overrides(overrides, ignored)
     return Workload(
@@ -80,6 +86,7 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
         reader=reader,
         train=train,
         evaluation=evaluation,
+        inference=inference,
         checkpoint=checkpoint,
         target_utilization=target or None,
         skipped_steps=skipped,

@@ -24,16 +24,14 @@ class Pattern:
         self._blocks = words.astype("<u8").reshape(_BLOCKS, -1)
         self._seed = seed
 
-    def fill(self, memory: memoryview, *numbers: int) -> None:
+    def fill(self, target: "NDArray[numpy.uint8]", *numbers: int) -> None:
         """Write the bytes that belong to these numbers."""
-        target = numpy.frombuffer(memory, dtype=numpy.uint8)
         for begin in range(0, len(target), _BLOCK_BYTES):
             part = target[begin : begin + _BLOCK_BYTES]
             part[:] = self._block(begin, numbers)[: len(part)]
 
-    def first_difference(self, memory: memoryview, *numbers: int) -> int | None:
-        """Return where the memory first differs from the bytes that belong to these numbers."""
-        found = numpy.frombuffer(memory, dtype=numpy.uint8)
+    def first_difference(self, found: "NDArray[numpy.uint8]", *numbers: int) -> int | None:
+        """Return where the array first differs from the bytes that belong to these numbers."""
         for begin in range(0, len(found), _BLOCK_BYTES):
             part = found[begin : begin + _BLOCK_BYTES]
             wanted = self._block(begin, numbers)[: len(part)]

@@ -17,6 +17,7 @@ from trunkline.workload._checkpoint_run import (
     saving,
 )
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._inference_run import run_inference
 from trunkline.workload._phase import Rank
 from trunkline.workload._ranks import run_on_ranks
 from trunkline.workload._results import document_of, phase_results
@@ -43,19 +44,22 @@ def run(
 
     ranks: accelerators; None: 1, or for a workload of checkpoints all ranks of its model. If they are fewer
     than the model has, they save and restore their part of it. scale_bytes: the size of a checkpoint of all
-    ranks; a larger model is made smaller. remove: remove the checkpoints that it has saved at the end.
+    ranks; a larger model is made smaller. remove: at the end, remove the checkpoints and logs that
+    it has written.
 
     Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has
-    neither a training nor checkpoints, or the data set is another one or not complete, OSError if reading or
+    nothing to run, or the data set is another one or not complete, OSError if reading or
     writing fails or a rank ends.
     """
     check_workload(workload)
     if ranks is not None and ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
-    if workload.checkpoint is None and (remove or scale_bytes is not None):
-        given = "--remove" if remove else "--scale"
-        raise ValueError(f"{given}: {workload.name} saves no checkpoints; scale data sets with `generate`")
+    _check_options(workload, scale_bytes, remove)
     places = None if directories is None else directories_of(directories)
+    if workload.inference is not None:
+        if places is None:
+            raise ValueError(f"{workload.name} is an inference, which needs its data set; give --data")
+        return run_inference(workload, places, ranks or 1, remove)
     if workload.train is None and workload.checkpoint is not None:
         if places is None:
             raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; give --data")
@@ -63,6 +67,13 @@ def run(
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
     return _run_training(workload, places, ranks or 1, scale_bytes, remove)
+
+
+def _check_options(workload: Workload, scale_bytes: int | None, remove: bool) -> None:
+    if workload.checkpoint is None and scale_bytes is not None:
+        raise ValueError(f"--scale: {workload.name} saves no checkpoints; scale data sets with `generate`")
+    if workload.checkpoint is None and workload.inference is None and remove:
+        raise ValueError(f"--remove: {workload.name} saves no checkpoints, and has no logs")
 
 
 def _run_training(

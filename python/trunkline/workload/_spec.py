@@ -9,6 +9,10 @@ Format = Literal["npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_bi
 FORMATS: tuple[Format, ...] = ("npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_binary")
 Shuffle = Literal["off", "seed", "random"]
 SHUFFLES: tuple[Shuffle, ...] = ("off", "seed", "random")
+InferenceMode = Literal["server", "offline"]
+INFERENCE_MODES: tuple[InferenceMode, ...] = ("server", "offline")
+Sync = Literal["each", "group", "interval", "off"]
+SYNCS: tuple[Sync, ...] = ("each", "group", "interval", "off")
 _DTYPES = {
     1: ("int8", "uint8"),
     2: ("int16", "uint16", "float16"),
@@ -128,6 +132,33 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Logging:
+    """What an inference logs: a record for each sample, appended to a file of each rank."""
+
+    record_bytes: int
+    sync: Sync
+    group: int  # "group": fsync once so many records are appended
+    interval_seconds: float  # "interval": fsync so often, if there is anything new
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Queries that are answered, one at a time as they arrive, or in batches."""
+
+    mode: InferenceMode
+    queries: int  # of each rank; offline: batches
+    batch_size: int  # samples of a query
+    compute_seconds: Normal  # of a query
+    arrival_rate: float | None  # server: queries a second of each rank, on average
+    deadline_seconds: float | None  # server: for the latency
+    percentile: float  # server: of the latency, which the deadline is for
+    prefetch: int  # offline: batches in memory, the one that is computed on among them
+    shuffle: bool
+    model_bytes: int  # that each rank loads at start
+    logging: Logging | None
+
+
+@dataclass(frozen=True)
 class Ignored:
     """A key that changes nothing here."""
 
@@ -146,6 +177,7 @@ class Workload:
     reader: Reader | None  # None: the file only describes the data set
     train: Train | None
     evaluation: Evaluation | None
+    inference: Inference | None  # instead of a training
     checkpoint: Checkpoint | None  # without `train`: there is no data set, and only checkpoints are saved
     target_utilization: float | None  # 0 .. 1
     skipped_steps: int  # at the start of an epoch, for the utilization

@@ -10,6 +10,7 @@ from trunkline._core import parse_size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._generate import generate
+from trunkline.workload._inference_results import text_of_inference
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
 from trunkline.workload._shown import bytes_text
@@ -64,7 +65,7 @@ def make_parser() -> Parser:
         description="Emulate the training of a workload: batches are read as trunkline.data.Loader reads "
         "them, and computation takes the declared time. Before that, the emulator proves on a null device "
         "that it can drive accelerators that fast. Checkpoints are saved and restored as trunkline.dcp does, "
-        "in the folder `checkpoints` of the directories",
+        "in the folder `checkpoints` of the directories. An inference answers queries, and logs them",
     )
     _add_workload(running, data_required=False)
     running.add_argument(
@@ -78,7 +79,7 @@ def make_parser() -> Parser:
         "--scale", metavar="SIZE", help='size of a checkpoint of all ranks, such as "10GB": a smaller model'
     )
     running.add_argument(
-        "--remove", action="store_true", help="at the end, remove the checkpoints that this run has saved"
+        "--remove", action="store_true", help="at the end, remove the checkpoints and logs of this run"
     )
     running.add_argument(
         "--null-device", action="store_true", help="read nothing: what the emulator itself can reach"
@@ -150,8 +151,10 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     scale = None if options.scale is None else parse_size(options.scale, "--scale")
     workload = _load(options)
     document = run(workload, options.data, options.ranks, scale_bytes=scale, remove=options.remove)
-    text = text_of(document) if workload.train is not None else text_of_checkpoints(document)
-    return {**_head(options), **document, "ignored": _ignored(workload)}, text
+    text = text_of_checkpoints if workload.train is None else text_of
+    if workload.inference is not None:
+        text = text_of_inference
+    return {**_head(options), **document, "ignored": _ignored(workload)}, text(document)
 
 
 def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
