@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
         ("inference.queris=5", "there is no key inference.queris"),
         ("workflow.checkpoint=true", "workflow.inference: is a workload of its own"),
         ("workflow.train=true", "workflow.inference: is a workload of its own"),
-        ("dataset.format=parquet", "reads single samples, which files of Parquet have not"),
+        ("dataset.format=parquet", "reads single samples, which Parquet does not support"),
     ],
 )
 def test_what_is_wrong_is_named(key: str, message: str) -> None:

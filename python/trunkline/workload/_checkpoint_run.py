@@ -31,10 +31,10 @@ _PROCESS_BYTES = 300_000_000  # of a rank beside its tensors: torch, and staging
 
 
 def ranked_shape(checkpoint: Checkpoint, ranks: int | None, scale_bytes: int | None) -> ModelShape:
-    """Return the shape with as many copies of the model as the ranks come to, scaled down if that is wanted.
+    """Return the shape for so many ranks, with its widths scaled down if that is wanted.
 
-    Ranks that hold less than the declared model are its first ones. Raises ValueError if there are more that
-    are no whole number of copies.
+    More ranks than declared hold more copies of the model; fewer are the first ranks of it, as declared.
+    Raises ValueError if more ranks are not a multiple of those of one copy.
     """
     shape = checkpoint.shape
     parallelism = shape.parallelism

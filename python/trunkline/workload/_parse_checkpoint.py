@@ -4,6 +4,7 @@ from trunkline.workload._model_shape import STATE_DTYPES, ModelShape, Parallelis
 from trunkline.workload._section import Section
 from trunkline.workload._spec import Checkpoint
 
+_MOST_LAYERS, _MOST_RANKS = 100_000, 1_000_000  # beyond any model, so that sums take no hours
 _DEFAULT_MODEL_BYTES = 10240  # DLIO's, for a file that says nothing of the model
 
 
@@ -40,6 +41,8 @@ def _shape(model: Section, checkpoint: Section) -> ModelShape:
     groups = _elements(model, checkpoint, "optimization_groups")
     has_transformer = layers > 0 and not layer_elements
     parallelism = _parallelism(model, checkpoint)
+    if layers > _MOST_LAYERS:
+        where["num_layers"].fail("num_layers", f"must be at most {_MOST_LAYERS}, not {layers}")
     if parallelism.pipeline > max(1, layers):
         where["num_layers"].fail(
             "num_layers", f"must be at least {parallelism.pipeline}, the pipeline stages"
@@ -73,8 +76,11 @@ def _parallelism(model: Section, checkpoint: Section) -> Parallelism:
     stage = max(0, int(zero.number("zero_stage", default=0.0, least=-1)))
     if stage > 3:
         zero.fail("zero_stage", f"must be 0, 1, 2 or 3, not {stage}")
-    data = max(1, int(section.number("data", default=1.0, least=-1)))  # DLIO's -1: what the ranks come to
-    return Parallelism(ranks("tensor"), ranks("pipeline"), data, stage)
+    data = max(1, _count(section, "data"))  # DLIO's -1: what the ranks come to
+    parallelism = Parallelism(ranks("tensor"), ranks("pipeline"), data, stage)
+    if parallelism.ranks > _MOST_RANKS:
+        section.fail("tensor", f"x pipeline x data must be at most {_MOST_RANKS}, not {parallelism.ranks}")
+    return parallelism
 
 
 def _transformer(model: Section, layers: int) -> Transformer:

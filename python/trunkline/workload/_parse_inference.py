@@ -20,7 +20,7 @@ def parse_inference(section: Section, dataset: Dataset) -> Inference:
     mode = cast("InferenceMode", section.choice("mode", INFERENCE_MODES, "server"))
     batch = section.integer("batch_size", default=1, least=1)
     if dataset.format == "parquet":
-        section.fail("mode", "reads single samples, which files of Parquet have not; choose another format")
+        section.fail("mode", "reads single samples, which Parquet does not support; choose another format")
     rate = deadline = None
     percentile = 99.0
     if mode == "server":

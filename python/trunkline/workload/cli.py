@@ -136,8 +136,9 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     document = generate(workload, options.data, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
     made = bytes_text(document["bytes_made"])
+    model = f", and a model of {bytes_text(document['model_bytes'])}" if document["model_bytes"] else ""
     text = (
-        f"wrote {document['files_made']} files of {workload.name}, {made}{kept}: "
+        f"wrote {document['files_made']} files of {workload.name}, {made}{kept}{model}: "
         f"{', '.join(document['directories'])}"
     )
     return {**_head(options), **document, "ignored": _ignored(workload)}, text
