@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trunkline import Corrupt
 from trunkline.workload import Workload, _batch_memory, _inference_log, cli
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_log import InferenceLog
@@ -120,6 +121,18 @@ def test_logs_are_kept_unless_they_are_to_be_removed(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_log_folder_that_was_not_there(tmp_path: Path) -> None:
     ran(workload(LOG), tmp_path, remove=True)
+    assert not (tmp_path / "inference-logs").exists()
+
+
+def test_a_run_that_fails_leaves_no_logs(tmp_path: Path) -> None:
+    spec = workload("dataset.format=tfrecord", LOG, queries=200)
+    generate(spec, [tmp_path])
+    for damaged in tmp_path.rglob("img_*_of_12.tfrecord"):
+        data = bytearray(damaged.read_bytes())
+        data[100] ^= 1
+        damaged.write_bytes(data)
+    with pytest.raises(Corrupt, match="img_"):
+        run(spec, [tmp_path])
     assert not (tmp_path / "inference-logs").exists()
 
 

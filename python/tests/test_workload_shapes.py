@@ -3,6 +3,7 @@
 import pytest
 
 from trunkline.workload import load
+from trunkline.workload._checkpoint_run import ranked_shape
 from trunkline.workload._model_shape import (
     ModelShape,
     Parallelism,
@@ -131,6 +132,17 @@ def test_scaling_keeps_layers_ranks_and_proportions() -> None:
     assert scaled_shape(shape, 10**15) is shape
     with pytest.raises(ValueError, match="--scale: a checkpoint of all 512 ranks has at least"):
         scaled_shape(shape, 1000)
+
+
+def test_ranks_are_a_part_of_the_model_or_more_copies_of_it() -> None:
+    checkpoint = load("llama3-70b").checkpoint
+    assert checkpoint is not None
+    assert ranked_shape(checkpoint, None, None) == ranked_shape(checkpoint, 3, None) == checkpoint.shape
+    more = ranked_shape(checkpoint, 128, None)
+    assert (more.parallelism.data, more.parallelism.ranks) == (16, 128)
+    assert total_bytes(ranked_shape(checkpoint, 128, 10**10)) <= 10**10
+    with pytest.raises(ValueError, match="--ranks: 100 is not a multiple of 8"):
+        ranked_shape(checkpoint, 100, None)
 
 
 OLD = """\

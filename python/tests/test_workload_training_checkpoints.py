@@ -104,6 +104,16 @@ def test_ranks_save_what_the_model_is_divided_into(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_a_rank_with_nothing_to_save_waits_for_the_others(tmp_path: Path) -> None:
+    """By default rank 0 saves alone what is not divided."""
+    spec = workload("train.epochs=1", "workflow.evaluation=true")
+    generate(spec, [tmp_path])
+    document = run(spec, [tmp_path], 2)
+    saved = document["checkpoints"]["save"]
+    assert [each["bytes"] for each in saved["per_rank"]] == [100000, 0]
+    assert saved["gb_s_slowest_rank"] == saved["checkpoints"][0]["gb_s_slowest_rank"] > 0
+
+
 def test_the_null_device_saves_nothing(tmp_path: Path) -> None:
     document = run(workload(), None)
     assert document["checkpoints"] is None
