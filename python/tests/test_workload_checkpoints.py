@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from trunkline import Corrupt, OutOfBudget
+from trunkline import Corrupt, OutOfBudget, Unsupported
 from trunkline.workload import Workload, _batch_memory, cli, generate, load
 from trunkline.workload._checkpoint_folder import CheckpointFolder
 from trunkline.workload._checkpoint_results import text_of_checkpoints, transfer_results
@@ -229,6 +229,15 @@ def test_a_checkpoint_of_a_killed_run_is_reported(tmp_path: Path) -> None:
     assert document["incomplete"] == ["checkpoint-000002"]
     assert [each["checkpoint"] for each in document["save"]["checkpoints"]] == [3]
     assert "checkpoint-000002: an earlier run was killed; remove them" in text_of_checkpoints(document)
+
+
+def test_without_torch_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(Unsupported, match="checkpoints require the package torch: pip install torch"):
+        run(workload(), [tmp_path], 1)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_times_are_those_of_the_slowest_rank() -> None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import sys
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trunkline import Corrupt
+from trunkline import Corrupt, Unsupported
 from trunkline.workload import Workload, _batch_memory, _inference_log, cli
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_log import InferenceLog
@@ -190,6 +191,14 @@ def test_a_model_of_another_seed_is_found(tmp_path: Path) -> None:
     other = workload("train.seed=5", model_size_bytes=3_000_000, queries=1)
     with pytest.raises(OSError, match=r"weights.safetensors: byte 0 of layer00000 is not what was written"):
         run(other, [tmp_path])
+
+
+def test_without_torch_no_model_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(Unsupported, match="models that are loaded require the package torch"):
+        generate(workload(model_size_bytes=1000), [tmp_path / "data"])
+    assert not (tmp_path / "data").exists()
+    assert ran(workload(), tmp_path)["queries"] == 20
 
 
 def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from trunkline.workload._checkpoint_rank import CheckpointJob, CheckpointPlan
 from trunkline.workload._checkpoint_results import model_document, transfer_results
 from trunkline.workload._model_shape import ModelShape, rank_bytes, scaled_shape
 from trunkline.workload._ranks import run_on_ranks
+from trunkline.workload._require_torch import require_torch
 from trunkline.workload._spec import Checkpoint, Workload
 
 _PROCESS_BYTES = 300_000_000  # of a rank beside its tensors: torch, and staging memory
@@ -108,6 +109,7 @@ def saving(
     Raises FileExistsError if the folder has files of others, OSError if there is not enough room.
     """
     assert workload.checkpoint is not None
+    require_torch("checkpoints")
     folder = CheckpointFolder.below(directories)
     with ExitStack() as held:
         made = hold(folder, held)

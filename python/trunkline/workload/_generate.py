@@ -18,6 +18,7 @@ from trunkline.workload._content import Content
 from trunkline.workload._data_files import DataFile, data_files, directories_of
 from trunkline.workload._descriptor import claim
 from trunkline.workload._inference_model import write_model
+from trunkline.workload._require_torch import require_torch
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._writers import Source, write_file
 
@@ -58,6 +59,9 @@ def generate(
     if workload.dataset.train.files == 0:
         raise ValueError(f"{workload.name} has no data set: `trunkline workload run` makes its checkpoints")
     _require_format(workload)
+    model_bytes = workload.inference.model_bytes if workload.inference is not None else 0
+    if model_bytes:
+        require_torch("models that are loaded")
     places = directories_of(directories)
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
@@ -69,7 +73,6 @@ def generate(
         work = _work(workload, places, stop)
         _check_room(workload, work, places)
         written = _run(work, workers or _default_workers(workload), stop, workload.name)
-        model_bytes = workload.inference.model_bytes if workload.inference is not None else 0
         if model_bytes:
             write_model(places[0], model_bytes, workload.seed)
     return {

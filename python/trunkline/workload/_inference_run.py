@@ -13,6 +13,7 @@ from trunkline.workload._batch_memory import require_memory
 from trunkline.workload._inference_rank import InferenceJob, check_samples
 from trunkline.workload._inference_results import inference_document
 from trunkline.workload._ranks import run_on_ranks
+from trunkline.workload._require_torch import require_torch
 from trunkline.workload._samples import found_workload, open_part
 from trunkline.workload._spec import Workload
 
@@ -31,6 +32,8 @@ def run_inference(
     inference = workload.inference
     assert inference is not None
     check_samples(workload, ranks)
+    if inference.model_bytes:
+        require_torch("models that are loaded")
     require_memory(
         ranks * (inference.model_bytes + _buffers(workload)),
         f"the model and the batches of {workload.name}",
