@@ -1,5 +1,6 @@
 """Workloads of checkpoints: what is saved and restored, what is left, and what is wrong with it."""
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import numpy
 import pytest
 
 from trunkline import Corrupt, OutOfBudget, Unsupported
+from trunkline._flock import DirectoryLock
 from trunkline.workload import Workload, _batch_memory, cli, generate, load
 from trunkline.workload._checkpoint_folder import CheckpointFolder
 from trunkline.workload._checkpoint_results import text_of_checkpoints, transfer_results
@@ -108,6 +110,15 @@ def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["mine"]
 
 
+def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with DirectoryLock(tmp_path / "checkpoints") as lock:
+        assert lock.try_lock()
+        with pytest.raises(OSError, match="another process saves checkpoints in") as caught:
+            run(workload(), [tmp_path], 1)
+    assert caught.value.errno == errno.EBUSY
+
+
 def test_only_checkpoints_of_the_same_model_are_restored(tmp_path: Path) -> None:
     nothing = workload(num_checkpoints_write=0)
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint to restore; save some first with"):
@@ -149,8 +160,9 @@ def test_what_does_not_fit_is_rejected_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = workload(num_checkpoints_write=10**12)
-    with pytest.raises(OSError, match="GB left; choose another directory, a smaller --scale, fewer --ranks"):
+    with pytest.raises(OSError, match="GB left; choose another directory, a smaller --scale") as caught:
         run(many, [tmp_path], 1)
+    assert str(caught.value).startswith("the checkpoints need ")  # not "[Errno 28] ..."
     monkeypatch.setattr(_batch_memory, "_available_bytes", lambda: 10_000)
     with pytest.raises(OutOfBudget, match="the tensors of 1 rank of tiny need 0.30 GB of memory, and 0.00"):
         run(workload(), [tmp_path], 1)

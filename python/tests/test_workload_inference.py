@@ -54,7 +54,7 @@ def test_queries_are_answered_one_at_a_time(tmp_path: Path) -> None:
     assert (document["load"], document["log"], document["logs"]) == (None, None, None)
     text = text_of_inference(json.loads(json.dumps(document)))
     assert "tiny, inference in server mode on 1 accelerator" in text
-    assert "  deadline            60 s for 99 % of the queries: reached, by 100.00%" in text
+    assert "  deadline            60 s for 99 % of the queries: reached, 100.00% are within it" in text
 
 
 def test_a_queue_builds_up_when_queries_arrive_too_fast(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trunkline._errors import Error
+from trunkline._errors import Error, exception_of
 from trunkline._formats.dcp_names import manifest_name
 from trunkline.workload._descriptor import NAME, read_descriptor, write_descriptor
 from trunkline.workload._model_shape import ModelShape
@@ -101,7 +101,8 @@ def check_owner(folder: CheckpointFolder) -> None:
     for place in folder.places:
         others = {each.name for each in place.iterdir()} - ({_SHARDS} if place != folder.places[0] else set())
         if others:
-            raise FileExistsError(
+            raise exception_of(
+                "system",
                 errno.EEXIST,
                 f"{place} has files that were not saved by a workload ({min(others)}); choose another "
                 "directory",
@@ -141,7 +142,8 @@ def restorable(folder: CheckpointFolder, model: dict[str, Any], ranks: int) -> l
     if found:
         return sorted(found)
     why = f" of this model and {ranks} ranks; it has some {' and '.join(sorted(others))}" if others else ""
-    raise FileNotFoundError(
+    raise exception_of(
+        "system",
         errno.ENOENT,
         f"{place} has no complete checkpoint to restore{why}; save some first with "
         "checkpoint.num_checkpoints_write, and the same model, --ranks and --scale",
@@ -182,7 +184,8 @@ def check_room(folder: CheckpointFolder, needed: int) -> None:
         status = os.statvfs(paths[device])
         free = status.f_bavail * status.f_frsize
         if share > free:
-            raise OSError(
+            raise exception_of(
+                "system",
                 errno.ENOSPC,
                 f"the checkpoints need {share / 1e9:.2f} GB in {paths[device]}, which has {free / 1e9:.2f} "
                 "GB left; choose another directory, a smaller --scale, fewer --ranks, or a smaller "

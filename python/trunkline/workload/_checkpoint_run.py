@@ -9,6 +9,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._batch_memory import require_memory
@@ -151,8 +152,11 @@ def hold(folder: CheckpointFolder, held: ExitStack) -> list[Path]:
     made = folder.make()
     lock = held.enter_context(DirectoryLock(folder.places[0]))
     if not lock.try_lock():
-        raise BlockingIOError(
-            errno.EAGAIN, f"another process saves checkpoints in {lock.directory}", str(lock.directory)
+        raise exception_of(
+            "system",
+            errno.EBUSY,
+            f"another process saves checkpoints in {lock.directory}",
+            str(lock.directory),
         )
     return made
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trunkline._errors import Error
+from trunkline._errors import Error, exception_of
 from trunkline.workload._data_files import PARTS
 from trunkline.workload._spec import Dataset, Workload
 
@@ -41,7 +41,8 @@ def claim(workload: Workload, directories: Sequence[Path]) -> None:
             _check_vacant(directory)
             missing.append((directory, wanted))
         elif present != wanted:
-            raise FileExistsError(
+            raise exception_of(
+                "system",
                 errno.EEXIST,
                 f"{directory} has another data set ({_difference(present, wanted)}); choose another "
                 "directory, or remove that one",
@@ -113,7 +114,8 @@ def _check_vacant(directory: Path) -> None:
     for part in PARTS:
         folder = directory / part
         if folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(
+            raise exception_of(
+                "system",
                 errno.EEXIST,
                 f"{folder} has files that were not generated here; choose another directory",
                 str(folder),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from trunkline._errors import Unsupported
+from trunkline._errors import Unsupported, exception_of
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
@@ -135,7 +135,8 @@ def _check_room(workload: Workload, work: _Work, directories: Sequence[Path]) ->
         status = os.statvfs(place[device])
         free = status.f_bavail * status.f_frsize
         if needed > free:
-            raise OSError(
+            raise exception_of(
+                "system",
                 errno.ENOSPC,
                 f"{workload.name} needs {needed / 1e9:.2f} GB in {place[device]}, which has {free / 1e9:.2f} "
                 "GB left; choose another directory, or a smaller data set with --scale",
@@ -226,8 +227,8 @@ def _publish(path: Path, is_index: bool) -> None:
     except FileExistsError:
         if is_index and path.stat().st_size == _temporary(path).stat().st_size:
             return  # of a run that ended before the data file had its name
-        raise FileExistsError(
-            errno.EEXIST, f"{path} appeared meanwhile, and is not replaced", str(path)
+        raise exception_of(
+            "system", errno.EEXIST, f"{path} appeared meanwhile, and is not replaced", str(path)
         ) from None
     except OSError:  # no hard links here
         if path.exists():

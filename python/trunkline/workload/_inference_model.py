@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trunkline._errors import Corrupt
+from trunkline._errors import Corrupt, exception_of
 from trunkline.workload._pattern import Pattern
 
 if TYPE_CHECKING:
@@ -32,14 +32,18 @@ def write_model(directory: Path, nbytes: int, seed: int) -> bool:
     path = model_path(directory)
     if path.exists():
         if not nbytes <= path.stat().st_size <= nbytes + nbytes // 1000 + _MOST_HEADER_BYTES:
-            raise FileExistsError(
-                errno.EEXIST, f"{path} is not a model of {nbytes} bytes, and is not replaced", str(path)
+            raise exception_of(
+                "system",
+                errno.EEXIST,
+                f"{path} is not a model of {nbytes} bytes, and is not replaced",
+                str(path),
             )
         return False
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
     if nbytes > free:
-        raise OSError(
+        raise exception_of(
+            "system",
             errno.ENOSPC,
             f"the model needs {nbytes / 1e9:.2f} GB in {directory}, which has {free / 1e9:.2f} GB left; set "
             "a smaller inference.model_size_bytes with --set",
@@ -56,8 +60,8 @@ def load_model(directory: Path, nbytes: int) -> "dict[str, torch.Tensor]":
 
     path = model_path(directory)
     if not path.exists():
-        raise FileNotFoundError(
-            errno.ENOENT, f"no model {path}; write it with `trunkline workload generate`", str(path)
+        raise exception_of(
+            "system", errno.ENOENT, f"no model {path}; write it with `trunkline workload generate`", str(path)
         )
     loaded: dict[str, torch.Tensor] = load(path)
     found = sum(tensor.nbytes for tensor in loaded.values())

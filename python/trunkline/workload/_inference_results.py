@@ -119,7 +119,7 @@ def _deadline_lines(deadline: dict[str, Any] | None) -> list[str]:
     reached = "reached" if deadline["reached"] else "missed"
     return [
         f"  deadline            {duration_text(deadline['seconds'])} for {deadline['percentile']:g} % of the "
-        f"queries: {reached}, by {deadline['within']:.2%} (p{deadline['percentile']:g} "
+        f"queries: {reached}, {deadline['within']:.2%} are within it (p{deadline['percentile']:g} "
         f"{duration_text(deadline['latency_seconds'])})"
     ]
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._batch_memory import require_memory
@@ -72,8 +73,8 @@ def _log_folder(directory: Path, remove: bool, is_logging: bool) -> Iterator[Pat
     with ExitStack() as held:
         lock = held.enter_context(DirectoryLock(parent))
         if not lock.try_lock():
-            raise BlockingIOError(
-                errno.EAGAIN, f"another process runs an inference in {directory}", str(directory)
+            raise exception_of(
+                "system", errno.EBUSY, f"another process runs an inference in {directory}", str(directory)
             )
         numbers = [int(each.name) for each in parent.iterdir() if each.name.isdecimal()]
         folder = parent / f"{max(numbers, default=0) + 1:06d}"
