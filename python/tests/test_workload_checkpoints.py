@@ -15,7 +15,7 @@ import pytest
 
 from trunkline import Corrupt, OutOfBudget, Unsupported
 from trunkline._flock import DirectoryLock
-from trunkline.workload import Workload, _batch_memory, cli, generate, load
+from trunkline.workload import Workload, _batch_memory, cli, generate, load, scaled
 from trunkline.workload._checkpoint_folder import CheckpointFolder
 from trunkline.workload._checkpoint_results import text_of_checkpoints, transfer_results
 from trunkline.workload._model_shape import rank_bytes
@@ -171,6 +171,8 @@ def test_what_does_not_fit_is_rejected_before_anything_is_written(
         run(workload(), [tmp_path], 5)
     with pytest.raises(ValueError, match="tiny has no data set"):
         generate(workload(), [tmp_path])
+    with pytest.raises(ValueError, match="--scale: tiny has no data set; scale its checkpoints with `run`"):
+        scaled(workload(), 1000)
     with pytest.raises(ValueError, match="saves checkpoints, which needs a directory"):
         run(workload(), None)
     with pytest.raises(ValueError, match="--remove: unet3d saves no checkpoints"):

@@ -56,7 +56,7 @@ def generate(
     and the bytes made.
     """
     check_workload(workload)
-    if workload.dataset.train.files == 0:
+    if not workload.has_dataset:
         raise ValueError(f"{workload.name} has no data set: `trunkline workload run` makes its checkpoints")
     _require_format(workload)
     model_bytes = workload.inference.model_bytes if workload.inference is not None else 0

@@ -184,6 +184,11 @@ class Workload:
     seed: int
     ignored: tuple[Ignored, ...] = field(default=(), compare=False)
 
+    @property
+    def has_dataset(self) -> bool:
+        """Whether it reads samples; one of checkpoints alone does not."""
+        return self.train is not None or self.checkpoint is None
+
 
 def check_workload(workload: object) -> None:
     """Raise TypeError unless it is a Workload."""
