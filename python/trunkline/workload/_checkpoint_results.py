@@ -7,7 +7,7 @@ from typing import Any
 from trunkline._core import DurationHistogram
 from trunkline.workload._histogram import percentiles
 from trunkline.workload._model_shape import ModelShape, rank_bytes, total_bytes
-from trunkline.workload._shown import bytes_text, duration_text
+from trunkline.workload._readable import duration, size
 
 Times = Sequence[
     Sequence[int]
@@ -27,7 +27,7 @@ def transfer_results(nbytes: Sequence[int], times: Sequence[Times]) -> dict[str,
     for at, (number, *_) in enumerate(times[0]):
         durations = [rank[at][1] for rank in times]
         longest.add_ns(max(durations))
-        rates = [_rate(size, ns) for size, ns in zip(nbytes, durations, strict=True) if size]
+        rates = [_rate(share, ns) for share, ns in zip(nbytes, durations, strict=True) if share]
         each.append(
             {
                 "checkpoint": number,
@@ -47,7 +47,7 @@ def transfer_results(nbytes: Sequence[int], times: Sequence[Times]) -> dict[str,
         "gb_s_slowest_rank": min(one["gb_s_slowest_rank"] for one in each),
         "histogram_ns": [list(bucket) for bucket in histogram],
         "checkpoints": each,
-        "per_rank": [_rank(size, rank) for size, rank in zip(nbytes, times, strict=True)],
+        "per_rank": [_rank(share, rank) for share, rank in zip(nbytes, times, strict=True)],
     }
 
 
@@ -128,9 +128,9 @@ def saved_lines(document: dict[str, Any]) -> list[str]:
 def _model_lines(model: dict[str, Any]) -> list[str]:
     return [
         *_scaled(model["scaled"]),
-        f"  a checkpoint        {bytes_text(model['checkpoint_bytes'])}, of rank 0 "
-        f"{bytes_text(model['rank_bytes']['model'])} of weights and "
-        f"{bytes_text(model['rank_bytes']['optimizer'])} of the optimizer",
+        f"  a checkpoint        {size(model['checkpoint_bytes'])}, of rank 0 "
+        f"{size(model['rank_bytes']['model'])} of weights and "
+        f"{size(model['rank_bytes']['optimizer'])} of the optimizer",
     ]
 
 
@@ -158,8 +158,8 @@ def _transfer_lines(verb: str, results: dict[str, Any] | None) -> list[str]:
     )
     return [
         f"  {verb:<20}{results['count']} times at {results['gb_s']:.3f} GB/s{slowest}; "
-        f"mean {duration_text(results['mean_seconds'])}, p50 {duration_text(seconds['p50'])}, "
-        f"max {duration_text(seconds['max'])}"
+        f"mean {duration(results['mean_seconds'])}, p50 {duration(seconds['p50'])}, "
+        f"max {duration(seconds['max'])}"
     ]
 
 
@@ -179,6 +179,6 @@ def _scaled(scaled: dict[str, Any] | None) -> list[str]:
     shown = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in sizes.items())
     before, after = scaled["model_bytes"]
     return [
-        f"  SCALED DOWN         {bytes_text(before)} -> {bytes_text(after)} of all ranks: {shown}; layers "
+        f"  SCALED DOWN         {size(before)} -> {size(after)} of all ranks: {shown}; layers "
         "and ranks are as declared"
     ]

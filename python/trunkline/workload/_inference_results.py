@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trunkline.workload._histogram import merged, percentile_seconds, percentiles
-from trunkline.workload._shown import bytes_text, duration_text
+from trunkline.workload._readable import duration, size
 from trunkline.workload._spec import Inference, Workload
 
 _ENOUGH_LATE = 0.01  # share of the latencies that the emulator itself may add
@@ -108,8 +108,7 @@ def _load_lines(load: dict[str, Any] | None) -> list[str]:
     if load is None:
         return []
     return [
-        f"  model load          {bytes_text(load['bytes'])} in {load['seconds']:.3f} s, "
-        f"{load['gb_s']:.3f} GB/s"
+        f"  model load          {size(load['bytes'])} in {load['seconds']:.3f} s, {load['gb_s']:.3f} GB/s"
     ]
 
 
@@ -118,9 +117,9 @@ def _deadline_lines(deadline: dict[str, Any] | None) -> list[str]:
         return []
     reached = "reached" if deadline["reached"] else "missed"
     return [
-        f"  deadline            {duration_text(deadline['seconds'])} for {deadline['percentile']:g} % of the "
+        f"  deadline            {duration(deadline['seconds'])} for {deadline['percentile']:g} % of the "
         f"queries: {reached}, {deadline['within']:.2%} are within it (p{deadline['percentile']:g} "
-        f"{duration_text(deadline['latency_seconds'])})"
+        f"{duration(deadline['latency_seconds'])})"
     ]
 
 
@@ -130,10 +129,10 @@ def _log_lines(document: dict[str, Any]) -> list[str]:
         return []
     kept = f", kept in {document['logs']}; --remove removes them" if document["logs"] else ", removed"
     return [
-        f"  log                 {log['records']} records, {bytes_text(log['bytes'])}, {log['syncs']} times "
+        f"  log                 {log['records']} records, {size(log['bytes'])}, {log['syncs']} times "
         f"made durable ({log['fsync']}): {_row(log['sync_seconds'])}{kept}"
     ]
 
 
 def _row(times: dict[str, float]) -> str:
-    return ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in times.items())
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in times.items())

@@ -6,7 +6,7 @@ from typing import Any
 
 from trunkline.workload._checkpoint_results import saved_lines
 from trunkline.workload._histogram import merged, percentiles
-from trunkline.workload._shown import duration_text
+from trunkline.workload._readable import duration
 from trunkline.workload._spec import Workload
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
@@ -149,4 +149,4 @@ def _target(document: dict[str, Any]) -> str:
 
 
 def _row(percentiles: dict[str, float]) -> str:
-    return ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in percentiles.items())
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in percentiles.items())

@@ -11,9 +11,9 @@ from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
+from trunkline.workload._readable import size
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
-from trunkline.workload._shown import bytes_text
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import scaled, totals_of
 
@@ -135,8 +135,8 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
     document = generate(workload, options.data, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
-    made = bytes_text(document["bytes_made"])
-    model = f", and a model of {bytes_text(document['model_bytes'])}" if document["model_bytes"] else ""
+    made = size(document["bytes_made"])
+    model = f", and a model of {size(document['model_bytes'])}" if document["model_bytes"] else ""
     text = (
         f"wrote {document['files_made']} files of {workload.name}, {made}{kept}{model}: "
         f"{', '.join(document['directories'])}"
@@ -172,8 +172,8 @@ def _training_lines(rows: list[dict[str, Any]]) -> list[str]:
     widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
     lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
     return lines + [
-        f"{row['name']:<16}{row['format']:<10}{bytes_text(row['totals']['bytes']):>10}"
-        f"{row['totals']['files']:>10}{bytes_text(row['record_bytes']):>10}{row['batch_size']:>7}"
+        f"{row['name']:<16}{row['format']:<10}{size(row['totals']['bytes']):>10}"
+        f"{row['totals']['files']:>10}{size(row['record_bytes']):>10}{row['batch_size']:>7}"
         f"{row['compute_seconds'] * 1e3:>7.4g} ms{row['totals']['gb_s_per_accelerator']:>9.3g}"
         for row in rows
     ]
@@ -183,8 +183,8 @@ def _checkpoint_lines(rows: list[dict[str, Any]]) -> list[str]:
     widths = {"checkpoint": 12, "ranks": 7, "weights of a rank": 19, "optimizer": 11}
     lines = [f"{'name':<16}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
     return lines + [
-        f"{row['name']:<16}{bytes_text(row['checkpoint_bytes']):>12}{row['ranks']:>7}"
-        f"{bytes_text(row['rank_bytes']['model']):>19}{bytes_text(row['rank_bytes']['optimizer']):>11}"
+        f"{row['name']:<16}{size(row['checkpoint_bytes']):>12}{row['ranks']:>7}"
+        f"{size(row['rank_bytes']['model']):>19}{size(row['rank_bytes']['optimizer']):>11}"
         for row in rows
     ]
 
