@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import Cancelled, Corrupt
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+_MEETING_TIMEOUT = timedelta(days=7)  # waiting for a slow rank is what is measured
 _SLEEP_SECONDS = 0.2  # between looks at whether to go on
 
 
@@ -146,7 +148,13 @@ def _meet(file: str, rank: Rank) -> None:
     import torch.distributed as dist
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank.number, world_size=rank.count)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{file}",
+        rank=rank.number,
+        world_size=rank.count,
+        timeout=_MEETING_TIMEOUT,  # the process that started the ranks sees when one ends
+    )
 
 
 def _bytes(tensor: "torch.Tensor") -> "NDArray[numpy.uint8]":
