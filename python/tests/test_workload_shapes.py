@@ -119,17 +119,24 @@ def test_scaling_keeps_layers_ranks_and_proportions() -> None:
     assert checkpoint is not None
     shape = checkpoint.shape
     small = scaled_shape(shape, 100 * 10**9)
-    assert 0.98 * 100e9 < total_bytes(small) <= 100e9
+    assert 0.97 * 100e9 < total_bytes(small) <= 100e9
     before, after = shape.transformer, small.transformer
     assert before is not None
     assert after is not None
     assert small.parallelism == shape.parallelism
+    assert all(width % 16 == 0 for width in (after.hidden, after.ffn, after.vocabulary))
     assert (after.layers, after.heads, after.kv_heads) == (before.layers, before.heads, before.kv_heads)
     assert after.ffn / after.hidden == pytest.approx(before.ffn / before.hidden, rel=0.01)
     assert after.vocabulary / after.hidden == pytest.approx(before.vocabulary / before.hidden, rel=0.01)
     share = [rank_bytes(each, 8 * 31)[0] / total_bytes(each) for each in (shape, small)]
     assert share[0] == pytest.approx(share[1], rel=0.02)
     assert scaled_shape(shape, 10**15) is shape
+    lists = ModelShape(
+        Parallelism(), layers=2, layer_elements=(10_000, 0), group_elements=(1, 9_000), flat_bytes=700
+    )
+    half = scaled_shape(lists, total_bytes(lists) // 2)
+    assert (half.layer_elements[0] % 16, half.layer_elements[1], half.group_elements[0]) == (0, 0, 1)
+    assert 0.98 < total_bytes(half) / (total_bytes(lists) // 2) <= 1
     with pytest.raises(ValueError, match="--scale: a checkpoint of all 512 ranks has at least"):
         scaled_shape(shape, 1000)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 STATE_DTYPES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _OPTIMIZER_COPIES = 3  # the weights in full precision, and two moments
 _SMALL_TENSOR_ROWS = 5  # beside each copy, a tensor of 5 x hidden elements
+_WIDTH_UNIT = 16  # widths of real models are multiples of it
 _STEPS_OF_BISECTION = 60
 
 
@@ -157,12 +158,13 @@ def scaled_shape(shape: ModelShape, most_bytes: int) -> ModelShape:
 
 def _shrunk(shape: ModelShape, factor: float) -> ModelShape:
     def width(size: int) -> int:
-        """The same multiple for all, so that tensor-parallel ranks have equal parts."""
-        tensor = shape.parallelism.tensor
-        return max(1, math.floor(size * factor / tensor)) * tensor
+        """Of a model that trains well: parts of tensor-parallel ranks are equal, and tensors are aligned."""
+        unit = math.lcm(shape.parallelism.tensor, _WIDTH_UNIT)
+        return max(1, math.floor(size * factor / unit)) * unit
 
     def area(size: int) -> int:
-        return max(1, math.floor(size * factor * factor)) if size else 0
+        small = math.floor(size * factor * factor)
+        return (small // _WIDTH_UNIT * _WIDTH_UNIT or max(1, small)) if size else 0
 
     model = shape.transformer
     if model is not None:
