@@ -31,8 +31,8 @@ def make_parser() -> Parser:
     """Return the parser of the command's arguments."""
     parser = Parser(
         prog="trunkline workload",
-        description="Emulate trainings: how busy storage keeps the accelerators. Workloads are files as DLIO "
-        "and MLPerf Storage have them, or built in",
+        description="Emulate trainings, checkpoints and inferences: how busy storage keeps the accelerators. "
+        "Workloads are files as DLIO and MLPerf Storage have them, or built in",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser(
