@@ -31,7 +31,7 @@ class InferenceJob:
     directories: tuple[Path, ...]
     log_folder: Path | None
 
-    end_seconds = 10.0  # for ranks to end when the run ends early: reads that are under way
+    end_seconds = 1.0  # for ranks to end when the run ends early: they do not wait for each other
 
     def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
         """Run it on one rank; `report` gets the number of queries now and then, and may raise."""
