@@ -125,7 +125,7 @@ def parser_commands() -> list[Command]:
     from trunkline.workload.cli import make_parser
 
     workload = make_parser()
-    summary = "emulate trainings: how busy storage keeps the accelerators"
+    summary = "emulate trainings, checkpoints and inferences: how busy storage keeps the accelerators"
     below = subcommands("workload ", workload)
     command = Command("trunkline workload", (workload.description or "").strip(), "", summary=summary)
     command.usage = "trunkline workload COMMAND"

@@ -15,8 +15,10 @@
 #include "errors.h"
 #include "gil.h"
 #include "interruptible.h"
+#include "os/precise_sleep.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
+#include "workload/duration_histogram.h"
 #include "workload/paced_source.h"
 #include "workload/training_loop.h"
 
@@ -215,6 +217,19 @@ void register_workload(nb::module_& module) {
       .def(nb::init<int, unsigned>(), "descriptor"_a, "number"_a)
       .def("abort", &BarrierMapping::abort, "Ends the waits of all ranks.")
       .def_static("size", [] { return BarrierMapping::kBytes; }, "Bytes of each in the file.");
+  module.def(
+      "sleep_until_ns",
+      [](std::int64_t deadline) {
+        const GilReleased unlocked;
+        const os::FineTimers fine;
+        os::sleep_until_ns(deadline);
+      },
+      "deadline"_a, "Returns at that time of CLOCK_MONOTONIC, or when a signal has arrived. Private.");
+  nb::class_<workload::DurationHistogram>(module, "DurationHistogram", "Counts durations. Private.")
+      .def(nb::init<>())
+      .def("add_ns", &workload::DurationHistogram::add, "ns"_a)
+      .def("counts", &workload::DurationHistogram::counts,
+           "(largest nanoseconds, count) of each bucket that is not empty, ascending.");
   nb::class_<TrainingLoopObject>(module, "TrainingLoop", "The loop of an emulated training. Private.")
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
            "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,

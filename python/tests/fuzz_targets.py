@@ -33,6 +33,7 @@ from trunkline.data import _npz as npz_files
 from trunkline.dcp import _manifest as dcp_manifest
 from trunkline.workload import _parse as workload_files
 from trunkline.workload import totals_of
+from trunkline.workload._model_shape import rank_bytes
 from trunkline.workload._spec_error import SpecError
 
 # Returns the error with which the input was rejected, None if it was read; raises any other error.
@@ -271,13 +272,17 @@ def npz(data: bytes) -> BaseException | None:
 
 
 def workload_file(data: bytes) -> BaseException | None:
-    """Its totals can be computed."""
+    """Its totals can be computed, and what its ranks save."""
     try:
         workload = workload_files.parse_text(data.decode("utf-8", "replace"), "fuzz")
     except SpecError as error:
         return error
     totals = totals_of(workload, 2)
-    assert totals.samples > 0
+    checkpoint = workload.checkpoint
+    assert totals.samples > 0 or (checkpoint is not None and workload.train is None)
+    assert (
+        checkpoint is None or sum(rank_bytes(checkpoint.shape, checkpoint.shape.parallelism.ranks - 1)) >= 0
+    )
     assert 0 <= totals.steps <= max(totals.samples, 1) * (workload.train.epochs if workload.train else 1)
     assert all(each.effect.startswith(("ignored: ", "not supported: ")) for each in workload.ignored)
     return None
@@ -419,6 +424,14 @@ def _workload_seeds() -> list[bytes]:
         b"dataset: {format: npy, num_files_train: 1, record_length: 9, num_files_eval: 2}\n"
         b"++workload.reader.batch_size: 1\nworkflow: {evaluation: on}\n"
         b"train: {computation_time: {mean: 1}}\nevaluation: {eval_time: 0}\n",
+        b"model: {num_layers: 2, parallelism: {tensor: 2, pipeline: 2, zero_stage: 1}, transformer: "
+        b"{hidden_size: 8, num_attention_heads: 2}}\nworkflow: {train: no, checkpoint: yes}\n"
+        b"checkpoint: {num_checkpoints_write: 3, fsync: on, type: all_ranks}\n",
+        b"workflow: {checkpoint: on}\ndataset: {format: png, num_files_train: 3, record_length: 9}\n"
+        b"checkpoint: {layer_parameters: [1, 2], num_layers: 3, optimization_groups: [4], model_size: 5}\n"
+        b"reader: {batch_size: 1}\ntrain: {computation_time: 1}\n",
+        b"workflow: {inference: on}\ndataset: {format: npy, num_files_train: 3, record_length: 9}\n"
+        b"inference: {arrival_rate: 5, computation_time: 0.1, deadline: 1, logging: {fsync: interval}}\n",
     ]
 
 

@@ -16,9 +16,13 @@ def test_list_has_every_built_in_workload(capsys: pytest.CaptureFixture[str]) ->
     assert [row["name"] for row in document["workloads"]] == builtin_names()
     [unet] = [row for row in document["workloads"] if row["name"] == "unet3d_h100"]
     assert unet["totals"]["steps"] == 120
+    [llama] = [row for row in document["workloads"] if row["name"] == "llama3-8b"]
+    assert (llama["ranks"], llama["checkpoint_bytes"]) == (8, 112425623552)
     assert cli.main(["workload", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-2]] == builtin_names()
+    shown = [line.split()[0] for line in lines[1:-2] if line]
+    assert sorted(shown) == sorted([*builtin_names(), "name"])  # a second heading
+    assert ["llama3-8b", "112", "GB", "8", "2.01", "GB", "12", "GB"] in [line.split() for line in lines]
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,7 +302,7 @@ def test_an_interrupt_ends_the_run(tmp_path: Path) -> None:
         "import sys, threading, signal, os, time\n"
         "from trunkline.workload import cli, _training\n"
         "real = _training.Phase.run_epoch\n"
-        "def begin(self, steps, tick):\n"
+        "def begin(self, steps, tick, *more):\n"
         "    real(self, steps, lambda: os.kill(os.getpid(), signal.SIGINT))\n"
         "_training.Phase.run_epoch = begin\n"
         "sys.exit(cli.main(['workload', 'run', sys.argv[1], '--null-device']))\n"

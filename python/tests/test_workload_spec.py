@@ -63,6 +63,9 @@ def test_a_public_file_is_parsed_unchanged() -> None:
     assert workload.train is not None
     assert workload.train.compute_seconds == Normal(0.323)
     assert workload.target_utilization == 0.9
+    assert workload.checkpoint is not None
+    assert workload.checkpoint.shape.flat_bytes == 499153191
+    assert (workload.checkpoint.after_epoch, workload.checkpoint.every_epochs) == (5, 2)
     assert workload == parse_text(UNET3D.replace("_length_bytes", "_length"), "unet3d.yaml")
 
 
@@ -72,8 +75,8 @@ def test_every_key_without_effect_is_listed_with_its_line() -> None:
     lines = UNET3D.splitlines()
     for each in workload.ignored[:-1]:
         assert each.key.rpartition(".")[2] in lines[each.line - 1]
-    assert "checkpoint.checkpoint_after_epoch" in effects
-    assert effects["checkpoint.checkpoint_folder"].startswith("not supported")
+    assert "checkpoint.checkpoint_after_epoch" not in effects
+    assert effects["checkpoint.checkpoint_folder"] == "ignored: --data says where checkpoints are saved"
     assert effects["framework"].startswith("ignored")
     assert effects["reader2"] == "not supported: unknown key; check its spelling"
     read = {"dataset.format", "reader.batch_size", "train.epochs", "metric.au", "workflow.train"}
@@ -235,6 +238,19 @@ def test_totals_of_several_ranks_and_a_bound_on_steps() -> None:
     assert totals.read_bytes == 60 * 2 * 7 * 146600628
     assert totals.compute_seconds == pytest.approx(60 * 0.323)
     assert totals_of(load("unet3d_h100", ["train.total_training_steps=30"])).steps == 30
+
+
+def test_checkpoints_alone_need_no_data_set() -> None:
+    text = UNET3D.replace("  train: True", "  train: False")
+    workload = parse_text(text, "unet3d.yaml")
+    assert workload.train is None
+    assert workload.dataset.train.files == 0
+    effects = {each.key: each.effect for each in workload.ignored}
+    assert effects["dataset.format"] == "ignored: workflow.train is false"
+    assert effects["checkpoint.checkpoint_after_epoch"] == "ignored: is about workloads with a training"
+    text = UNET3D.replace("checkpoint_after_epoch: 5", "num_checkpoints_write: 5")
+    effects = {each.key: each.effect for each in parse_text(text, "unet3d.yaml").ignored}
+    assert effects["checkpoint.num_checkpoints_write"] == "ignored: is about workloads without a training"
 
 
 def test_built_in_workloads_have_the_sizes_of_their_training_sets() -> None:

@@ -11,7 +11,12 @@ _INTERVAL_SECONDS = 0.2
 class Progress:
     """Shows how much of `total` is done on standard error, where that is a terminal. Used from one thread."""
 
-    def __init__(self, what: str, total: int, unit: Literal["bytes", "files", "steps"] = "bytes") -> None:
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        unit: Literal["bytes", "files", "steps", "checkpoints", "queries"] = "bytes",
+    ) -> None:
         """`what`: the operation, as in "packing model"."""
         self._what = what
         self._total = total

@@ -7,12 +7,16 @@ namespace trunkline::workload {
 void Accelerator::begin_epoch() { stats_.epochs.emplace_back(); }
 
 void Accelerator::pause() {
+  if (end_) paused_ = end_;
   end_.reset();
   resumed_.reset();
 }
 
 void Accelerator::resume(std::int64_t now) {
-  if (!resumed_) resumed_ = now;
+  if (resumed_) return;
+  resumed_ = now;
+  if (paused_) epoch_begin_ += now - *paused_;
+  paused_.reset();
 }
 
 void Accelerator::step(std::int64_t asked, std::int64_t ready, std::int64_t compute, std::uint64_t bytes) {

@@ -40,7 +40,8 @@ class Accelerator {
   explicit Accelerator(std::uint64_t skipped_steps) : skipped_steps_(skipped_steps) {}
 
   void begin_epoch();
-  // From then on it is not running: the time until resume() counts nowhere. After the last step has ended.
+  // From then on it is not running: the time until resume() counts nowhere, also within an epoch. After the
+  // last step has ended.
   void pause();
   // It runs from `now` on, unless it runs already.
   void resume(std::int64_t now);
@@ -56,7 +57,8 @@ class Accelerator {
   const std::uint64_t skipped_steps_;
   std::optional<std::int64_t> resumed_;
   std::optional<std::int64_t> end_;
-  std::int64_t epoch_begin_ = 0;  // of what counts
+  std::optional<std::int64_t> paused_;  // the end of the last step before a pause
+  std::int64_t epoch_begin_ = 0;        // of what counts
   AcceleratorStats stats_;
 };
 

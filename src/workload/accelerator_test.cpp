@@ -84,5 +84,20 @@ TEST(Accelerator, APauseCountsNowhere) {
   EXPECT_EQ(stats.epochs[1].running_ns, 100);
 }
 
+TEST(Accelerator, APauseWithinAnEpochCountsNowhere) {
+  Accelerator accelerator(1);
+  accelerator.resume(0);
+  accelerator.begin_epoch();
+  accelerator.step(0, 0, 100);
+  accelerator.step(100, 100, 100);  // 100 .. 200
+  accelerator.pause();
+  accelerator.resume(5000);
+  accelerator.step(5000, 5010, 100);  // 5010 .. 5110
+  const AcceleratorStats& stats = accelerator.stats();
+  EXPECT_EQ(stats.running_ns, 310);
+  EXPECT_EQ(stats.epochs[0].busy_ns, 200);
+  EXPECT_EQ(stats.epochs[0].running_ns, 210);
+}
+
 }  // namespace
 }  // namespace trunkline::workload

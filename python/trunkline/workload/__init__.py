@@ -1,8 +1,9 @@
-"""Training workloads, emulated: what storage must deliver so that accelerators never wait.
+"""Trainings, checkpoints and inferences, emulated: what storage must deliver so that accelerators never wait.
 
     trunkline workload list
     trunkline workload generate unet3d_h100 --data /mnt/a /mnt/b --scale 100GB
     trunkline workload run unet3d_h100 --data /mnt/a /mnt/b
+    trunkline workload run llama3-8b --data /mnt/a /mnt/b --scale 10GB
 
 The same in Python: `load` reads the workload files of DLIO and MLPerf Storage, which requires PyYAML;
 `generate` and `run` do what the commands do. `totals_of` says what follows from a workload: bytes, steps, and

@@ -1,4 +1,4 @@
-"""The memory that batches are read into."""
+"""The memory that a workload needs, and whether this machine has it."""
 
 import errno
 
@@ -20,11 +20,19 @@ def batch_memory_bytes(workload: Workload) -> float:
 
 def check_memory(workload: Workload, ranks: int) -> None:
     """Raise OutOfBudget if the batches need more memory than is left."""
-    needed, available = batch_memory_bytes(workload) * ranks, free_memory_bytes()
+    require_memory(
+        batch_memory_bytes(workload) * ranks,
+        f"the batches that {workload.name} reads ahead",
+        "set a smaller reader.read_threads, reader.prefetch_size or reader.batch_size with --set",
+    )
+
+
+def require_memory(needed: float, what: str, todo: str) -> None:
+    """Raise OutOfBudget if this machine has less memory left. `what`: in the plural."""
+    available = free_memory_bytes()
     if needed > available:
         raise OutOfBudget(
             errno.ENOMEM,
-            f"the batches that {workload.name} reads ahead need {needed / 1e9:.2f} GB of memory, and "
-            f"{available / 1e9:.2f} GB are available; set a smaller reader.read_threads, "
-            "reader.prefetch_size or reader.batch_size with --set",
+            f"{what} need {needed / 1e9:.2f} GB of memory, and {available / 1e9:.2f} GB are available; "
+            f"{todo}",
         )

@@ -20,6 +20,14 @@ _FIGURES: tuple[tuple[str, str], ...] = (
     *((f"wait_seconds.{name}", "seconds") for name in _PERCENTILES),
     ("evaluation.utilization", "share"),
     ("evaluation.gb_s", "number"),
+    ("queries_per_second", "number"),
+    *((f"latency_seconds.{name}", "seconds") for name in _PERCENTILES),
+    ("deadline.within", "share"),
+    *(
+        (f"{part}.{name}", kind)
+        for part in ("save", "restore", "checkpoints.save")
+        for name, kind in (("mean_seconds", "seconds"), ("gb_s", "number"), ("gb_s_slowest_rank", "number"))
+    ),
     ("open_seconds", "seconds"),
     ("emulator.utilization", "share"),
 )

@@ -49,7 +49,7 @@ def claim(workload: Workload, directories: Sequence[Path]) -> None:
                 str(directory),
             )
     for directory, wanted in missing:
-        _write(directory, wanted)
+        write_descriptor(directory, wanted)
 
 
 def read_descriptor(directory: Path) -> dict[str, Any] | None:
@@ -129,7 +129,8 @@ def _check_vacant(directory: Path) -> None:
             )
 
 
-def _write(directory: Path, document: dict[str, Any]) -> None:
+def write_descriptor(directory: Path, document: dict[str, Any]) -> None:
+    """Write the descriptor of a directory durably."""
     temporary = directory / f".{NAME}.partial"
     temporary.unlink(missing_ok=True)  # of a run that was ended; a link that is here must not be followed
     with temporary.open("x", encoding="utf-8") as out:

@@ -17,6 +17,8 @@ from trunkline._progress import Progress
 from trunkline.workload._content import Content
 from trunkline.workload._data_files import DataFile, data_files, directories_of
 from trunkline.workload._descriptor import claim
+from trunkline.workload._inference_model import write_model
+from trunkline.workload._require_torch import require_torch
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._writers import Source, write_file
 
@@ -44,6 +46,8 @@ def generate(
 ) -> dict[str, Any]:
     """Write the data set of a workload into the directories, which are made if they do not exist.
 
+    For an inference, also the model that it loads, into the first directory.
+
     Files that an earlier call finished are kept; what it left unfinished is written again. Every file depends
     on the workload and its seed alone. `workers`: files that are written at once.
 
@@ -52,7 +56,12 @@ def generate(
     and the bytes made.
     """
     check_workload(workload)
+    if not workload.has_dataset:
+        raise ValueError(f"{workload.name} has no data set: `trunkline workload run` makes its checkpoints")
     _require_format(workload)
+    model_bytes = workload.inference.model_bytes if workload.inference is not None else 0
+    if model_bytes:
+        require_torch("models that are loaded")
     places = directories_of(directories)
     for place in places:
         _make_directory(place)
@@ -64,12 +73,15 @@ def generate(
         work = _work(workload, places, stop)
         _check_room(workload, work, places)
         written = _run(work, workers or _default_workers(workload), stop, workload.name)
+        if model_bytes:
+            write_model(places[0], model_bytes, workload.seed)
     return {
         "workload": workload.name,
         "directories": [str(place) for place in places],
         "files_made": len(work.missing),
         "files_kept": work.kept,
         "bytes_made": written,
+        "model_bytes": model_bytes,
         "seed": workload.seed,
     }
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 Histogram = Sequence[tuple[int, int]]
+_PERCENTS = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 def merged(histograms: Iterable[Histogram]) -> list[tuple[int, int]]:
@@ -25,3 +26,8 @@ def percentile_seconds(histogram: Histogram, percent: float) -> float:
         if seen >= rank:
             return upper / 1e9
     return 0.0
+
+
+def percentiles(histogram: Histogram) -> dict[str, float]:
+    """Return the durations, in seconds, that all reports have."""
+    return {name: percentile_seconds(histogram, percent) for name, percent in _PERCENTS.items()}

@@ -3,7 +3,9 @@
 _SAME_READS = "ignored: does not change what is read"
 _PLACES = "ignored: --data says where the data is"
 _NOTHING_IS_COMPUTED = "ignored: nothing is preprocessed, and samples have no element types"
-_CHECKPOINTS = "not supported: no checkpoints are saved"
+_ONLY_SERVER = "ignored: is about server mode"
+_ONLY_CHECKPOINTS = "ignored: is about workloads without a training"
+_ONLY_TRAININGS = "ignored: is about workloads with a training"
 
 # By the path of a key, or of the section that it is in. The longest that fits holds.
 _EFFECTS = {
@@ -50,7 +52,27 @@ _EFFECTS = {
     "reader.transfer_size": "ignored: the engine chooses the size of transfers",
     "reader.odirect": "ignored: direct I/O is used wherever it works",
     "train.seed_change_epoch": "ignored: each epoch has an order of its own",
-    "checkpoint": _CHECKPOINTS,
+    "checkpoint.checkpoint_folder": "ignored: --data says where checkpoints are saved",
+    "checkpoint.checkpoint_mechanism_classname": "ignored: trunkline.dcp saves and restores",
+    "checkpoint.mode": "ignored: --ranks says which ranks save and restore",
+    "checkpoint.rank_sync": "ignored: ranks begin and end together",
+    "checkpoint.randomize_tensor": "ignored: tensors are always random",
+    "checkpoint.ksm": "ignored: tensors have different contents, and share no memory",
+    "checkpoint.recovery_rank_shift": "not supported: each rank restores what it has saved",
+    "checkpoint.recovery_after_steps": "not supported: nothing is restored within a training",
+    "checkpoint.num_checkpoints": _ONLY_CHECKPOINTS,
+    "checkpoint.num_checkpoints_write": _ONLY_CHECKPOINTS,
+    "checkpoint.num_checkpoints_read": _ONLY_CHECKPOINTS,
+    "checkpoint.time_between_checkpoints": _ONLY_CHECKPOINTS,
+    "checkpoint.checkpoint_after_epoch": _ONLY_TRAININGS,
+    "checkpoint.epochs_between_checkpoints": _ONLY_TRAININGS,
+    "checkpoint.steps_between_checkpoints": _ONLY_TRAININGS,
+    "inference.arrival_rate": _ONLY_SERVER,
+    "inference.deadline": _ONLY_SERVER,
+    "inference.percentile": _ONLY_SERVER,
+    "inference.prefetch_size": "ignored: is about offline mode",
+    "inference.logging.group": "ignored: is about fsync: group",
+    "inference.logging.interval": "ignored: is about fsync: interval",
     "output.folder": "ignored: results go to standard output",
     "output.log_file": "ignored: results go to standard output",
 }

@@ -7,10 +7,13 @@ from typing import cast
 from trunkline._errors import system_error
 from trunkline._paths import absolute_path
 from trunkline.workload._known_keys import effect_of, is_unknown
+from trunkline.workload._parse_checkpoint import parse_checkpoint
+from trunkline.workload._parse_inference import parse_inference
 from trunkline.workload._section import Section
 from trunkline.workload._spec import (
     DTYPE_BYTES,
     FORMATS,
+    NO_DATASET,
     SHUFFLES,
     Column,
     Dataset,
@@ -29,6 +32,7 @@ from trunkline.workload._yaml import Node, insert, parse_yaml
 
 _DEFAULT_SEED = 123  # DLIO's
 _MAX_SECONDS = 1e6  # of a step: the sum over all steps must fit into nanoseconds
+_OF_TRAININGS = ("reader", "data_reader", "train")
 
 
 def parse_file(path: str, overrides: Sequence[str] = ()) -> Workload:
@@ -53,11 +57,14 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
     root = Section(source, "", document)
     model, workflow = _model(root), root.section("workflow")
     dataset_section, train_section = root.section("dataset"), root.section("train")
-    is_training = workflow.flag("train", True)
+    infers = workflow.flag("inference", False)
+    is_training = workflow.flag("train", not infers)
     reader_section, evaluation_section = _reader_section(root), root.section("evaluation")
     evaluates = workflow.flag("evaluation", False) and is_training
     checkpoints = workflow.flag("checkpoint", False)
-    dataset = _dataset(dataset_section, evaluates)
+    if infers and (is_training or checkpoints):
+        workflow.fail("inference", "is a workload of its own; set train and checkpoint to false")
+    dataset = _dataset(dataset_section, evaluates) if is_training or not checkpoints else NO_DATASET
     metric, output = root.section("metric"), root.section("output")
     skipped = output.section("metric").integer("exclude_start_steps", default=1)
     seed = train_section.integer("seed", default=_DEFAULT_SEED)
@@ -67,8 +74,13 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
     reader = _reader(reader_section, dataset) if is_training else None
     train = _train(train_section, seed) if is_training else None
     evaluation = _evaluation(evaluation_section) if evaluates else None
-    is_on = {"reader": is_training, "data_reader": is_training, "train": is_training}
-    is_on |= {"evaluation": evaluates, "checkpoint": checkpoints}
+    checkpoint = None
+    if checkpoints:
+        checkpoint = parse_checkpoint(_model_section(root), root.section("checkpoint"), is_training)
+    inference = parse_inference(root.section("inference"), dataset) if infers else None
+    is_on = dict.fromkeys(_OF_TRAININGS, is_training)
+    is_on |= {"dataset": dataset is not NO_DATASET, "evaluation": evaluates}
+    is_on |= {"checkpoint": checkpoints, "inference": infers}
     ignored = _ignored(root, is_on)
     _reject_unknown_overrides(overrides, ignored)
     return Workload(
@@ -78,6 +90,8 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
         reader=reader,
         train=train,
         evaluation=evaluation,
+        inference=inference,
+        checkpoint=checkpoint,
         target_utilization=target or None,
         skipped_steps=skipped,
         seed=seed,
@@ -116,6 +130,10 @@ def _model(root: Section) -> str:
     if root.is_section("model"):
         return root.section("model").text("name", default="workload")
     return root.text("model", default="workload")
+
+
+def _model_section(root: Section) -> Section:
+    return root.section("model") if root.is_section("model") else Section("", "model", Node({}, 1))
 
 
 def _reader_section(root: Section) -> Section:
@@ -248,6 +266,6 @@ def _ignored(root: Section, is_on: dict[str, bool]) -> tuple[Ignored, ...]:
         if is_on.get(section, True):
             found.append(Ignored(key, line, effect_of(key)))
         else:
-            flag = "train" if section in ("reader", "data_reader") else section
+            flag = "train" if section in (*_OF_TRAININGS, "dataset") else section
             found.append(Ignored(key, line, f"ignored: workflow.{flag} is false"))
     return tuple(sorted(found, key=lambda each: each.line))

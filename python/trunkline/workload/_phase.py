@@ -1,6 +1,6 @@
 """One phase of an emulated training: training or evaluating, on one rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +82,21 @@ class Phase:
             device_gb_s=device_gb_s,
         )
 
-    def run_epoch(self, steps: int, progress: Callable[[], object]) -> None:
-        """Run the first `steps` steps of the next epoch."""
+    def run_epoch(
+        self,
+        steps: int,
+        progress: Callable[[], object],
+        pauses: Sequence[int] = (),
+        paused: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run the first `steps` steps of the next epoch. After those in `pauses`, stop for `paused`."""
         self._loop.begin_epoch()
-        while not self._loop.advance(steps):
-            progress()
+        for stop in sorted({*pauses, steps}):
+            while not self._loop.advance(stop):
+                progress()
+            if stop in pauses:
+                self._loop.pause()
+                paused()
 
     def pause(self) -> None:
         """Let what happens until the next epoch count nowhere."""

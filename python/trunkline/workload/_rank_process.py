@@ -1,4 +1,4 @@
-"""One of several ranks of an emulated training: the program that _ranks.py runs."""
+"""One of several ranks of a workload: the program that _ranks.py runs."""
 
 import json
 import os
@@ -7,8 +7,7 @@ import sys
 
 from trunkline._errors import Cancelled
 from trunkline.workload._phase import Rank
-from trunkline.workload._ranks import ABORTED, barriers_of
-from trunkline.workload._training import Job, train
+from trunkline.workload._ranks import ABORTED, Job, barriers_of
 
 _INTERRUPTED = 130
 
@@ -18,12 +17,12 @@ def main() -> int:
     descriptor, number, count, parent = map(int, sys.argv[1:])
     job: Job = pickle.load(sys.stdin.buffer)
 
-    def check_parent(_steps: int) -> None:
+    def check_parent(_done: int) -> None:
         if os.getppid() != parent:
             raise Cancelled(0, "the process that started this rank has ended")
 
     try:
-        counts = train(job, Rank(number, count, barriers_of(descriptor)), check_parent)
+        counts = job.run(Rank(number, count, barriers_of(descriptor)), check_parent)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Cancelled:

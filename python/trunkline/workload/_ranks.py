@@ -9,17 +9,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Protocol
 
 from trunkline._core import StepBarrierMemory
 from trunkline._errors import Error
 from trunkline.workload._data_files import PARTS, PartName
-from trunkline.workload._training import Job
+from trunkline.workload._phase import Rank
 
 ABORTED = 3  # exit status of a rank that ended because another one did
 _POLL_SECONDS = 0.02
-_END_SECONDS = 10.0  # for ranks to end by themselves
+
+
+class Job(Protocol):
+    """What every rank does. It is pickled for them."""
+
+    @property
+    def end_seconds(self) -> float:
+        """How long ranks have to end by themselves when the run ends early."""
+
+    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+        """Run it on one rank; return its counts. `report` gets what is done now and then, and may raise."""
+
+
+def run_on_ranks(job: Job, ranks: int, report: Callable[[int], object]) -> list[dict[str, Any]]:
+    """Run the job on so many ranks: one in this process, or several in processes of their own."""
+    return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
 
 
 def run_ranks(job: Job, ranks: int) -> list[dict[str, Any]]:
@@ -69,7 +84,7 @@ def _run(
     except BaseException:
         for barrier in barriers:
             barrier.abort()
-        _end(processes)
+        _end(processes, job.end_seconds)
         raise
     results = []
     for output in outputs:
@@ -98,8 +113,8 @@ def _how(status: int | None) -> str:
     return f"failed with exit status {status}"
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + _END_SECONDS
+def _end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(_POLL_SECONDS)
     for process in processes:

@@ -24,9 +24,11 @@ def write_report(results: Mapping[str, Any], path: "AnyPath") -> None:
     """Write the results of a run as a page of HTML with charts, which needs no other file and no network.
 
     results: what run() returns, or what `trunkline workload run --json` prints. A file at `path` is replaced.
-    Raises ValueError if `results` is not the result of a run, OSError if the page cannot be written.
+    Raises ValueError if `results` is not the result of a training job, OSError if the page cannot be written.
     """
     check_results("results", results)
+    if "step_seconds" not in results:
+        raise ValueError("results: are of checkpoints or inference; pages are only of training jobs")
     try:
         text = page(f"trunkline workload: {results['workload']}", _body(results))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from trunkline.workload._checkpoint_results import saved_lines
 from trunkline.workload._documents import run_text
-from trunkline.workload._histogram import merged, percentile_seconds
+from trunkline.workload._histogram import merged, percentiles
 from trunkline.workload._parameters import parameters_of
 from trunkline.workload._readable import duration, percent
 from trunkline.workload._spec import Workload
@@ -13,7 +14,6 @@ from trunkline.workload._time_line import merged_time_line
 
 ENOUGH = 0.99  # utilization that the emulator itself must reach
 _FEW_STEPS = 20  # measured ones: fewer say little
-_PERCENTS = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "waited_seconds": max(each["running_ns"] - each["busy_ns"] for each in ranks) / 1e9,
         "late_loop_seconds": max(each["late_loop_ns"] for each in ranks) / 1e9,
         "loop_cpu_seconds": max(each["loop_cpu_ns"] for each in ranks) / 1e9,
-        "step_seconds": _percentiles(steps),
-        "wait_seconds": _percentiles(waits),
+        "step_seconds": percentiles(steps),
+        "wait_seconds": percentiles(waits),
         "step_histogram_ns": [list(each) for each in steps],
         "wait_histogram_ns": [list(each) for each in waits],
         "epochs": [
@@ -76,10 +76,6 @@ def _share(part: float, whole: float) -> float:
 def _epoch(ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     shares = [busy / running if running else None for _, busy, running in ranks]
     return {"steps": ranks[0][0], "utilization": _mean(shares)}
-
-
-def _percentiles(histogram: list[tuple[int, int]]) -> dict[str, float]:
-    return {name: percentile_seconds(histogram, percent) for name, percent in _PERCENTS.items()}
 
 
 def document_of(
@@ -122,6 +118,7 @@ def document_of(
         "bounded_by_emulator": (proof["utilization"] is not None and proof["utilization"] < ENOUGH)
         or late > 1 - ENOUGH,
         "evaluation": phase_results(evaluated) if evaluated and evaluated[0]["steps"] else None,
+        "checkpoints": None,
         "per_rank": [
             {
                 "utilization": published_utilization(each["train"]),
@@ -158,6 +155,8 @@ def text_of(document: dict[str, Any]) -> str:
             f"  evaluation          {percent(each['utilization'])}, {each['gb_s']:.3f} GB/s, "
             f"{each['steps']} steps in {each['running_seconds']:.3f} s"
         )
+    if document.get("checkpoints"):
+        lines += saved_lines(document["checkpoints"])
     own = document["emulator"]
     lines.append(
         f"  the emulator itself {percent(own['utilization'])} on a null device, {own['cpu_share']:.1%} of a "

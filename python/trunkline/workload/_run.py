@@ -1,19 +1,30 @@
-"""Runs an emulated training: first a proof of the emulator, then the workload."""
+"""Runs a workload. Of a training, first a proof of the emulator, then the workload."""
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline._progress import Progress
-from trunkline.workload._batch_memory import check_memory
+from trunkline.workload._batch_memory import check_memory as check_batch_memory
+from trunkline.workload._checkpoint_results import saved_results
+from trunkline.workload._checkpoint_run import (
+    check_memory,
+    checkpoint_document,
+    ranked_shape,
+    run_checkpoints,
+    saving,
+)
 from trunkline.workload._data_files import directories_of
+from trunkline.workload._inference_run import run_inference
 from trunkline.workload._numbers import check_positive
 from trunkline.workload._phase import Rank
-from trunkline.workload._ranks import run_ranks
+from trunkline.workload._ranks import run_on_ranks
 from trunkline.workload._results import document_of, phase_results
 from trunkline.workload._samples import found_workload
 from trunkline.workload._spec import Workload, check_workload
-from trunkline.workload._training import Job, check_size, make_phase, steps_of, train
+from trunkline.workload._training import Job, TrainingSaves, check_size, make_phase, steps_of, total_saves
 
 if TYPE_CHECKING:
     from trunkline._types import Path as AnyPath
@@ -25,29 +36,62 @@ _PROOF_STEPS = (3, 2000)  # at least, at most
 def run(
     workload: Workload,
     directories: "Iterable[AnyPath] | None",
-    ranks: int = 1,
+    ranks: int | None = None,
     *,
     device_gb_s: float | None = None,
+    scale_bytes: int | None = None,
+    remove: bool = False,
 ) -> dict[str, Any]:
-    """Emulate the training of a workload on the data set in the directories; None: on the null device.
+    """Emulate a workload with the data set in the directories; None: on the null device.
 
+    ranks: accelerators; None: 1, or for a workload of checkpoints all ranks of its model. If they are fewer
+    than the model has, they save and restore their part of it.
     device_gb_s: the null device takes as long as a device of so many 10^9 bytes per second would, which all
     ranks share; None: it takes no time.
+    scale_bytes: the size of a checkpoint of all ranks; a larger model is made smaller.
+    remove: at the end, remove the checkpoints and logs that this run has written.
 
-    Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has no
-    training, the data set is another one or not complete, or an argument is out of its range; OSError if
-    reading fails or a rank ends.
+    Returns the document that `trunkline workload run --json` prints. Raises ValueError if the workload has
+    nothing to run, the data set is another one or not complete, or an argument is out of its range; OSError
+    if reading or writing fails or a rank ends.
     """
     check_workload(workload)
-    if ranks < 1:
+    if ranks is not None and ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
     if device_gb_s is not None:
         check_positive("device_gb_s", device_gb_s)
         if directories is not None:
             raise ValueError("device_gb_s: only for the null device; pass None as directories")
+    _check_options(workload, scale_bytes, remove)
+    places = None if directories is None else directories_of(directories)
+    if workload.inference is not None:
+        if places is None:
+            raise ValueError(f"{workload.name} is an inference, which needs its data set; give --data")
+        return run_inference(workload, places, ranks or 1, remove)
+    if workload.train is None and workload.checkpoint is not None:
+        if places is None:
+            raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; give --data")
+        return run_checkpoints(workload, places, ranks, scale_bytes, remove)
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
-    places = None if directories is None else directories_of(directories)
+    return _run_training(workload, places, ranks or 1, device_gb_s, scale_bytes, remove)
+
+
+def _check_options(workload: Workload, scale_bytes: int | None, remove: bool) -> None:
+    if workload.checkpoint is None and scale_bytes is not None:
+        raise ValueError(f"--scale: {workload.name} saves no checkpoints; scale data sets with `generate`")
+    if workload.checkpoint is None and workload.inference is None and remove:
+        raise ValueError(f"--remove: {workload.name} saves no checkpoints, and has no logs")
+
+
+def _run_training(
+    workload: Workload,
+    places: list[Path] | None,
+    ranks: int,
+    device_gb_s: float | None,
+    scale_bytes: int | None,
+    remove: bool,
+) -> dict[str, Any]:
     if places is not None:
         workload = found_workload(workload, places)
     check_size(workload, ranks)
@@ -59,12 +103,25 @@ def run(
     if places is None and device_gb_s is None:
         return document_of(workload, _run(job, ranks), None, None)
     if places is not None:
-        check_memory(workload, ranks)
+        check_batch_memory(workload, ranks)
         # Finds what is missing, and makes the index for all ranks.
         make_phase(job, "train", Rank(0, 1)).close()
     proof = phase_results([each["train"] for each in _run(_proof(job), ranks)])
-    found = None if places is None else [str(each) for each in places]
-    return document_of(workload, _run(job, ranks), proof, found, device_gb_s)
+    count = total_saves(workload, _steps_per_epoch(workload, ranks))
+    if places is None or workload.checkpoint is None or count == 0:
+        names = None if places is None else [str(each) for each in places]
+        return document_of(workload, _run(job, ranks), proof, names, device_gb_s)
+    shape = ranked_shape(workload.checkpoint, ranks, scale_bytes)
+    check_memory(workload, shape, ranks)
+    with saving(workload, shape, ranks, places, count, remove) as saves:
+        counts = _run(replace(job, saves=TrainingSaves(saves.plan, saves.numbers)), ranks)
+    return {
+        **document_of(workload, counts, proof, [str(each) for each in places]),
+        "checkpoints": {
+            **checkpoint_document(workload.checkpoint, shape, ranks, saves),
+            "save": saved_results(counts),
+        },
+    }
 
 
 def _proof(job: Job) -> Job:
@@ -77,10 +134,7 @@ def _proof(job: Job) -> Job:
 
 
 def _run(job: Job, ranks: int) -> list[dict[str, Any]]:
-    assert job.workload.reader is not None
-    dataset = job.workload.dataset
-    per_epoch = dataset.train.files * dataset.samples_per_file // (job.workload.reader.batch_size * ranks)
-    total = sum(steps_of(job.workload, per_epoch, job.step_limit))
+    total = sum(steps_of(job.workload, _steps_per_epoch(job.workload, ranks), job.step_limit))
     progress = Progress(f"running {job.workload.name}", total, "steps")
     shown = 0
 
@@ -90,6 +144,12 @@ def _run(job: Job, ranks: int) -> list[dict[str, Any]]:
         shown = steps
 
     try:
-        return [train(job, Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
+        return run_on_ranks(job, ranks, report)
     finally:
         progress.close()
+
+
+def _steps_per_epoch(workload: Workload, ranks: int) -> int:
+    assert workload.reader is not None
+    dataset = workload.dataset
+    return dataset.train.files * dataset.samples_per_file // (workload.reader.batch_size * ranks)

@@ -137,6 +137,17 @@ class Section:
         self._sections.update({f"{key}[{number}]": each for number, each in enumerate(elements)})
         return elements
 
+    def integers(self, key: str) -> list[int]:
+        """The whole numbers of a list, all >= 0; empty if it is missing."""
+        self._known.add(key)
+        node = self._nodes.get(key)
+        if node is None or node.value is None:
+            return []
+        values: list[Any] = [each.value for each in node.value] if isinstance(node.value, list) else [None]
+        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values):
+            self.fail(key, "must be a list of whole numbers")
+        return values
+
     def is_section(self, key: str) -> bool:
         """Whether the key has keys below it."""
         return key in self._nodes and isinstance(self._nodes[key].value, dict)

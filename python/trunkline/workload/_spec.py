@@ -1,12 +1,18 @@
-"""What a workload is: the data set, how it is read, and how long the accelerator computes."""
+"""What a workload is: what is stored, read and saved, and how long the accelerator computes."""
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from trunkline.workload._model_shape import ModelShape
 
 Format = Literal["npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_binary"]
 FORMATS: tuple[Format, ...] = ("npz", "npy", "tfrecord", "jpeg", "png", "parquet", "indexed_binary")
 Shuffle = Literal["off", "seed", "random"]
 SHUFFLES: tuple[Shuffle, ...] = ("off", "seed", "random")
+InferenceMode = Literal["server", "offline"]
+INFERENCE_MODES: tuple[InferenceMode, ...] = ("server", "offline")
+Sync = Literal["each", "group", "interval", "off"]
+SYNCS: tuple[Sync, ...] = ("each", "group", "interval", "off")
 _DTYPES = {
     1: ("int8", "uint8"),
     2: ("int16", "uint16", "float16"),
@@ -68,6 +74,9 @@ class Dataset:
         return self.record_bytes.mean
 
 
+NO_DATASET = Dataset("npz", Part(0, 0), Part(0, 0), 1, Normal(1.0), "img")  # of checkpoints alone
+
+
 @dataclass(frozen=True)
 class Reader:
     """How samples are read."""
@@ -109,6 +118,47 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """What is saved, and when: within a training, or without one so many times."""
+
+    shape: ModelShape
+    durable: bool  # fsync
+    saves: int = 0  # without a training: first these,
+    restores: int = 0  # then these,
+    pause_seconds: float = 0.0  # and before each, so long
+    after_epoch: int = 1  # within a training: the first one that is followed by a save; epochs count from 1
+    every_epochs: int = 1
+    every_steps: int | None = None  # of each epoch; replaces saving after epochs
+
+
+@dataclass(frozen=True)
+class Logging:
+    """What an inference logs: a record for each sample, appended to a file of each rank."""
+
+    record_bytes: int
+    sync: Sync
+    group: int  # "group": fsync once so many records are appended
+    interval_seconds: float  # "interval": fsync so often, if there is anything new
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Queries that are answered, one at a time as they arrive, or in batches."""
+
+    mode: InferenceMode
+    queries: int  # of each rank; offline: batches
+    batch_size: int  # samples of a query
+    compute_seconds: Normal  # of a query
+    arrival_rate: float | None  # server: queries a second of each rank, on average
+    deadline_seconds: float | None  # server: for the latency
+    percentile: float  # server: of the latency, which the deadline is for
+    prefetch: int  # offline: batches in memory, the one that is computed on among them
+    shuffle: bool
+    model_bytes: int  # that each rank loads at start
+    logging: Logging | None
+
+
+@dataclass(frozen=True)
 class Ignored:
     """A key that changes nothing here."""
 
@@ -127,10 +177,17 @@ class Workload:
     reader: Reader | None  # None: the file only describes the data set
     train: Train | None
     evaluation: Evaluation | None
+    inference: Inference | None  # instead of a training
+    checkpoint: Checkpoint | None  # without `train`: there is no data set, and only checkpoints are saved
     target_utilization: float | None  # 0 .. 1
     skipped_steps: int  # at the start of an epoch, for the utilization
     seed: int
     ignored: tuple[Ignored, ...] = field(default=(), compare=False)
+
+    @property
+    def has_dataset(self) -> bool:
+        """Whether it reads samples; one of checkpoints alone does not."""
+        return self.train is not None or self.checkpoint is None
 
 
 def check_workload(workload: object) -> None:

@@ -64,9 +64,12 @@ def expected_utilization(workload: Workload, gb_s: float, ranks: int = 1) -> flo
 def scaled(workload: Workload, scale_bytes: int) -> Workload:
     """Return the workload with as many files as fit into that size, and samples as they are.
 
-    The files to evaluate with are fewer in the same proportion. Raises ValueError if one file is larger.
+    The files to evaluate with are fewer in the same proportion. Raises ValueError if one file is larger,
+    or there is no data set.
     """
     dataset = workload.dataset
+    if not workload.has_dataset:
+        raise ValueError(f"--scale: {workload.name} has no data set; scale its checkpoints with `run`")
     each = mean_file_bytes(workload)
     files = int(scale_bytes // each)
     if files < 1:

@@ -2,17 +2,27 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trunkline.data import Index
+from trunkline.workload._checkpoint_rank import CheckpointPlan, RankState
 from trunkline.workload._data_files import PartName, part_of
 from trunkline.workload._phase import Phase, Rank, order_of
 from trunkline.workload._samples import open_part, units_of
-from trunkline.workload._spec import Evaluation, Workload
+from trunkline.workload._spec import Checkpoint, Evaluation, Workload
 
 _TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class TrainingSaves:
+    """The checkpoints that a training saves."""
+
+    plan: CheckpointPlan
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,13 @@ class Job:
     step_limit: int | None = None  # less than the workload has
     order_seed: int = 0
     device_gb_s: float | None = None  # of the null device, for all ranks together; None: takes no time
+    saves: "TrainingSaves | None" = None
+
+    end_seconds = 10.0  # for ranks to end when the run ends early: reads that are under way
+
+    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+        """Run the training on one rank; see train()."""
+        return train(self, rank, report)
 
 
 def make_phase(job: Job, name: PartName, rank: Rank) -> Phase:
@@ -96,36 +113,71 @@ def is_evaluated(evaluation: Evaluation | None, epoch: int) -> bool:
     return (epoch - evaluation.after_epoch) % evaluation.every_epochs == 0
 
 
+def save_steps(checkpoint: Checkpoint | None, epoch: int, steps: int) -> list[int]:
+    """Return after which steps of an epoch, which counts from 1, a checkpoint is saved."""
+    if checkpoint is None:
+        return []
+    if checkpoint.every_steps is not None:
+        return list(range(checkpoint.every_steps, steps + 1, checkpoint.every_steps))
+    since = epoch - checkpoint.after_epoch
+    return [steps] if since >= 0 and since % checkpoint.every_epochs == 0 else []
+
+
+def total_saves(workload: Workload, steps_per_epoch: int) -> int:
+    """Return how many checkpoints the training saves."""
+    epochs = enumerate(steps_of(workload, steps_per_epoch, None), 1)
+    return sum(len(save_steps(workload.checkpoint, epoch, steps)) for epoch, steps in epochs)
+
+
 def train(job: Job, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
     """Run the training; return the counts of its phases. `report` gets the number of steps now and then.
 
     Raises OSError if data cannot be read, Cancelled if another rank ended.
     """
-    evaluation = job.workload.evaluation
-    phases: list[Phase] = []
+    workload, evaluation = job.workload, job.workload.evaluation
     begin = time.monotonic()
-    try:
-        training = make_phase(job, "train", rank)
-        phases.append(training)
+    with ExitStack() as held:
+        training = held.enter_context(closing(make_phase(job, "train", rank)))
+        validation = None
         if evaluation is not None:
-            phases.append(make_phase(job, "valid", rank))
+            validation = held.enter_context(closing(make_phase(job, "valid", rank)))
+        saver = None if job.saves is None else held.enter_context(closing(_Saver(job.saves, rank)))
         ready = time.monotonic()
         ticker = _Ticker(training, report)
-        for number, steps in enumerate(steps_of(job.workload, training.steps_per_epoch, job.step_limit)):
-            training.run_epoch(steps, ticker)
-            if is_evaluated(evaluation, number + 1) and job.step_limit is None:
+        for epoch, steps in enumerate(steps_of(workload, training.steps_per_epoch, job.step_limit), 1):
+            if saver is None:
+                training.run_epoch(steps, ticker)
+            else:
+                training.run_epoch(steps, ticker, save_steps(workload.checkpoint, epoch, steps), saver.save)
+            if validation is not None and is_evaluated(evaluation, epoch) and job.step_limit is None:
                 training.pause()
-                phases[1].run_epoch(phases[1].steps_per_epoch, ticker)
-                phases[1].pause()
+                validation.run_epoch(validation.steps_per_epoch, ticker)
+                validation.pause()
         return {
             "train": training.stats(),
-            "evaluation": phases[1].stats() if evaluation is not None else None,
+            "evaluation": None if validation is None else validation.stats(),
+            "checkpoints": None if saver is None else saver.counts,
             "open_seconds": ready - begin,
             "wall_seconds": time.monotonic() - ready,
         }
-    finally:
-        for phase in phases:
-            phase.close()
+
+
+class _Saver:
+    """Saves the checkpoints of a training on one rank, while the training waits."""
+
+    def __init__(self, saves: TrainingSaves, rank: Rank) -> None:
+        self._state = RankState(saves.plan, rank)
+        self._numbers = iter(saves.numbers)
+        self.counts: dict[str, Any] = {"bytes": self._state.nbytes, "saves": []}
+
+    def save(self) -> None:
+        """Save the next one."""
+        number = next(self._numbers)
+        self.counts["saves"].append((number, *self._state.save(number)))
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._state.close()
 
 
 class _Ticker:

@@ -11,10 +11,12 @@ from trunkline._core import parse_size
 from trunkline._errors import errno_reason
 from trunkline._html import check_writable
 from trunkline.workload._builtin import builtin_description, builtin_names, load
+from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._compare import compare, comparison_text
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
+from trunkline.workload._inference_results import text_of_inference
 from trunkline.workload._plan_cli import DESCRIPTION, add_options, run_plan
 from trunkline.workload._readable import size
 from trunkline.workload._report import write_report
@@ -40,9 +42,9 @@ def make_parser() -> Parser:
     """Return the parser of the command's arguments."""
     parser = Parser(
         prog="trunkline workload",
-        description="Measure whether storage is fast enough for a training job, without the accelerators: "
-        "batches are read from real files, and the computation is a wait. The job is described by a "
-        "workload: a built-in one, or a YAML file of DLIO or MLPerf Storage.",
+        description="Measure whether storage is fast enough for a training job, its checkpoints, or "
+        "inference, without the accelerators: real files are read and written, and computation is a wait. "
+        "The job is described by a workload: a built-in one, or a YAML file of DLIO or MLPerf Storage.",
         epilog="First `generate` the data set of a workload, then `run` the workload on it.",
     )
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
@@ -89,19 +91,31 @@ def _add_generate(commands: "_Commands") -> Parser:
 def _add_run(commands: "_Commands") -> Parser:
     parser = commands.add_parser(
         "run",
-        help="emulate the training job, and report how busy storage keeps the accelerators",
+        help="emulate a workload, and report how busy storage keeps the accelerators",
         description="Emulate the training job of a workload: batches are read as trunkline.data.Loader reads "
         "them, and the computation is a wait of the time that the workload declares. Before that, the same "
-        "loop runs for up to a second without reading, to show that the emulator itself is fast enough.",
+        "loop runs for up to a second without reading, to show that the emulator itself is fast enough. "
+        "Checkpoints are saved and restored as trunkline.dcp does, in the folder `checkpoints` of the "
+        "directories. Inference answers queries, and logs them.",
     )
     _add_workload(parser)
     _add_data(parser, required=False)
     parser.add_argument(
         "--ranks",
         type=int,
-        default=1,
         metavar="N",
-        help="how many accelerators to emulate, each in a process of its own (default: 1)",
+        help="how many accelerators to emulate, each in a process of its own (default: 1; for checkpoints "
+        "alone, all ranks of the model). Fewer than the model has are its first ones",
+    )
+    parser.add_argument(
+        "--scale",
+        metavar="SIZE",
+        help='size of a checkpoint of all ranks, such as "10GB": the model is made smaller',
+    )
+    parser.add_argument(
+        "--remove",
+        action="store_true",
+        help="at the end, remove the checkpoints and logs that this run has written",
     )
     parser.add_argument(
         "--null-device",
@@ -206,8 +220,10 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
     document = generate(workload, directories, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
+    made = size(document["bytes_made"])
+    model = f", and a model of {size(document['model_bytes'])}" if document["model_bytes"] else ""
     text = (
-        f"wrote {document['files_made']} files of {workload.name}, {size(document['bytes_made'])}{kept}: "
+        f"wrote {document['files_made']} files of {workload.name}, {made}{kept}{model}: "
         f"{', '.join(document['directories'])}"
     )
     return {**_head(options), **document, "ignored": _ignored(workload)}, text
@@ -218,17 +234,34 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
     if options.device_gb_s is not None and not options.null_device:
         raise ValueError("--device-gb-s has no effect without --null-device")
-    if options.ranks < 1:
+    if options.ranks is not None and options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
-    if options.report is not None:
-        try:
-            check_writable(Path(options.report))
-        except OSError as error:
-            reason = errno_reason(error.errno or 0)
-            raise ValueError(f"--report: cannot write {options.report}: {reason}") from error
     workload = _load(options)
-    document = run(workload, options.data, options.ranks, device_gb_s=options.device_gb_s)
-    return {**_head(options), **document, "ignored": _ignored(workload)}, text_of(document)
+    if options.report is not None:
+        _check_report(options.report, workload)
+    scale = None if options.scale is None else parse_size(options.scale, "--scale")
+    document = run(
+        workload,
+        options.data,
+        options.ranks,
+        device_gb_s=options.device_gb_s,
+        scale_bytes=scale,
+        remove=options.remove,
+    )
+    text = text_of_checkpoints if workload.train is None else text_of
+    if workload.inference is not None:
+        text = text_of_inference
+    return {**_head(options), **document, "ignored": _ignored(workload)}, text(document)
+
+
+def _check_report(path: str, workload: Workload) -> None:
+    """Raise ValueError, before anything runs, if no report can be written."""
+    if workload.train is None or workload.inference is not None:
+        raise ValueError(f"--report: only of training jobs, and {workload.name} is none; use --json")
+    try:
+        check_writable(Path(path))
+    except OSError as error:
+        raise ValueError(f"--report: cannot write {path}: {errno_reason(error.errno or 0)}") from error
 
 
 def _write_report(options: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -252,17 +285,42 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _list(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    rows = [_summary(name, load(name)) for name in builtin_names()]
-    widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
-    lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
-    lines += [
-        f"{row['name']:<16}{row['format']:<10}{size(row['totals']['bytes']):>10}{row['totals']['files']:>10}"
-        f"{size(row['record_bytes']):>10}{row['batch_size']:>7}{row['compute_seconds'] * 1e3:>7.4g} ms"
-        f"{row['totals']['gb_s_per_accelerator']:>9.3g}"
-        for row in rows
-    ]
+    workloads = {name: load(name) for name in builtin_names()}
+    trainings = [_summary(name, each) for name, each in workloads.items() if each.train is not None]
+    checkpoints = [_checkpoint_summary(name, each) for name, each in workloads.items() if each.train is None]
+    rows = sorted(trainings + checkpoints, key=lambda row: row["name"])
+    lines = [*_training_lines(trainings), "", *_checkpoint_lines(checkpoints)]
     lines += ["", "GB/s: the read bandwidth that keeps one accelerator fully busy. --json adds descriptions."]
     return {**_head(options), "workloads": rows}, "\n".join(lines)
+
+
+def _training_lines(rows: list[dict[str, Any]]) -> list[str]:
+    widths = {"size": 10, "files": 10, "sample": 10, "batch": 7, "step": 10, "GB/s": 9}
+    lines = [f"{'name':<16}{'format':<10}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
+    return lines + [
+        f"{row['name']:<16}{row['format']:<10}{size(row['totals']['bytes']):>10}"
+        f"{row['totals']['files']:>10}{size(row['record_bytes']):>10}{row['batch_size']:>7}"
+        f"{row['compute_seconds'] * 1e3:>7.4g} ms{row['totals']['gb_s_per_accelerator']:>9.3g}"
+        for row in rows
+    ]
+
+
+def _checkpoint_lines(rows: list[dict[str, Any]]) -> list[str]:
+    widths = {"checkpoint": 12, "ranks": 7, "weights of a rank": 19, "optimizer": 11}
+    lines = [f"{'name':<16}" + "".join(f"{head:>{width}}" for head, width in widths.items())]
+    return lines + [
+        f"{row['name']:<16}{size(row['checkpoint_bytes']):>12}{row['ranks']:>7}"
+        f"{size(row['rank_bytes']['model']):>19}{size(row['rank_bytes']['optimizer']):>11}"
+        for row in rows
+    ]
+
+
+def _checkpoint_summary(name: str, workload: Workload) -> dict[str, Any]:
+    assert workload.checkpoint is not None
+    shape = workload.checkpoint.shape
+    model = model_document(shape, shape, shape.parallelism.ranks)
+    kept = {key: model[key] for key in ("ranks", "parallelism", "checkpoint_bytes", "rank_bytes")}
+    return {"name": name, "description": builtin_description(name), **kept}
 
 
 def _summary(name: str, workload: Workload) -> dict[str, Any]:
