@@ -173,14 +173,4 @@ def check_memory(workload: Workload, shape: ModelShape, ranks: int) -> None:
 
 def _run(name: str, job: CheckpointJob, ranks: int) -> list[dict[str, Any]]:
     progress = Progress(f"running {name}", len(job.saves) + len(job.restores), "checkpoints")
-    shown = 0
-
-    def report(done: int) -> None:
-        nonlocal shown
-        progress.add(done - shown)
-        shown = done
-
-    try:
-        return run_on_ranks(job, ranks, report)
-    finally:
-        progress.close()
+    return run_on_ranks(job, ranks, progress)

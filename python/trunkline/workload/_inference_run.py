@@ -93,14 +93,4 @@ def _log_folder(directory: Path, remove: bool, is_logging: bool) -> Iterator[Pat
 def _run(job: InferenceJob, ranks: int) -> list[dict[str, Any]]:
     assert job.workload.inference is not None
     progress = Progress(f"running {job.workload.name}", job.workload.inference.queries, "queries")
-    shown = 0
-
-    def report(done: int) -> None:
-        nonlocal shown
-        progress.add(done - shown)
-        shown = done
-
-    try:
-        return run_on_ranks(job, ranks, report)
-    finally:
-        progress.close()
+    return run_on_ranks(job, ranks, progress)

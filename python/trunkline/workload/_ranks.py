@@ -14,6 +14,7 @@ from typing import IO, Any, Protocol
 
 from trunkline._core import StepBarrierMemory
 from trunkline._errors import Error
+from trunkline._progress import Progress
 from trunkline.workload._data_files import PARTS, PartName
 from trunkline.workload._phase import Rank
 
@@ -32,9 +33,22 @@ class Job(Protocol):
         """Run it on one rank; return its counts. `report` gets what is done now and then, and may raise."""
 
 
-def run_on_ranks(job: Job, ranks: int, report: Callable[[int], object]) -> list[dict[str, Any]]:
-    """Run the job on so many ranks: one in this process, or several in processes of their own."""
-    return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
+def run_on_ranks(job: Job, ranks: int, progress: Progress) -> list[dict[str, Any]]:
+    """Run the job on so many ranks: one in this process, or several in processes of their own.
+
+    Closes the progress, which shows what one rank does.
+    """
+    shown = 0
+
+    def report(done: int) -> None:
+        nonlocal shown
+        progress.add(done - shown)
+        shown = done
+
+    try:
+        return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
+    finally:
+        progress.close()
 
 
 def run_ranks(job: Job, ranks: int) -> list[dict[str, Any]]:

@@ -135,18 +135,7 @@ def _proof(job: Job) -> Job:
 
 def _run(job: Job, ranks: int) -> list[dict[str, Any]]:
     total = sum(steps_of(job.workload, _steps_per_epoch(job.workload, ranks), job.step_limit))
-    progress = Progress(f"running {job.workload.name}", total, "steps")
-    shown = 0
-
-    def report(steps: int) -> None:
-        nonlocal shown
-        progress.add(steps - shown)
-        shown = steps
-
-    try:
-        return run_on_ranks(job, ranks, report)
-    finally:
-        progress.close()
+    return run_on_ranks(job, ranks, Progress(f"running {job.workload.name}", total, "steps"))
 
 
 def _steps_per_epoch(workload: Workload, ranks: int) -> int:
