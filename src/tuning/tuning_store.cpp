@@ -101,7 +101,7 @@ Status check_is_file(const std::string& file) {
 // Under FILE.damaged, FILE.damaged-2 and so on: it may be of another program, and is not removed.
 Result<std::string> set_aside(const std::string& file) {
   for (unsigned number = 1;; ++number) {
-    const std::string aside = number == 1 ? file + ".damaged" : fmt::format("{}.damaged-{}", file, number);
+    std::string aside = number == 1 ? file + ".damaged" : fmt::format("{}.damaged-{}", file, number);
     if (::renameat2(AT_FDCWD, file.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) == 0) return aside;
     if (os::may_lack_rename_flags(errno) && ::link(file.c_str(), aside.c_str()) == 0 &&
         ::unlink(file.c_str()) == 0)

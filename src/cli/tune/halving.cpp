@@ -118,8 +118,9 @@ std::vector<std::size_t> Halving::first_candidates() const {
   std::vector<std::size_t> order(terms_.distances.size() - 1);
   std::iota(order.begin(), order.end(), std::size_t{1});
   if (!terms_.points.empty()) {
-    std::ranges::stable_partition(order,
-                                  [this](std::size_t candidate) { return terms_.distances[candidate] == 1; });
+    std::ranges::sort(order, {}, [this](std::size_t candidate) {
+      return std::pair(terms_.distances[candidate] != 1, candidate);
+    });
   }
   order.resize(affordable());
   return order;
