@@ -38,7 +38,8 @@ def _of(events: Iterable[dict[str, Any]], category: str, name: str | None = None
 def test_bytes_of_transfers_are_those_of_the_statistics(tmp_path: Path, direct: str) -> None:
     data = tmp_path / "data"
     data.write_bytes(os.urandom(8 * _MIB))
-    engine = tl.Engine(block_bytes=_MIB)
+    faults = tl.Faults()
+    engine = tl.Engine(block_bytes=_MIB, faults=faults)
     with (
         tl.open(data, "r+", engine=engine, direct=direct) as file,
         tl.trace(tmp_path / "trace.json") as trace,
@@ -46,7 +47,11 @@ def test_bytes_of_transfers_are_those_of_the_statistics(tmp_path: Path, direct: 
         before = engine.stats()["bytes"]
         file.pread(bytearray(4096), 100)
         file.pread(bytearray(8 * _MIB), 0)
-        file.async_pread(bytearray(3 * _MIB + 17), 5).result()
+        faults.hold("read", faults.commands("read"))
+        reading = file.async_pread(bytearray(3 * _MIB + 17), 5)
+        assert not reading.wait(0.01)  # so that something is waited for, however fast the disk is
+        faults.release()
+        reading.result()
         file.async_pwrite(bytes(2 * _MIB), 4096).result()
         file.sync()
         after = engine.stats()["bytes"]
