@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
     generate(workload(), [tmp_path])
     with pytest.raises(ValueError, match="12 samples, and 14 are needed for a batch of each of 2 ranks"):
         run(workload(mode="offline", batch_size=7), [tmp_path], 2)
-    with pytest.raises(ValueError, match="is an inference, which needs its data set"):
+    with pytest.raises(ValueError, match="runs inference, which needs its data set"):
         run(workload(), None)
     with pytest.raises(ValueError, match="--scale: tiny saves no checkpoints"):
         run(workload(), [tmp_path], scale_bytes=1000)

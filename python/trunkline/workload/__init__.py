@@ -1,4 +1,4 @@
-"""Trainings, checkpoints and inferences, emulated: what storage must deliver so that accelerators never wait.
+"""Emulated training jobs, checkpoints and inference: how fast storage must be for accelerators not to wait.
 
     trunkline workload list
     trunkline workload generate unet3d_h100 --data /mnt/a /mnt/b --scale 100GB

@@ -74,7 +74,7 @@ def _log_folder(directory: Path, remove: bool, is_logging: bool) -> Iterator[Pat
         lock = held.enter_context(DirectoryLock(parent))
         if not lock.try_lock():
             raise exception_of(
-                "system", errno.EBUSY, f"another process runs an inference in {directory}", str(directory)
+                "system", errno.EBUSY, f"another process runs inference in {directory}", str(directory)
             )
         numbers = [int(each.name) for each in parent.iterdir() if each.name.isdecimal()]
         folder = parent / f"{max(numbers, default=0) + 1:06d}"
