@@ -35,4 +35,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything has ended and is stored. Threads of torch's process group that need the interpreter while it
+    # shuts down could end this process by SIGABRT ("terminate called without an active exception").
+    os._exit(status)
