@@ -202,7 +202,7 @@ class Loader:
                 f"state: was taken in one of {others + 1} workers of a DataLoader; load it in a DataLoader "
                 "with as many, or load the state that StatefulDataLoader or a Loader without workers has"
             )
-        check_executor(self._workers)
+        _check_executor(self._workers)
         reader = BatchReader(
             table_of(self._index),
             batch_size=self._batch_size,
@@ -330,7 +330,7 @@ def _block(value: Any) -> int:
     return _number(value, "shuffle", 0)
 
 
-def check_executor(workers: int | Executor) -> None:
+def _check_executor(workers: int | Executor) -> None:
     """Raise Unsupported for an executor that was used before a fork: its threads do not exist here."""
     threads = [*getattr(workers, "_threads", ()), getattr(workers, "_executor_manager_thread", None)]
     started = [thread for thread in threads if thread is not None]

@@ -1,5 +1,6 @@
 """Datasets for torch's DataLoader and torchdata's StatefulDataLoader, on top of trunkline.data."""
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -104,13 +105,7 @@ class SampleDataset(Dataset[Any]):
                 engine=None,
                 volume=self._index._volume,
             )
-        count = len(self._index)
-        for sample in samples:
-            if not hasattr(sample, "__index__"):
-                raise TypeError(f"sample: must be an integer, not {type(sample).__name__}")
-            if not -count <= sample < count:
-                raise IndexError(f"sample {sample} is out of range: there are {count}, numbered from 0")
-        wanted = numpy.asarray([sample + count if sample < 0 else sample for sample in samples], numpy.int64)
+        wanted = _numbers_of(samples, len(self._index))
         batch = batch_of(self._index, self._reader.read(wanted), 0)
         made = [self._made(sample) for sample in batch.samples]
         return list(zip(made, batch.labels.tolist(), strict=True)) if self._labels else made
@@ -122,3 +117,25 @@ class SampleDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+
+def _numbers_of(samples: list[int], count: int) -> "numpy.ndarray[Any, numpy.dtype[numpy.int64]]":
+    """Return the numbers of samples; negative ones count from the end. Raises what _reject() does."""
+    try:
+        numbers = numpy.fromiter(map(operator.index, samples), numpy.int64, len(samples))
+    except (TypeError, OverflowError):
+        _reject(samples, count)
+        raise
+    if numbers.size and not -count <= int(numbers.min()) <= int(numbers.max()) < count:
+        _reject(samples, count)
+    numbers[numbers < 0] += count
+    return numbers
+
+
+def _reject(samples: list[int], count: int) -> None:
+    """Raise TypeError or IndexError for the first number that is not one of a sample."""
+    for sample in samples:
+        if not hasattr(sample, "__index__"):
+            raise TypeError(f"sample: must be an integer, not {type(sample).__name__}")
+        if not -count <= sample < count:
+            raise IndexError(f"sample {sample} is out of range: there are {count}, numbered from 0")
