@@ -7,7 +7,6 @@ so that a later run can restore them. Nothing but a run's own checkpoints is eve
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from trunkline._errors import Error, exception_of
 from trunkline._formats.dcp_names import manifest_name
 from trunkline.workload._descriptor import NAME, read_descriptor, write_descriptor
 from trunkline.workload._model_shape import ModelShape
+from trunkline.workload._room import require_room
 
 _FOLDER = "checkpoints"
 _SHARDS = "shards"
@@ -181,14 +181,10 @@ def check_room(folder: CheckpointFolder, needed: int) -> None:
         paths.setdefault(device, place)
         shares[device] = shares.get(device, 0) + -(-needed // len(folder.places))
     for device, share in shares.items():
-        status = os.statvfs(paths[device])
-        free = status.f_bavail * status.f_frsize
-        if share > free:
-            raise exception_of(
-                "system",
-                errno.ENOSPC,
-                f"the checkpoints need {share / 1e9:.2f} GB in {paths[device]}, which has {free / 1e9:.2f} "
-                "GB left; choose another directory, a smaller --scale, fewer --ranks, or a smaller "
-                "checkpoint.num_checkpoints_write with --set",
-                str(paths[device]),
-            )
+        require_room(
+            paths[device],
+            share,
+            "the checkpoints need",
+            "choose another directory, a smaller --scale, fewer --ranks, or a smaller "
+            "checkpoint.num_checkpoints_write with --set",
+        )

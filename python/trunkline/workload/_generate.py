@@ -19,6 +19,7 @@ from trunkline.workload._data_files import DataFile, data_files, directories_of
 from trunkline.workload._descriptor import claim
 from trunkline.workload._inference_model import write_model
 from trunkline.workload._require_torch import require_torch
+from trunkline.workload._room import require_room
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._writers import Source, write_file
 
@@ -142,16 +143,8 @@ def _check_room(workload: Workload, work: _Work, directories: Sequence[Path]) ->
     for device, count in counts.items():
         # Four standard deviations of the sum: less would be too little once in 30,000 times.
         needed = round(count * (work.file_bytes + _FILE_OVERHEAD_BYTES) + 4 * spread * math.sqrt(count))
-        status = os.statvfs(place[device])
-        free = status.f_bavail * status.f_frsize
-        if needed > free:
-            raise exception_of(
-                "system",
-                errno.ENOSPC,
-                f"{workload.name} needs {needed / 1e9:.2f} GB in {place[device]}, which has {free / 1e9:.2f} "
-                "GB left; choose another directory, or a smaller data set with --scale",
-                str(place[device]),
-            )
+        todo = "choose another directory, or a smaller data set with --scale"
+        require_room(place[device], needed, f"{workload.name} needs", todo)
 
 
 def _default_workers(workload: Workload) -> int:
