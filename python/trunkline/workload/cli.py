@@ -212,12 +212,13 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
     directories = [str(each) for each in directories_of(options.data)]
     files = workload.dataset.train.files + workload.dataset.valid.files
-    print(
-        f"generating {workload.name}: {files} files, {size(files * mean_file_bytes(workload))}, in "
-        f"{', '.join(directories)}",
-        file=sys.stderr,
-        flush=True,
-    )
+    if workload.has_dataset:
+        print(
+            f"generating {workload.name}: {files} files, {size(files * mean_file_bytes(workload))}, in "
+            f"{', '.join(directories)}",
+            file=sys.stderr,
+            flush=True,
+        )
     document = generate(workload, directories, options.workers)
     kept = f", kept {document['files_kept']} that were there" if document["files_kept"] else ""
     made = size(document["bytes_made"])
@@ -257,7 +258,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _check_report(path: str, workload: Workload) -> None:
     """Raise ValueError, before anything runs, if no report can be written."""
     if workload.train is None or workload.inference is not None:
-        raise ValueError(f"--report: only of training jobs, and {workload.name} is none; use --json")
+        raise ValueError(f"--report: only of training jobs, and {workload.name} is not one; use --json")
     try:
         check_writable(Path(path))
     except OSError as error:
