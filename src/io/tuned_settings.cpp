@@ -102,9 +102,8 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
     explanation.why += fmt::format("; block_bytes={} was passed, and wins", config.block_bytes);
   } else if (!fits) {
     explanation.why += fmt::format(
-        "; blocks of {} are not used: this engine's buffers, made for blocks of {}, or direct I/O on the "
-        "file "
-        "do not support them",
+        "; blocks of {} are not used: buffers of this engine, for blocks of {}, or direct I/O on the file do "
+        "not support them",
         tuning::block_text(block), tuning::block_text(config.block_bytes));
   }
   return explanation;
