@@ -169,17 +169,20 @@ class TrainingLoopObject {
 // each, or without a speed one that takes no time.
 void make_loop(TrainingLoopObject* self, nb::object table, std::uint64_t units, std::uint64_t units_per_read,
                std::uint64_t ranks, std::uint64_t rank, std::uint64_t block, std::uint64_t order_seed,
-               unsigned slots, bool tfrecord, std::uint64_t batch_size, std::uint64_t samples_per_unit,
-               std::uint64_t units_per_file, std::uint64_t samples_of_last_unit, double compute_seconds,
-               double compute_stdev_seconds, std::uint64_t compute_seed, std::uint64_t skipped_steps,
-               nb::object barrier, double unit_bytes, std::optional<double> device_gb_s) {
-  const records::OrderOptions order{.samples = units,
-                                    .batch_size = units_per_read,
-                                    .ranks = ranks,
-                                    .rank = rank,
-                                    .block = block,
-                                    .seed = order_seed,
-                                    .drop_last = true};
+               std::uint64_t files_at_a_time, std::uint64_t chunk, unsigned slots, bool tfrecord,
+               std::uint64_t batch_size, std::uint64_t samples_per_unit, std::uint64_t units_per_file,
+               std::uint64_t samples_of_last_unit, double compute_seconds, double compute_stdev_seconds,
+               std::uint64_t compute_seed, std::uint64_t skipped_steps, nb::object barrier, double unit_bytes,
+               std::optional<double> device_gb_s) {
+  const records::OrderOptions order{
+      .samples = units,
+      .batch_size = units_per_read,
+      .ranks = ranks,
+      .rank = rank,
+      .block = block,
+      .seed = order_seed,
+      .interleaving = {.file_samples = units_per_file, .files = files_at_a_time, .chunk = chunk},
+      .drop_last = true};
   const auto make_source = [&](workload::Clock& clock) -> std::unique_ptr<workload::BatchSource> {
     if (table.is_none() && device_gb_s) {
       const workload::PacedDevice device{
@@ -232,9 +235,10 @@ void register_workload(nb::module_& module) {
            "(largest nanoseconds, count) of each bucket that is not empty, ascending.");
   nb::class_<TrainingLoopObject>(module, "TrainingLoop", "The loop of an emulated training. Private.")
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
-           "rank"_a, "block"_a, "order_seed"_a, "slots"_a, "tfrecord"_a, "batch_size"_a, "samples_per_unit"_a,
-           "units_per_file"_a, "samples_of_last_unit"_a, "compute_seconds"_a, "compute_stdev_seconds"_a,
-           "compute_seed"_a, "skipped_steps"_a, "barrier"_a.none(), "unit_bytes"_a, "device_gb_s"_a.none())
+           "rank"_a, "block"_a, "order_seed"_a, "files_at_a_time"_a, "chunk"_a, "slots"_a, "tfrecord"_a,
+           "batch_size"_a, "samples_per_unit"_a, "units_per_file"_a, "samples_of_last_unit"_a,
+           "compute_seconds"_a, "compute_stdev_seconds"_a, "compute_seed"_a, "skipped_steps"_a,
+           "barrier"_a.none(), "unit_bytes"_a, "device_gb_s"_a.none())
       .def("begin_epoch", &TrainingLoopObject::begin_epoch)
       .def("advance", &TrainingLoopObject::advance, "steps"_a,
            "Goes on for a short time, until the epoch has had `steps`; then returns True.")

@@ -316,19 +316,39 @@ def test_an_interrupt_ends_the_run(tmp_path: Path) -> None:
 def test_orders_follow_from_the_shuffles() -> None:
     def order(samples: int, **reader: str) -> Order:
         spec = workload(
-            dataset__format="tfrecord",
+            dataset__format="npz",
             dataset__num_samples_per_file=samples,
             **{f"reader__{key}": value for key, value in reader.items()},
         )
         assert spec.reader is not None
-        return order_of(spec.dataset, spec.reader, units_of(spec.dataset, 12), 5)
+        return order_of(spec.dataset, spec.reader, units_of(spec.dataset, 12), 5, directories=3)
 
     assert order(1, sample_shuffle="seed") == Order(1, 5)
     assert order(7, sample_shuffle="seed") == Order(1, 5)
     assert order(1, sample_shuffle="random") == Order(1, 5)  # all ranks have the seed of the run
     assert order(7, sample_shuffle="off", file_shuffle="seed") == Order(7, 5)
     assert order(1, sample_shuffle="off", file_shuffle="seed") == Order(1, 5)
-    assert order(7, sample_shuffle="off") == Order(0, 5)
+    assert order(7, sample_shuffle="off") == Order(0, 5, files_at_a_time=3, chunk=7)  # directories in turns
+
+
+def test_threads_read_tfrecord_files_side_by_side() -> None:
+    def order(ranks: int, directories: int, **reader: str) -> Order:
+        spec = workload(
+            dataset__format="tfrecord",
+            dataset__num_samples_per_file=100,
+            reader__batch_size=10,
+            reader__read_threads=4,
+            **{f"reader__{key}": value for key, value in reader.items()},
+        )
+        assert spec.reader is not None
+        return order_of(spec.dataset, spec.reader, units_of(spec.dataset, 12), 5, ranks, directories)
+
+    assert order(1, 1, sample_shuffle="off") == Order(0, 5, files_at_a_time=4, chunk=2)
+    assert order(2, 1, sample_shuffle="off") == Order(0, 5, files_at_a_time=8, chunk=2)
+    assert order(1, 6, sample_shuffle="off") == Order(0, 5, files_at_a_time=6, chunk=2)
+    shuffled = order(1, 1, sample_shuffle="off", file_shuffle="seed")
+    assert shuffled == Order(100, 5, files_at_a_time=4, chunk=2)
+    assert order(1, 1, sample_shuffle="seed") == Order(1, 5)
 
 
 def test_units_and_slots() -> None:

@@ -19,13 +19,15 @@ EpochOrder::EpochOrder(const OrderOptions& options, std::uint64_t epoch)
     : samples_(options.samples),
       block_(std::min(options.block, options.samples)),
       rotation_(block_ > 1 ? epoch_key(options, epoch, kRotationKey) % options.samples : 0),
-      blocks_(block_ > 0 ? options.samples / block_ : 0, epoch_key(options, epoch, kOrderKey)) {}
+      blocks_(block_ > 0 ? options.samples / block_ : 0, epoch_key(options, epoch, kOrderKey)),
+      interleaving_(options.interleaving, options.samples) {}
 
 std::uint64_t EpochOrder::sample_at(std::uint64_t position) const {
-  if (block_ == 0) return position;
-  if (block_ == 1) return blocks_(position);
-  const std::uint64_t block = position / block_;
-  const std::uint64_t within = position % block_;
+  const std::uint64_t place = interleaving_(position);
+  if (block_ == 0) return place;
+  if (block_ == 1) return blocks_(place);
+  const std::uint64_t block = place / block_;
+  const std::uint64_t within = place % block_;
   // The samples after the last whole block come last.
   const std::uint64_t from = block < blocks_.count() ? blocks_(block) : block;
   const std::uint64_t sample = from * block_ + within;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "records/interleaving.h"
 #include "records/permutation.h"
 
 namespace trunkline::records {
@@ -21,7 +22,8 @@ struct OrderOptions {
   // consecutive samples are shuffled.
   std::uint64_t block = 1;
   std::uint64_t seed = 0;
-  bool drop_last = false;  // leave out a step that has not all of its samples
+  InterleavingOptions interleaving = {};  // of the order that the shuffle begins with
+  bool drop_last = false;                 // leave out a step that has not all of its samples
 };
 
 // Where a training is: the position in an epoch's order that comes next.
@@ -43,6 +45,7 @@ class EpochOrder {
   std::uint64_t block_;
   std::uint64_t rotation_;  // blocks begin there, so that the short one is elsewhere in every epoch
   Permutation blocks_;
+  Interleaving interleaving_;
 };
 
 struct Step {

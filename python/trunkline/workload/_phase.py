@@ -27,14 +27,28 @@ class Order:
 
     block: int  # units that stay together; 0: not shuffled
     seed: int
+    files_at_a_time: int = 1
+    chunk: int = 1  # units of a file that are read before the next file's turn
 
 
-def order_of(dataset: Dataset, reader: Reader, units: Units, seed: int) -> Order:
-    """Return the order that the shuffles of a workload come to: with the same seed, the same on all ranks."""
+def order_of(
+    dataset: Dataset, reader: Reader, units: Units, seed: int, ranks: int = 1, directories: int = 1
+) -> Order:
+    """Return the order that the shuffles of a workload come to: with the same seed, the same on all ranks.
+
+    Without a shuffle, files are read in the order of their numbers: those of all directories in turns. Each
+    thread that reads TFRecord files reads another one, as TensorFlow's readers do (num_parallel_reads).
+    """
     # A file that is read as a whole is the same as its samples.
     if reader.sample_shuffle != "off" or (reader.file_shuffle != "off" and units.per_file == 1):
         return Order(1, seed)
-    return Order(units.per_file if reader.file_shuffle != "off" else 0, seed)
+    block = units.per_file if reader.file_shuffle != "off" else 0
+    if dataset.format == "tfrecord":
+        files = max(1, reader.threads) * ranks
+        return Order(block, seed, max(files, directories), max(1, reader.batch_size // max(1, reader.threads)))
+    if block:
+        return Order(block, seed)
+    return Order(block, seed, directories, units.per_file)
 
 
 class Phase:
@@ -67,6 +81,8 @@ class Phase:
             rank=rank.number,
             block=order.block,
             order_seed=order.seed,
+            files_at_a_time=order.files_at_a_time,
+            chunk=order.chunk,
             slots=slots,
             tfrecord=index is not None and has_tfrecord_framing(index),
             batch_size=batch_size,

@@ -67,7 +67,7 @@ def make_phase(job: Job, name: PartName, rank: Rank) -> Phase:
         batch_size,
         reader.batches_ahead,
         compute,
-        order_of(dataset, reader, units, job.order_seed),
+        order_of(dataset, reader, units, job.order_seed, rank.count, len(job.directories or (1,))),
         rank,
         workload.skipped_steps,
         workload.seed,
