@@ -64,6 +64,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "workloads": workloads.measure,
 }
 RESULTS = ROOT / "benchmarks/results"
+WRITTEN = ROOT / "build/bench/bench.json"
 
 
 class Directories:
@@ -137,6 +138,11 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def write(results: Results) -> None:
+    WRITTEN.parent.mkdir(parents=True, exist_ok=True)
+    WRITTEN.write_text(json.dumps(results.as_json(), indent=1) + "\n")
+
+
 def keep(results: Results, options: argparse.Namespace) -> None:
     """Leave the results in a file of their own, or with what an earlier run measured of other sections."""
     document = results.as_json()
@@ -173,6 +179,7 @@ def main() -> int:
             for name in options.only:
                 disks.limit(bench.limit_mb_s)
                 results.comparisons += SECTIONS[name](bench)
+                write(results)  # a later section may fail
     except (PacedDisksError, fio_peer.FioError) as error:
         print(f"\nbench: {error}; --dir DIRECTORY measures on a disk as it is", file=sys.stderr)
         return 1
@@ -180,9 +187,6 @@ def main() -> int:
         print("\nbench: interrupted; disks and files are removed", file=sys.stderr)
         return 130
     progress("")
-    written = ROOT / "build/bench/bench.json"
-    written.parent.mkdir(parents=True, exist_ok=True)
-    written.write_text(json.dumps(results.as_json(), indent=1) + "\n")
     keep(results, options)
     if options.json:
         print(json.dumps(results.as_json(), indent=1))
