@@ -46,9 +46,10 @@ def name_of_kind(name: str, kind: str | None) -> str:
 
 
 def _kinds_of(family: str) -> list[str]:
-    """Return the kinds of accelerators that a workload is built in for."""
-    variants = [each for each in builtin_names() if each.startswith(f"{family}_") and each[-1].isdigit()]
-    return [each.removeprefix(f"{family}_") for each in variants]
+    """Return the kinds of accelerators that a workload is built in for. Their names have a digit: h100, v5p."""
+    names = [name for name in builtin_names() if name.startswith(f"{family}_")]
+    kinds = [name.removeprefix(f"{family}_") for name in names]
+    return [kind for kind in kinds if any(each.isdigit() for each in kind)]
 
 
 def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Workload:
