@@ -1,4 +1,4 @@
-"""Runs the Python tests in as many processes as there are cores, each on the next few files until all ran.
+"""Runs the Python tests in one process more than there are cores, each on the next few files until all ran.
 
 A test notices nothing but a busier machine: each process is pytest as one would call it, for some files.
 Tests that look at how much memory the machine has left run when all others have ended.
@@ -70,7 +70,7 @@ def run(pytest: Sequence[str | Path], files: Sequence[Path], junit: Path) -> int
             print(f"-- {names_of(group)}\n{done.stdout}", flush=True)
         return done.returncode
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:  # tests wait for disks and other processes
         codes = list(pool.map(run_group, groups, results))
     if alone:
         codes.append(run_group(alone, results[-1]))
