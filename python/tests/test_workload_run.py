@@ -19,10 +19,11 @@ from trunkline.workload._generate import generate
 from trunkline.workload._histogram import merged, percentile_seconds
 from trunkline.workload._parse import parse_text
 from trunkline.workload._phase import Order, order_of, reads_of
+from trunkline.workload._ranks import run_ranks
 from trunkline.workload._results import document_of, phase_results, text_of
 from trunkline.workload._run import run
 from trunkline.workload._samples import Units, units_of
-from trunkline.workload._training import is_evaluated, steps_of
+from trunkline.workload._training import Job, is_evaluated, steps_of
 
 SECTIONS = ("dataset", "reader", "train", "evaluation", "workflow", "metric")
 
@@ -349,6 +350,21 @@ def test_threads_read_tfrecord_files_side_by_side() -> None:
     shuffled = order(1, 1, sample_shuffle="off", file_shuffle="seed")
     assert shuffled == Order(100, 5, files_at_a_time=4, chunk=2)
     assert order(1, 1, sample_shuffle="seed") == Order(1, 5)
+
+
+def test_progress_of_several_ranks_is_reported() -> None:
+    reports: list[tuple[int, float]] = []
+
+    def report(done: int, utilization: float = -1.0) -> None:
+        reports.append((done, utilization))
+
+    spec = workload(train__computation_time=0.05, train__total_training_steps=20)
+    assert spec.train is not None
+    run_ranks(Job(spec, None), 2, report)
+    done = [steps for steps, _ in reports]
+    assert done == sorted(done)
+    assert 0 < done[-1] <= 20
+    assert all(0 < utilization <= 1 for steps, utilization in reports if steps > 2)
 
 
 def test_units_and_slots() -> None:

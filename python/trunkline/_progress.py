@@ -26,8 +26,8 @@ class Progress:
         self._visible = False
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
-    def add(self, count: int) -> None:
-        """Count what is done."""
+    def add(self, count: int, note: str = "") -> None:
+        """Count what is done; show `note` after the rest."""
         self._done += count
         now = time.monotonic()
         if not self._terminal or now - self._start < _DELAY_SECONDS or now - self._shown < _INTERVAL_SECONDS:
@@ -42,7 +42,7 @@ class Progress:
         else:
             of = f"{self._total} {self._unit}, {rate:.0f} per second"
         print(
-            f"\r{self._what}: {share:4.0%} of {of}, {left:.0f} s left\033[K",
+            f"\r{self._what}: {share:4.0%} of {of}, {left:.0f} s left{'; ' if note else ''}{note}\033[K",
             end="",
             file=sys.stderr,
             flush=True,

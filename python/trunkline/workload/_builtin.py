@@ -46,7 +46,7 @@ def name_of_kind(name: str, kind: str | None) -> str:
 
 
 def _kinds_of(family: str) -> list[str]:
-    """Return the kinds of accelerators that a workload is built in for. Their names have a digit: h100, v5p."""
+    """Return the kinds of accelerators that a workload is built in for. All have a digit: h100, v5p."""
     names = [name for name in builtin_names() if name.startswith(f"{family}_")]
     kinds = [name.removeprefix(f"{family}_") for name in names]
     return [kind for kind in kinds if any(each.isdigit() for each in kind)]

@@ -14,6 +14,7 @@ from trunkline.workload._checkpoint_folder import CheckpointFolder
 from trunkline.workload._model_shape import ModelShape, rank_tensors
 from trunkline.workload._pattern import Pattern
 from trunkline.workload._phase import Rank
+from trunkline.workload._rank_progress import Report
 
 if TYPE_CHECKING:
     import numpy
@@ -117,7 +118,7 @@ class CheckpointJob:
 
     end_seconds = 1.0  # for ranks to end when the run ends early: they may wait for each other
 
-    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+    def run(self, rank: Rank, report: Report) -> dict[str, Any]:
         """Run it on one rank; `report` gets the number of what is done, and may raise. Return its times."""
         state = RankState(self.plan, rank)
         try:

@@ -1,7 +1,7 @@
 """One rank that answers queries: reads their samples, computes for the declared time, and logs."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +16,7 @@ from trunkline.data.native import has_tfrecord_framing, table_of
 from trunkline.workload._inference_log import InferenceLog
 from trunkline.workload._inference_model import check_model, load_model
 from trunkline.workload._phase import Rank
+from trunkline.workload._rank_progress import Report
 from trunkline.workload._samples import open_part, units_of
 from trunkline.workload._spec import Inference, Normal, Workload
 
@@ -33,7 +34,7 @@ class InferenceJob:
 
     end_seconds = 1.0  # for ranks to end when the run ends early: they do not wait for each other
 
-    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+    def run(self, rank: Rank, report: Report) -> dict[str, Any]:
         """Run it on one rank; `report` gets the number of queries now and then, and may raise."""
         inference = self.workload.inference
         assert inference is not None
@@ -64,7 +65,7 @@ class InferenceJob:
 class _Counter:
     """Counts queries and their times, and waits."""
 
-    def __init__(self, log: InferenceLog | None, report: Callable[[int], object]) -> None:
+    def __init__(self, log: InferenceLog | None, report: Report) -> None:
         self._log = log
         self._report = report
         self._times = {

@@ -44,8 +44,9 @@ def order_of(
         return Order(1, seed)
     block = units.per_file if reader.file_shuffle != "off" else 0
     if dataset.format == "tfrecord":
-        files = max(1, reader.threads) * ranks
-        return Order(block, seed, max(files, directories), max(1, reader.batch_size // max(1, reader.threads)))
+        threads = max(1, reader.threads)
+        chunk = max(1, reader.batch_size // threads)
+        return Order(block, seed, max(threads * ranks, directories), chunk)
     if block:
         return Order(block, seed)
     return Order(block, seed, directories, units.per_file)

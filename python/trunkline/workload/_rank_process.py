@@ -7,7 +7,8 @@ import sys
 
 from trunkline._errors import Cancelled
 from trunkline.workload._phase import Rank
-from trunkline.workload._ranks import ABORTED, Job, barriers_of
+from trunkline.workload._rank_progress import UNKNOWN
+from trunkline.workload._ranks import ABORTED, Job, barriers_of, progress_of
 
 _INTERRUPTED = 130
 
@@ -17,12 +18,15 @@ def main() -> int:
     descriptor, number, count, parent = map(int, sys.argv[1:])
     job: Job = pickle.load(sys.stdin.buffer)
 
-    def check_parent(_done: int) -> None:
+    progress = progress_of(descriptor, count)
+
+    def report(done: int, utilization: float = UNKNOWN) -> None:
         if os.getppid() != parent:
             raise Cancelled(0, "the process that started this rank has ended")
+        progress.set(number, done, utilization)
 
     try:
-        counts = job.run(Rank(number, count, barriers_of(descriptor)), check_parent)
+        counts = job.run(Rank(number, count, barriers_of(descriptor)), report)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Cancelled:

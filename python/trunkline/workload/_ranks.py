@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import IO, Any, Protocol
 
 from trunkline._core import StepBarrierMemory
@@ -17,9 +18,11 @@ from trunkline._errors import Error
 from trunkline._progress import Progress
 from trunkline.workload._data_files import PARTS, PartName
 from trunkline.workload._phase import Rank
+from trunkline.workload._rank_progress import UNKNOWN, RankProgress, Report
 
 ABORTED = 3  # exit status of a rank that ended because another one did
 _POLL_SECONDS = 0.02
+_BARRIER_BYTES = len(PARTS) * StepBarrierMemory.size()
 
 
 class Job(Protocol):
@@ -29,41 +32,43 @@ class Job(Protocol):
     def end_seconds(self) -> float:
         """How long ranks have to end by themselves when the run ends early."""
 
-    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+    def run(self, rank: Rank, report: Report) -> dict[str, Any]:
         """Run it on one rank; return its counts. `report` gets what is done now and then, and may raise."""
 
 
 def run_on_ranks(job: Job, ranks: int, progress: Progress) -> list[dict[str, Any]]:
     """Run the job on so many ranks: one in this process, or several in processes of their own.
 
-    Closes the progress, which shows what one rank does.
+    Closes the progress, which shows what all ranks have done.
     """
     shown = 0
 
-    def report(done: int) -> None:
+    def report(done: int, utilization: float = UNKNOWN) -> None:
         nonlocal shown
-        progress.add(done - shown)
+        progress.add(done - shown, "" if utilization < 0 else f"utilization {utilization:.1%}")
         shown = done
 
     try:
-        return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks)
+        return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks, report)
     finally:
         progress.close()
 
 
-def run_ranks(job: Job, ranks: int) -> list[dict[str, Any]]:
-    """Run the job on so many ranks; return the counts of each.
+def run_ranks(job: Job, ranks: int, report: Report = lambda *_: None) -> list[dict[str, Any]]:
+    """Run the job on so many ranks; return the counts of each. `report` gets what all have done.
 
     Raises Error that names the rank if one ends before its time; the others are then ended, too.
     """
     descriptor = os.memfd_create("trunkline-ranks")
     try:
-        os.ftruncate(descriptor, len(PARTS) * StepBarrierMemory.size())
+        os.ftruncate(descriptor, _BARRIER_BYTES + RankProgress.size(ranks))
         barriers = barriers_of(descriptor)
-        with tempfile.TemporaryDirectory(prefix="trunkline-ranks-") as folder:
+        progress = progress_of(descriptor, ranks)
+        with closing(progress), tempfile.TemporaryDirectory(prefix="trunkline-ranks-") as folder:
             outputs = [open(f"{folder}/{rank}", "w+b") for rank in range(ranks)]  # noqa: SIM115, PTH123
             try:
-                return _run(job, ranks, descriptor, list(barriers.values()), outputs)
+                tick = lambda: report(*progress.least())  # noqa: E731
+                return _run(job, ranks, descriptor, list(barriers.values()), outputs, tick)
             finally:
                 for each in outputs:
                     each.close()
@@ -76,8 +81,18 @@ def barriers_of(descriptor: int) -> dict[PartName, StepBarrierMemory]:
     return {name: StepBarrierMemory(descriptor, number) for number, name in enumerate(PARTS)}
 
 
+def progress_of(descriptor: int, ranks: int) -> RankProgress:
+    """Map how far each rank is."""
+    return RankProgress(descriptor, _BARRIER_BYTES, ranks)
+
+
 def _run(
-    job: Job, ranks: int, descriptor: int, barriers: Sequence[StepBarrierMemory], outputs: Sequence[IO[bytes]]
+    job: Job,
+    ranks: int,
+    descriptor: int,
+    barriers: Sequence[StepBarrierMemory],
+    outputs: Sequence[IO[bytes]],
+    tick: Callable[[], object],
 ) -> list[dict[str, Any]]:
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -94,7 +109,7 @@ def _run(
                 process.stdin.close()
             except BrokenPipeError:
                 break  # it has ended; below, it is named
-        _wait(processes)
+        _wait(processes, tick)
     except BaseException:
         for barrier in barriers:
             barrier.abort()
@@ -107,9 +122,10 @@ def _run(
     return results
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for all; raise Error for the first that fails."""
+def _wait(processes: list[subprocess.Popen[bytes]], tick: Callable[[], object]) -> None:
+    """Wait for all, and call `tick` meanwhile; raise Error for the first that fails."""
     while True:
+        tick()
         statuses = [process.poll() for process in processes]
         for rank, status in enumerate(statuses):
             if status not in (None, 0, ABORTED):

@@ -1,7 +1,6 @@
 """An emulated training on one rank: epochs, and the evaluations between them."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from trunkline.data import Index
 from trunkline.workload._checkpoint_rank import CheckpointPlan, RankState
 from trunkline.workload._data_files import PartName, part_of
 from trunkline.workload._phase import Phase, Rank, order_of
+from trunkline.workload._rank_progress import UNKNOWN, Report
+from trunkline.workload._results import published_utilization
 from trunkline.workload._samples import open_part, units_of
 from trunkline.workload._spec import Checkpoint, Evaluation, Workload
 
@@ -38,7 +39,7 @@ class Job:
 
     end_seconds = 10.0  # for ranks to end when the run ends early: reads that are under way
 
-    def run(self, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
+    def run(self, rank: Rank, report: Report) -> dict[str, Any]:
         """Run the training on one rank; see train()."""
         return train(self, rank, report)
 
@@ -129,8 +130,8 @@ def total_saves(workload: Workload, steps_per_epoch: int) -> int:
     return sum(len(save_steps(workload.checkpoint, epoch, steps)) for epoch, steps in epochs)
 
 
-def train(job: Job, rank: Rank, report: Callable[[int], object]) -> dict[str, Any]:
-    """Run the training; return the counts of its phases. `report` gets the number of steps now and then.
+def train(job: Job, rank: Rank, report: Report) -> dict[str, Any]:
+    """Run the training; return the counts of its phases. `report` gets the steps and the utilization so far.
 
     Raises OSError if data cannot be read, Cancelled if another rank ended.
     """
@@ -183,7 +184,7 @@ class _Saver:
 class _Ticker:
     """Reports the steps of a phase, not too often."""
 
-    def __init__(self, phase: Phase, report: Callable[[int], object]) -> None:
+    def __init__(self, phase: Phase, report: Report) -> None:
         self._phase = phase
         self._report = report
         self._last = time.monotonic()
@@ -192,4 +193,5 @@ class _Ticker:
         now = time.monotonic()
         if now - self._last >= _TICK_SECONDS:
             self._last = now
-            self._report(self._phase.steps())
+            utilization = published_utilization(self._phase.stats())
+            self._report(self._phase.steps(), UNKNOWN if utilization is None else utilization)
