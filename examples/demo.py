@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import demo_report  # noqa: E402
 import demo_samples  # noqa: E402
+import demo_workload  # noqa: E402
 import fio_peer  # noqa: E402
 import larger_than_memory  # noqa: E402
 import llama_shaped  # noqa: E402
@@ -347,6 +348,8 @@ def main() -> int:
         generation = larger_than_memory.measure(
             scratch, min(demo.bytes, GENERATING_BYTES), lambda text: progress.show(f"generate: {text}")
         )
+        progress.show("emulated training job")
+        job = demo_workload.measure(scratch / "workload", options.dir / "workload.html", forget)
         progress.end()
         report = options.dir / "report.html"
         facts = demo.facts(rounds)
@@ -360,6 +363,7 @@ def main() -> int:
                 "results": demo_report.as_json(demo.rows()),
                 "samples": samples,
                 "generation": generation,
+                "workload": job,
                 "report": str(report),
             }
             print(json.dumps(everything, indent=1))
@@ -369,7 +373,9 @@ def main() -> int:
         print("loads are cold (page cache dropped for the files), saves are durable (fsync)\n")
         print(f"{demo_samples.line(samples)}\n")
         print(f"{larger_than_memory.table(generation)}\n")
-        print(f"report: {report}\n\n{NEXT.format(directory=options.dir)}")
+        print(f"{demo_workload.line(job)}\n")
+        reports = ", ".join(filter(None, [str(report), job.get("report")]))
+        print(f"reports: {reports}\n\n{NEXT.format(directory=options.dir)}")
         return 0
     except KeyboardInterrupt:
         progress.end()
