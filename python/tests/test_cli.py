@@ -288,6 +288,25 @@ def test_bench_replaces_no_file_that_it_measures(tmp_path: Path, option: str) ->
     assert data.read_bytes() == bytes(range(256)) * 4096
 
 
+@pytest.mark.parametrize("options", [[], ["--read"], ["--write"], ["--verify"]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_bench_keeps_files_that_are_named_with_directories(
+    tmp_path: Path, options: list[str], is_first: bool
+) -> None:
+    data, directory = tmp_path / "model.bin", tmp_path / "directory"
+    data.write_bytes(bytes(range(256)) * 4096)
+    data.chmod(0o640)
+    directory.mkdir()
+    paths = [data, directory] if is_first else [directory, data]
+    message = run("bench", *paths, "--size", "1MB", *options, expect=2).stderr
+    assert str(data) in message
+    if options != ["--write"]:
+        assert "name either directories" in message
+    assert data.read_bytes() == bytes(range(256)) * 4096
+    assert data.stat().st_mode & 0o777 == 0o640
+    assert list(directory.iterdir()) == []
+
+
 def test_no_command_and_unknown_commands_exit_2() -> None:
     assert "a subcommand is required: doctor, bench, tune, checkpoint" in run(expect=2).stderr
     run("measure", expect=2)

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <random>
@@ -86,6 +87,14 @@ Result<BenchFiles> BenchFiles::find(const BenchOptions& options) {
       return wrong(fmt::format("{} is neither a directory nor a regular file", path), path);
     }
   }
+  const bool has_own = std::ranges::any_of(found.files_, &BenchFile::own);
+  for (const BenchFile& file : found.files_) {
+    if (file.own || !has_own) continue;
+    return wrong(fmt::format("{} is a file, and other paths are directories: name either directories, in "
+                             "which bench makes files, or existing files, which it only reads",
+                             file.path),
+                 file.path);
+  }
   return found;
 }
 
@@ -144,6 +153,8 @@ Status BenchFiles::create_empty(BenchFile& file) {
 }
 
 Status BenchFiles::remove(BenchFile& file) {
+  if (!file.own)
+    return wrong(fmt::format("{} is not removed: this run did not make it", file.path), file.path);
   if (::unlink(file.path.c_str()) != 0 && errno != ENOENT) return failed("remove", file.path);
   file.complete = false;
   file.pattern.reset();

@@ -23,7 +23,7 @@ struct BenchFile {
 };
 
 // Classifies the paths in the options. Fails with invalid_argument on a path that is neither a directory nor
-// a regular file, and on writing to an existing file.
+// a regular file, on writing to an existing file, and on directories beside existing files.
 class BenchFiles {
  public:
   static Result<BenchFiles> find(const BenchOptions& options);
@@ -41,8 +41,9 @@ class BenchFiles {
   Status check_space() const;
 
   static Status create_empty(BenchFile& file);  // O_EXCL: an existing file is not touched
-  static Status remove(BenchFile& file);        // succeeds when it does not exist
-  static Status preallocate(BenchFile& file);   // allocates all blocks of a new file, durably
+  // Succeeds when it does not exist. Fails on a file that this run did not make.
+  static Status remove(BenchFile& file);
+  static Status preallocate(BenchFile& file);  // allocates all blocks of a new file, durably
   static Status drop_page_cache(const BenchFile& file);
 
   void keep() { keep_ = true; }
