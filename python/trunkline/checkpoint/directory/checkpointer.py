@@ -1,7 +1,6 @@
 """A directory of checkpoints, one for each step: trunkline.Checkpointer."""
 
 import errno
-import json
 import os
 import time
 import weakref
@@ -9,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
-
-import torch
 
 from trunkline import _core
 from trunkline._arguments import (
@@ -27,7 +24,9 @@ from trunkline._arguments import (
 from trunkline._core import CheckpointManifest, Engine, GcPause
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
 from trunkline._exit_hook import check_threads_run
-from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name
+from trunkline._formats.selection import Keys, Selection
+from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
@@ -36,7 +35,9 @@ from trunkline._tensor_io.transfer import read_layouts
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
+from trunkline.checkpoint.directory.part import Part, Verify, Wanted
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
+from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
@@ -60,7 +61,6 @@ _MAX_AGREEMENTS = 8
 _FIRST_PAUSE_SECONDS = 0.005
 
 Writers = Literal["rank", "node"] | Sequence[int]
-Verify = bool | Literal["first"]
 
 
 def _of_the_save_before(error: Error, step: int, more: str) -> Error:
@@ -230,15 +230,23 @@ class Checkpointer:
         step: SupportsIndex | None = None,
         into: Any = None,
         *,
+        keys: Keys | None = None,
         device: Device = "cpu",
         verify: Verify = True,
     ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
         `into`: a state of the same structure, whose tensors are filled in place, on any device, so that no
-        second copy is needed; the returned state holds them. device: where the tensors are without `into`:
-        "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved share memory
-        again; those of `into` stay as they are. verify: compare every byte with its checksum.
+        second copy is needed; the returned state holds them. If the state is a dict, `into` may have some of
+        its keys: only what is under those is read and returned; below them nothing may be missing. keys:
+        load, and read, only these parts: a name such as "model" or "optimizer.state.0", which selects
+        everything below it, a list of names, or a function of the name of each tensor and value that returns
+        whether to load it. The returned state is nested as the whole, {"model": ...}, without what is not
+        selected; lists and tuples keep their length, with None in place of the rest. ValueError for a name
+        that is not there. Checksums cover pieces of 1 MiB, which are read whole unless verify=False. device:
+        where the tensors are without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory
+        when they were saved share memory again; those of `into` stay as they are. verify: compare every byte
+        with its checksum.
 
         An `into` that does not match is rejected before any of its tensors changes. Checksums are verified as
         the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
@@ -259,9 +267,10 @@ class Checkpointer:
         target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         with span("checkpoint", "Checkpointer.load", self._absolute):
-            return self._load_step(step, into, target, verify)
+            selection = None if keys is None else Selection(keys)
+            return self._load_step(step, into, Wanted(target, verify, selection))
 
-    def _load_step(self, step: SupportsIndex | None, into: Any, target: torch.device, verify: Verify) -> Any:
+    def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
@@ -289,7 +298,7 @@ class Checkpointer:
                     self._context.begin_load(chosen)  # another rank may succeed
                     begun = True
                 with self._naming_other_steps(chosen):
-                    state = self._load(chosen, manifest, into, target, verify)
+                    state = self._load(chosen, manifest, into, wanted)
                 store.continue_from(position)
                 if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
                     warn_without_failing(
@@ -452,37 +461,72 @@ class Checkpointer:
     def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
         return _are_same(self._open_manifest(step), manifest)
 
-    def _load(
-        self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
-    ) -> Any:
+    def _load(self, step: int, manifest: CheckpointManifest, into: Any, wanted: Wanted) -> Any:
         where = f"{self._absolute}, step {step}"
+        verify = wanted.verify
         with GcPause():
+            part = Part.of(manifest, into, wanted.selection, where)
             if into is None:
                 state = None
-                tensors = shards.empty_tensors(manifest, where, device)
+                tensors = shards.empty_tensors(manifest, where, wanted.device, part.names)
             else:
-                state, tensors, finish = restore_into(json.loads(manifest.state), into)
+                state, tensors, finish = restore_into(part.skeleton, into, part.whole)
         if into is not None and verify == "first":
             self.verify(step)
             if not self._is_still(step, manifest):  # the step that was verified is not the one to read
                 gone = manifest.shard_paths()[:1] or [where]
                 raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
-            layouts = shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
+            read = shards.targets(
+                manifest,
+                where,
+                tensors,
+                verify=bool(verify),
+                fresh=into is None,
+                is_part=part.whole is not None,
+            )
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
         with nullcontext() if into is None else filling:
             try:
-                read_layouts(layouts, engine=self._engine, verify=bool(verify))
+                read_layouts(read.layouts, engine=self._engine, verify=bool(verify))
             except Corrupt as error:
-                shard, chunk = getattr(error, "layout", None), getattr(error, "checksum", None)
-                if shard is None or chunk is None:
+                index, checksum = getattr(error, "layout", None), getattr(error, "checksum", None)
+                if index is None or checksum is None:
                     raise
-                path = manifest.shard_paths()[shard]
-                raise shards.corrupt_chunk(manifest, layouts[shard], path, shard, chunk) from error
+                raise shards.corrupt_chunk(manifest, read, index, checksum) from error
             if into is not None:
                 finish()
         with GcPause():
-            return restore(json.loads(manifest.state), tensors) if into is None else state
+            return restore(part.skeleton, tensors, part.whole) if into is None else state
+
+    def open_tensors(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        device: Device = "cpu",
+        verify: Literal["auto"] | bool = "auto",
+    ) -> TensorReader:
+        """Open a step (None: the last) to read single tensors and slices, as trunkline.open_tensors does.
+
+        Concerns this rank alone, and does not count as loading. Raises FileNotFoundError if there is no such
+        checkpoint. Waits for running saves of this process into the directory.
+        """
+        if verify not in ("auto", True, False):
+            raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+        target = device_argument(device)
+        self._turn.check("open_tensors", self._absolute, during="save")
+        self._wait_for_saves()
+        chosen = self._context.store.latest() if step is None else step_argument(step)
+        if chosen is None:
+            raise self._nothing_yet()
+        source = StepSource(
+            f"{self._absolute}/{step_name(chosen)}",
+            self._open_manifest(chosen),
+            device=target,
+            engine=self._engine,
+            verify=verify is not False,
+        )
+        return TensorReader(source, target, verifies_slices=verify is True)
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None if there is none.
