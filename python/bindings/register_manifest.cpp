@@ -106,6 +106,12 @@ nb::list pieces(const ManifestObject& self, std::size_t tensor) {
   return list;
 }
 
+nb::dict metrics(const ManifestObject& self) {
+  nb::dict dict;
+  for (const auto& [name, value] : self.manifest->metrics) dict[str_of(name)] = value;
+  return dict;
+}
+
 }  // namespace
 
 void register_manifest(nb::module_& module) {
@@ -123,6 +129,8 @@ void register_manifest(nb::module_& module) {
       .def_prop_ro(
           "world_size", [](const ManifestObject& self) { return self.manifest->world_size; },
           nb::for_getter(nb::sig("def world_size(self) -> int")), "How many processes saved it (int).")
+      .def_prop_ro("metrics", &metrics, nb::for_getter(nb::sig("def metrics(self) -> dict[str, float]")),
+                   "What was measured of it (dict of str to float).")
       .def_prop_ro(
           "chunk_bytes", [](const ManifestObject& self) { return self.manifest->chunk_bytes; },
           nb::for_getter(nb::sig("def chunk_bytes(self) -> int")), "Bytes of a chunk (int).")

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from trunkline import _core
 from trunkline._arguments import (
@@ -15,14 +15,13 @@ from trunkline._arguments import (
     check_engine,
     check_staging_bytes,
     items_argument,
-    keep_argument,
     seconds_argument,
     shown_step,
     started_ranks,
     step_argument,
 )
 from trunkline._core import CheckpointManifest, Engine, GcPause
-from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
+from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note, exception_of, reword
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name
 from trunkline._formats.selection import Keys, Selection
@@ -36,6 +35,7 @@ from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.part import Part, Verify, Wanted
+from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
 from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.directory.turn import Turn
@@ -50,6 +50,9 @@ from trunkline.checkpoint.ranks.outcomes import (
 )
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint.state.tree import restore, restore_into
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Errors that only mean that this user or filesystem cannot write: opening for reading ignores them.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -84,7 +87,11 @@ class Checkpointer:
 
     keep: how many of the checkpoints that it loaded or saved are kept (None: all). Once a new one is durable,
     checkpoints of later steps are removed first (the run went back to an earlier step), then the oldest.
-    Checkpoints of other runs are never removed; a RuntimeWarning says so once.
+    Checkpoints of other runs are never removed; a RuntimeWarning says so once. Others stay beside the last
+    `keep`: with keep_every=1000 those whose step is a multiple of 1000; with keep_best=("loss", "min", 3) the
+    three with the lowest "loss" among the metrics that save() got, with "max" those with the highest. A
+    checkpoint goes only if none of the three keeps it. One that has no such metric, or NaN, is not among the
+    best; of equal values the one that was saved first is better. Metrics are stored with the checkpoint.
 
     A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
     existing ones. If there are others of the same or later steps, save() raises FileExistsError.
@@ -113,6 +120,8 @@ class Checkpointer:
         directory: "str | os.PathLike[str]",
         *,
         keep: SupportsIndex | None = 3,
+        keep_every: SupportsIndex | None = None,
+        keep_best: KeepBest | None = None,
         fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
         process_group: Any = None,
@@ -132,7 +141,7 @@ class Checkpointer:
         (RuntimeWarning) of a copy whose shards on volumes belong to another directory, of steps whose folders
         are not named like step-00000300, and of files that could not be cleaned up.
         """
-        keep = keep_argument(keep)
+        rules = Rules.of(keep, keep_every, keep_best)
         fresh = bool_argument(fresh, "fresh")
         timeout = seconds_argument(timeout)
         if timeout <= 0:
@@ -152,15 +161,17 @@ class Checkpointer:
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
-        store = self._open(self._absolute, names, chosen, keep)
-        self._context = SaveContext(store, self._ranks, chosen, keep, staging_bytes, engine)
+        store = self._open(self._absolute, names, chosen, rules)
+        self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
             self._warn_of_ignored()
 
-    def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
+    def save(
+        self, step: SupportsIndex, state: Any, *, block: bool = False, metrics: Metrics | None = None
+    ) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
 
         `state` is any nesting of dict, OrderedDict, Counter, list and tuple. It may hold None, bool, int,
@@ -182,6 +193,9 @@ class Checkpointer:
         another call. Earlier checkpoints stay intact.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
+        metrics: numbers by name, such as {"loss": 0.3}, which are stored with the checkpoint, for keep_best
+        and metrics(). They must be the same on all ranks. With keep_best they must have its metric
+        (ValueError); leave them out for a step that was not measured.
 
         Waits for the save before, and raises its error unless that was raised already: then nothing is saved,
         and the next call saves. Likewise for failed saves of a deleted Checkpointer into this directory;
@@ -196,12 +210,30 @@ class Checkpointer:
             self._turn.begin(f"save({shown_step(step)})")
             try:
                 with span("checkpoint", "Checkpointer.save", f"step {shown_step(step)} to {self.directory}"):
-                    handle = self._begin_together(step, state, block)
+                    handle = self._begin_together(step, state, block, metrics)
             finally:
                 self._turn.end()
         if block:
             handle._wait_or_cancel()
         return handle
+
+    def __enter__(self) -> "Self":
+        """Return the Checkpointer: leaving the block waits for the running save, as wait() does."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the running save, and raise its error unless another one ends the block.
+
+        Then the failure of the save is added to that as a note, and reported at exit.
+        """
+        if error is None:
+            self.wait()
+            return
+        last = self._last_save()
+        if last is not None and not self._turn.is_within_call():
+            last._join()
+            if last._error is not None and not last._was_cancelled():
+                add_note(error, f"{last._what} failed as well: {last._why()}")
 
     def __reduce__(self) -> Any:
         """Raise TypeError: a Checkpointer refers to running saves, and to what this process has loaded."""
@@ -548,6 +580,33 @@ class Checkpointer:
             steps = self._context.store.steps()
         return steps
 
+    def metrics(self, step: SupportsIndex) -> dict[str, float]:
+        """Return the metrics that the checkpoint of `step` was saved with; empty if there were none.
+
+        Raises FileNotFoundError if there is no such checkpoint.
+        """
+        return self._open_manifest(step_argument(step)).metrics
+
+    def best(self) -> int | None:
+        """Return the step with the best value of the metric of keep_best; None if no step has one.
+
+        Of all checkpoints in the directory; one that is damaged does not count. Raises ValueError without
+        keep_best. Waits like latest() if there are no checkpoints.
+        """
+        rules = self._context.rules
+        if rules.best is None:
+            raise ValueError(
+                'best(): needs keep_best=(metric, "min" or "max", how many), to know what is best'
+            )
+        found = []
+        for step in self.steps():
+            with suppress(FileNotFoundError, Corrupt, Format):  # removed meanwhile, or damaged
+                manifest = self._context.store.open_manifest(step)
+                found.append((manifest.commit, step, manifest.metrics))
+        return rules.best_of(
+            [(step, measured) for _, step, measured in sorted(found, key=lambda each: each[0])]
+        )
+
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
 
@@ -606,16 +665,18 @@ class Checkpointer:
         self._agree(lambda: retry_while_locked(lambda: store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
-        return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._context.keep}>"
+        return f"<trunkline.Checkpointer {str(self.directory)!r} {self._context.rules}>"
 
-    def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
+    def _begin_together(
+        self, step: SupportsIndex, state: Any, block: bool, metrics: Metrics | None
+    ) -> SaveHandle:
         # Before anything that can fail on one rank alone, so that the others learn of it.
         exchange = self._ranks.exchange(f"save({shown_step(step)})", self._context.collectives())
         before = self._last
         try:
             if exchange is not None:
                 exchange.__enter__()
-            return self._begin(step, state, block, exchange)
+            return self._begin(step, state, block, metrics, exchange)
         except BaseException as error:
             # A save that has begun when a signal handler raises goes on, and ends its exchange itself.
             goes_on = self._last is not before and self._last_save() is not None
@@ -623,9 +684,17 @@ class Checkpointer:
                 give_up(exchange, error)
             raise
 
-    def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
+    def _begin(
+        self,
+        step: SupportsIndex,
+        state: Any,
+        block: bool,
+        metrics: Metrics | None,
+        exchange: Exchange | None,
+    ) -> SaveHandle:
         step = step_argument(step, "; the order is save(step, state)")
         block = bool_argument(block, "block")
+        measured = metrics_argument(metrics, self._context.rules)
         try:
             self._wait_for_last(step)
             raise_unobserved(self, self._absolute)
@@ -636,7 +705,7 @@ class Checkpointer:
             # Before the training goes on; the save itself checks again.
             self._context.store.check_continues(step)
         with span("checkpoint", "describe the state"):
-            job = StepSave(step, state, self._context, not block, exchange)
+            job = StepSave(step, state, measured, self._context, not block, exchange)
         # Before it begins: otherwise a signal handler that raises in between would hide it from the next
         # save.
         self._last = handle = SaveHandle(
@@ -738,7 +807,7 @@ class Checkpointer:
             if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
                 handle._join()
 
-    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
+    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], rules: Rules) -> Any:
         """Open the directory on rank 0 first: the others then find what it created and recorded."""
         exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
@@ -748,7 +817,9 @@ class Checkpointer:
             "fresh": self._wants_fresh,
             "writers": writers,
             "volumes": volumes,
-            "keep": keep,
+            "keep": rules.keep,
+            "keep_every": rules.every,
+            "keep_best": None if rules.best is None else list(rules.best),
         }
 
         def opened() -> Any:

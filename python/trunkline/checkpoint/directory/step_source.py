@@ -40,6 +40,7 @@ class StepSource:
             "commit": str(manifest.commit),
             "time": manifest.time,
             "world_size": str(manifest.world_size),
+            **{f"metric.{name}": repr(value) for name, value in manifest.metrics.items()},
         }
         self._manifest = manifest
         self._device = device
