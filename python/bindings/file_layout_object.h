@@ -45,10 +45,16 @@ class FileLayoutObject {
   void add_target_part(std::uint64_t offset, const std::shared_ptr<BufferView>& view,
                        std::pair<std::uint64_t, std::uint64_t> part, bool fresh);
   void expect_checksums(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
+  // The same for those chunks only in which memory has been added.
+  void expect_checksums_of_targets(std::span<const std::uint32_t> crc32c, std::uint64_t chunk_bytes);
 
   // The open file to read, instead of opening `path`.
-  void set_source(const FileObject& file) { source_ = file.file(); }
+  void set_source(const FileObject& file, bool keep_open) {
+    source_ = file.file();
+    keep_open_ = keep_open;
+  }
   const std::optional<File>& source() const { return source_; }
+  bool keep_open() const { return keep_open_; }
 
   std::uint32_t add_checksum(nanobind::handle kind, nanobind::handle begin, nanobind::handle end,
                              nanobind::handle expected);
@@ -69,6 +75,7 @@ class FileLayoutObject {
   tensor_file::FileLayout layout_;
   bool only_targets_ = true;
   std::optional<File> source_;
+  bool keep_open_ = false;
   std::vector<std::shared_ptr<BufferView>> views_;
   std::vector<std::shared_ptr<const format::ArchiveLayout>> layouts_;
   std::vector<nanobind::object> owners_;

@@ -230,10 +230,23 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
   return unwrap(std::move(committed));
 }
 
-nb::dict retain(const SaveObject& self, nb::handle keep_value) {
+using BestTuple = std::tuple<std::string, std::string, std::uint64_t>;
+
+nb::dict retain(const SaveObject& self, nb::handle keep_value, nb::handle every_value,
+                const std::optional<BestTuple>& best) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
-  auto result = call_unlocked([&] { return self.save->retain(keep); });
+  checkpoint::AlsoKeep also;
+  if (!every_value.is_none()) also.every = count_argument(every_value, "every");
+  if (best) {
+    using checkpoint::BestRule;
+    const auto& [metric, order, count] = *best;
+    if (order != "min" && order != "max") raise_value_error("best: must name \"min\" or \"max\"");
+    also.best = BestRule{.metric = metric,
+                         .order = order == "min" ? BestRule::Order::min : BestRule::Order::max,
+                         .count = count};
+  }
+  auto result = call_unlocked([&] { return self.save->retain(keep, also); });
   return dict_of(unwrap(std::move(result)));
 }
 
@@ -376,10 +389,16 @@ void register_checkpoint_save(nb::module_& module) {
           "size. "
           "After an\n"
           "Error it is open whether the checkpoint is there.")
-      .def(
-          "retain", &retain, "keep"_a = nb::none(),
-          nb::sig("def retain(self, keep: int | None = None) -> dict[str, typing.Any]"),
-          "After commit: removes what it replaced, and all but the last `keep` checkpoints by their commits.")
+      .def("retain", &retain, "keep"_a = nb::none(), nb::kw_only(), "every"_a = nb::none(),
+           "best"_a = nb::none(),
+           nb::sig("def retain(self, keep: int | None = None, *, every: int | None = None, best: tuple[str, "
+                   "typing.Literal['min', 'max'], int] | None = None) -> dict[str, typing.Any]"),
+           "After commit: removes what it replaced, and all but the last `keep` checkpoints by their "
+           "commits.\n\n"
+           "Those stay, too, whose step is a multiple of `every`, and the `best`: a metric, which values of "
+           "it "
+           "are\n"
+           "better, and how many.")
       .def(
           "release", [](const SaveObject& self) { call_unlocked([&] { self.save->release(); }); },
           "Ends the save; what was not committed stays for collect(). Nothing if it has ended.")

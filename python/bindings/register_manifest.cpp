@@ -56,6 +56,8 @@ std::vector<std::string> tensors_in(const ManifestObject& self, std::uint64_t sh
   return checkpoint::TensorPlaces(*self.manifest).in(shard, begin, end);
 }
 
+// Targets are buffers, or None for tensors that are not read. Of a step that is not read whole, shards
+// without any target are None, and others have the checksums of the chunks that targets are in.
 nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verify,
                  std::uint64_t fresh_from_bytes) {
   const Manifest& manifest = *self.manifest;
@@ -63,8 +65,13 @@ nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verif
   std::vector<std::unique_ptr<FileLayoutObject>> made;
   for (std::size_t i = 0; i < manifest.shards.size(); ++i)
     made.push_back(std::make_unique<FileLayoutObject>(self.shard_path(i), manifest.shards[i].bytes));
+  bool is_whole = true;
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     const Tensor& tensor = manifest.tensors[i];
+    if (targets[i].is_none()) {
+      is_whole = false;
+      continue;
+    }
     const auto view =
         std::make_shared<BufferView>(targets[i], Access::writable, "targets", Reach::devices, nb::none());
     if (view->memory().bytes != bytes_of(tensor))
@@ -79,10 +86,30 @@ nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verif
   }
   nb::list list;
   for (std::size_t i = 0; i < made.size(); ++i) {
-    if (verify) made[i]->expect_checksums(manifest.shards[i].crc32c, manifest.chunk_bytes);
+    const Shard& shard = manifest.shards[i];
+    if (!is_whole && made[i]->layout().extents.empty()) {
+      list.append(nb::none());
+      continue;
+    }
+    if (verify && is_whole) made[i]->expect_checksums(shard.crc32c, manifest.chunk_bytes);
+    if (verify && !is_whole) made[i]->expect_checksums_of_targets(shard.crc32c, manifest.chunk_bytes);
     list.append(nb::cast(made[i].release(), nb::rv_policy::take_ownership));
   }
   return list;
+}
+
+nb::list pieces(const ManifestObject& self, std::size_t tensor) {
+  if (tensor >= self.manifest->tensors.size()) raise_value_error("tensor: there is no such one");
+  nb::list list;
+  for (const Piece& piece : self.manifest->tensors[tensor].pieces)
+    list.append(nb::make_tuple(piece.shard, piece.offset, piece.bytes));
+  return list;
+}
+
+nb::dict metrics(const ManifestObject& self) {
+  nb::dict dict;
+  for (const auto& [name, value] : self.manifest->metrics) dict[str_of(name)] = value;
+  return dict;
 }
 
 }  // namespace
@@ -93,6 +120,17 @@ void register_manifest(nb::module_& module) {
       .def_prop_ro(
           "commit", [](const ManifestObject& self) { return self.manifest->commit; },
           nb::for_getter(nb::sig("def commit(self) -> int")), "The number of the commit (int).")
+      .def_prop_ro(
+          "step", [](const ManifestObject& self) { return self.manifest->step; },
+          nb::for_getter(nb::sig("def step(self) -> int")), "The step (int).")
+      .def_prop_ro(
+          "time", [](const ManifestObject& self) { return str_of(self.manifest->time); },
+          nb::for_getter(nb::sig("def time(self) -> str")), "When it was committed, in UTC (str).")
+      .def_prop_ro(
+          "world_size", [](const ManifestObject& self) { return self.manifest->world_size; },
+          nb::for_getter(nb::sig("def world_size(self) -> int")), "How many processes saved it (int).")
+      .def_prop_ro("metrics", &metrics, nb::for_getter(nb::sig("def metrics(self) -> dict[str, float]")),
+                   "What was measured of it (dict of str to float).")
       .def_prop_ro(
           "chunk_bytes", [](const ManifestObject& self) { return self.manifest->chunk_bytes; },
           nb::for_getter(nb::sig("def chunk_bytes(self) -> int")), "Bytes of a chunk (int).")
@@ -106,12 +144,15 @@ void register_manifest(nb::module_& module) {
       .def("tensors_in", &tensors_in, "shard"_a, "begin"_a, "end"_a,
            nb::sig("def tensors_in(self, shard: int, begin: int, end: int) -> list[str]"),
            "Names of the tensors with bytes in a range of a shard, in the order of their bytes.")
-      .def("layouts", &layouts, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
-           nb::sig("def layouts(self, targets: list[trunkline._types.WritableBuffer], *, verify: bool, "
-                   "fresh_from_bytes: int) -> list[FileLayout]"),
-           "Layouts that read the shards into a buffer for each tensor; buffers of at least "
-           "`fresh_from_bytes` "
-           "are new memory.");
+      .def("pieces", &pieces, "tensor"_a,
+           nb::sig("def pieces(self, tensor: int) -> list[tuple[int, int, int]]"),
+           "Where the bytes of a tensor are, in their order: shard, offset in its file, and bytes.")
+      .def(
+          "layouts", &layouts, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
+          nb::sig("def layouts(self, targets: list[trunkline._types.WritableBuffer | None], *, verify: bool, "
+                  "fresh_from_bytes: int) -> list[FileLayout | None]"),
+          "Layouts that read the shards into a buffer for each tensor (None: it is not read, and neither are "
+          "shards without any other); buffers of at least `fresh_from_bytes` are new memory.");
 }
 
 }  // namespace trunkline::python

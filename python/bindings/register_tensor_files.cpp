@@ -79,6 +79,21 @@ void FileLayoutObject::expect_checksums(std::span<const std::uint32_t> crc32c, s
   }
 }
 
+void FileLayoutObject::expect_checksums_of_targets(std::span<const std::uint32_t> crc32c,
+                                                   std::uint64_t chunk_bytes) {
+  std::vector<bool> wanted(crc32c.size());
+  for (const tensor_file::Extent& extent : layout_.extents) {
+    for (std::uint64_t chunk = extent.offset / chunk_bytes; chunk * chunk_bytes < extent.end(); ++chunk)
+      wanted[chunk] = true;
+  }
+  for (std::size_t chunk = 0; chunk < wanted.size(); ++chunk) {
+    if (!wanted[chunk]) continue;
+    const std::uint64_t begin = chunk * chunk_bytes;
+    layout_.checksums.push_back(
+        {.begin = begin, .end = std::min(begin + chunk_bytes, layout_.bytes), .expected = crc32c[chunk]});
+  }
+}
+
 void FileLayoutObject::add_view(nb::handle offset, const Added& added) {
   const std::uint64_t at = count_argument(offset, "offset");
   auto view =
@@ -258,25 +273,26 @@ class FileReaderObject {
   FileReaderObject(nb::handle layouts, nb::handle engine, bool verify, nb::handle direct)
       : layouts_(listed(layouts)), generation_(os::fork_generation()) {
     std::vector<tensor_file::FileLayout> wanted = arranged(layouts_);
-    std::vector<std::optional<File>> sources;
+    std::vector<std::pair<std::optional<File>, bool>> sources;
     for (const nb::object& object : layouts_) {
       const auto& layout = nb::cast<FileLayoutObject&>(object);
       if (!layout.only_targets()) raise_value_error("layouts: memory to read into is added by add_target");
-      sources.push_back(layout.source());
+      sources.emplace_back(layout.source(), layout.keep_open());
     }
     const OpenOptions open = open_options_argument(nb::str("r"), direct);
     const Engine used = engine_or_default(engine);
     using Targets = std::vector<tensor_file::FileReader::Target>;
-    Targets targets = unwrap(call_interruptibly(
-        [used, open, sources = std::move(sources), wanted = std::move(wanted)]() mutable -> Result<Targets> {
-          Targets opened;
-          for (std::size_t i = 0; i < wanted.size(); ++i) {
-            auto file = sources[i] ? Result<File>(*sources[i]) : File::open(used, wanted[i].path, open);
-            if (!file) return std::unexpected(file.error());
-            opened.push_back({.file = std::move(*file), .layout = std::move(wanted[i])});
-          }
-          return opened;
-        }));
+    Targets targets = unwrap(call_interruptibly([used, open, sources = std::move(sources),
+                                                 wanted = std::move(wanted)]() mutable -> Result<Targets> {
+      Targets opened;
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        const auto& [source, keep_open] = sources[i];
+        auto file = source ? Result<File>(*source) : File::open(used, wanted[i].path, open);
+        if (!file) return std::unexpected(file.error());
+        opened.push_back({.file = std::move(*file), .layout = std::move(wanted[i]), .keep_open = keep_open});
+      }
+      return opened;
+    }));
     const GilReleased unlocked;
     reader_ = std::make_unique<tensor_file::FileReader>(
         used, std::move(targets), tensor_file::ReadOptions{.verify = verify, .workers = copiers(1)});
@@ -485,10 +501,20 @@ void register_file_layout(nb::module_& module) {
                    "collections.abc.Sequence[int], addresses: collections.abc.Sequence[int], owner: object) "
                    "-> None"),
            "Adds many targets in main memory that nothing else refers to yet, and that `owner` keeps alive.")
+      .def("read_from", &FileLayoutObject::set_source, "file"_a, nb::kw_only(), "keep_open"_a = false,
+           nb::sig("def read_from(self, file: File, *, keep_open: bool = False) -> None"),
+           "Makes reading use `file`, and close it unless `keep_open`, instead of opening `path`, which may "
+           "be "
+           "replaced by then.")
       .def(
-          "read_from", &FileLayoutObject::set_source, "file"_a,
-          nb::sig("def read_from(self, file: File) -> None"),
-          "Makes reading use `file`, and close it, instead of opening `path`, which may be replaced by then.")
+          "checksum_begin",
+          [](const FileLayoutObject& self, std::size_t index) {
+            if (index >= self.layout().checksums.size())
+              raise_value_error("index: there is no such checksum");
+            return self.layout().checksums[index].begin;
+          },
+          "index"_a, nb::sig("def checksum_begin(self, index: int) -> int"),
+          "Where the bytes of a checksum begin, by its index.")
       .def_prop_ro(
           "path", [](const FileLayoutObject& self) { return decode_path(self.layout().path); },
           nb::for_getter(nb::sig("def path(self) -> str")), "The file's path (str).")

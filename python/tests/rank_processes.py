@@ -93,10 +93,17 @@ class Rank:
         for made in self.checkpointers.values():
             made._ranks._exchanges.timeout = timeout  # type: ignore[attr-defined]
 
-    def save(self, step: Any, state: Any, block: bool = False, name: str = "") -> None:
+    def save(
+        self,
+        step: Any,
+        state: Any,
+        block: bool = False,
+        name: str = "",
+        metrics: dict[str, float] | None = None,
+    ) -> None:
         """Begin to save; with `block` to the end."""
         state = make_state(**state) if isinstance(state, dict) and "seed" in state else state
-        self.checkpointers[name].save(step, state, block=block)
+        self.checkpointers[name].save(step, state, block=block, metrics=metrics)
 
     def cancel(self, name: str = "") -> None:
         """Cancel the save that was begun last, and wait for it."""

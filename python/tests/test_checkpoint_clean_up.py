@@ -49,7 +49,7 @@ class FailingSave:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._save, name)
 
-    def retain(self, keep: int | None) -> Any:
+    def retain(self, keep: int | None, **_: Any) -> Any:
         raise self._error
 
 

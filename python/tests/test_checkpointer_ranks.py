@@ -549,12 +549,18 @@ def test_an_object_that_one_rank_cannot_save(crew: RankProcesses, directory: Pat
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-@pytest.mark.parametrize("option", ["writers", "volumes", "keep"])
+@pytest.mark.parametrize("option", ["writers", "volumes", "keep", "keep_every", "keep_best"])
 def test_ranks_whose_options_differ(
     crew: RankProcesses, directory: Path, tmp_path: Path, option: str, odd: int
 ) -> None:
     (tmp_path / "disk").mkdir()
-    values: dict[str, Any] = {"writers": [0], "volumes": [str(tmp_path / "disk")], "keep": 1}
+    values: dict[str, Any] = {
+        "writers": [0],
+        "volumes": [str(tmp_path / "disk")],
+        "keep": 1,
+        "keep_every": 5,
+        "keep_best": ("loss", "min", 1),
+    }
     for rank in range(3):
         other = {option: values[option]} if rank == odd else {}
         crew.tell(rank, "open", str(directory), timeout=LONG, **other)
@@ -564,6 +570,19 @@ def test_ranks_whose_options_differ(
     assert all(f"{option} differs from rank 0" in error.message for error in failed.values())
     assert not directory.exists() or not list(directory.iterdir())
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_metrics_are_the_same_on_all_ranks(crew: RankProcesses, directory: Path) -> None:
+    crew.all("open", str(directory), timeout=LONG, keep=1, keep_best=("loss", "min", 1))
+    for step, loss in enumerate([0.5, 0.1, float("nan"), 0.3]):
+        crew.all("save", step, {"seed": step}, block=True, metrics={"loss": loss})
+    assert_only(directory, {1: 1, 3: 3})
+    for rank in range(3):
+        crew.tell(rank, "save", 4, {"seed": 4}, block=True, metrics={"loss": float(rank == 2)})
+    failed = crew.collect(range(3))
+    assert_named(failed, 2, 3)
+    assert all("metrics differs from rank 0" in error.message for error in failed.values())
+    assert_only(directory, {1: 1, 3: 3})
 
 
 @pytest.mark.parametrize("odd", [0, 1])

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import importlib
 import pickle
 import traceback
 from collections.abc import Callable
@@ -52,6 +53,23 @@ def test_kinds(kind: str, code: int, expected: tuple[type[Exception], ...]) -> N
     assert str(copy) == str(error)
     if isinstance(copy, tl.Corrupt):
         assert (copy.file, copy.tensor, copy.chunk) == ("/data/file", "layer.weight", 7)
+
+
+def test_every_error_has_a_public_name() -> None:
+    """Also classes that only some modules define: a traceback and a pickle name them in the package."""
+    for module in ("dcp", "lightning", "transformers", "workload"):
+        importlib.import_module(f"trunkline.{module}")
+    found: set[type[tl.Error]] = set()
+    pending: list[type[tl.Error]] = [tl.Error]
+    while pending:
+        each = pending.pop()
+        if each not in found:
+            found.add(each)
+            pending.extend(each.__subclasses__())
+    assert len(found) > 10
+    for each in found:
+        assert each.__module__ == "trunkline", each
+        assert getattr(tl, each.__qualname__) is each
 
 
 @pytest.mark.parametrize("name", ["FileNotFoundError", "FileExistsError", "PermissionError"])

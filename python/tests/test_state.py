@@ -760,7 +760,10 @@ READ_ONLY.flags.writeable = False
         ({"w": None}, "state['m']['w'] is a NoneType"),
         ({"w": np.zeros((2, 3), np.float32)}, "is a ndarray"),
         ({"more": 1}, "state['m'] has the key 'more', which the checkpoint lacks; remove it"),
-        ({"w": ...}, "state['m'] lacks the key 'w' of the checkpoint; it must have all of them: for a part"),
+        (
+            {"w": ...},
+            "state['m'] lacks the key 'w' of the checkpoint; it must have all of them: pass keys= as well",
+        ),
         ({"list": [1]}, "state['m']['list'] is of 1 items"),
         ({"list": 1}, "state['m']['list'] is a int"),
         ({"list": [1, torch.zeros(1)]}, "state['m']['list'][1] is a Tensor"),

@@ -186,8 +186,8 @@ def test_arguments_of_torch_load(tmp_path: Path) -> None:
     for location in ("cpu", torch.device("cpu")):
         loaded = tl.load(tmp_path / "a.pt", map_location=location, weights_only=True)
         assert set(loaded) == set(STATE)
-    for unsupported in ({"cuda:0": "cpu"}, lambda storage, location: storage):
-        with pytest.raises(TypeError, match='^map_location: must be a device, such as "cpu" or'):
+    for unsupported in ([], 1.5):
+        with pytest.raises(TypeError, match="^map_location: must be a str, an int or a torch.device, not"):
             tl.load(tmp_path / "a.pt", map_location=unsupported)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^device, map_location: differ"):
         tl.load(tmp_path / "a.pt", device="cuda", map_location="cpu")

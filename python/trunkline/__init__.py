@@ -61,7 +61,9 @@ if TYPE_CHECKING:
     from trunkline import stream as stream
     from trunkline import torch as torch
     from trunkline import transformers as transformers
+    from trunkline._formats.tensor_reader import TensorReader
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
+    from trunkline.checkpoint.directory.open_tensors import open_tensors
     from trunkline.checkpoint.load import load
     from trunkline.checkpoint.save import SaveHandle, save, save_async
 
@@ -84,6 +86,7 @@ __all__ = [
     "RankError",
     "Read",
     "SaveHandle",
+    "TensorReader",
     "Timeout",
     "Unsupported",
     "Volume",
@@ -92,6 +95,7 @@ __all__ = [
     "default_engine",
     "load",
     "open",
+    "open_tensors",
     "pin",
     "pinned_empty",
     "save",
@@ -109,7 +113,9 @@ _LAZY_MODULES = ("data", "dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",
+    "TensorReader": "trunkline._formats.tensor_reader",
     "load": "trunkline.checkpoint.load",
+    "open_tensors": "trunkline.checkpoint.directory.open_tensors",
     "save": "trunkline.checkpoint.save",
     "save_async": "trunkline.checkpoint.save",
 }

@@ -42,6 +42,16 @@ def keep_argument(value: SupportsIndex | None) -> int | None:
     return keep
 
 
+def count_argument(value: SupportsIndex, name: str) -> int:
+    """Return a number of at least 1; raises TypeError or ValueError."""
+    count = _whole(value)
+    if count is None:
+        raise TypeError(f"{name}: must be an integer of at least 1, not {_shown(value)}")
+    if not 1 <= count < 2**63:
+        raise ValueError(f"{name}: must be an integer of at least 1, not {count}")
+    return count
+
+
 def bool_argument(value: Any, name: str) -> bool:
     """Return a bool of Python or numpy, or 0 or 1, as bool; raises TypeError.
 

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -25,8 +27,9 @@ constexpr std::string_view kMagic = "trunkline checkpoint ";
 constexpr int kMaxDepth = 500;  // of the whole text, including users' state
 constexpr std::size_t kCrcDigits = 8;
 
-constexpr std::array<std::string_view, 10> kKeys{"step",    "commit", "time",    "chunk_bytes", "world_size",
-                                                 "volumes", "shards", "tensors", "features",    "state"};
+constexpr std::array<std::string_view, 11> kKeys{"step",        "commit",     "time",    "metrics",
+                                                 "chunk_bytes", "world_size", "volumes", "shards",
+                                                 "tensors",     "features",   "state"};
 constexpr std::array<std::string_view, 4> kShardKeys{"volume", "file", "bytes", "crc32c"};
 constexpr std::array<std::string_view, 4> kTensorKeys{"name", "dtype", "shape", "pieces"};
 
@@ -160,7 +163,7 @@ std::vector<std::string> features_of(const Object& object) {
   if (!value) return features;
   for (const Text feature : array(*value, "features")) {
     std::string name = text(feature, "features");
-    if (name != kViewsFeature) {
+    if (name != kViewsFeature && name != kMetricsFeature) {
       throw Refusal{fmt::format(
           "it needs the feature \"{}\", which this build does not have; upgrade trunkline to load it", name)};
     }
@@ -170,6 +173,35 @@ std::vector<std::string> features_of(const Object& object) {
   return features;
 }
 
+// JSON has no numbers for these. A NaN has no sign and no payload.
+constexpr std::pair<std::string_view, double> kNoNumbers[] = {
+    {R"("NaN")", std::numeric_limits<double>::quiet_NaN()},
+    {R"("Infinity")", std::numeric_limits<double>::infinity()},
+    {R"("-Infinity")", -std::numeric_limits<double>::infinity()}};
+
+double metric_of(Text value, std::string_view name) {
+  for (const auto& [written, no_number] : kNoNumbers) {
+    if (value == written) return no_number;
+  }
+  double result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size())
+    throw Refusal{fmt::format("the metric \"{}\" is not a number", name)};
+  return result;
+}
+
+std::vector<Metric> metrics_of(const Object& manifest) {
+  std::vector<Metric> metrics;
+  const auto value = manifest.find("metrics");
+  if (!value) return metrics;
+  if (!value->starts_with('{')) throw Refusal{"\"metrics\" is not an object"};
+  for (const auto& [written, number] : members_of(*value)) {
+    std::string name = text(fmt::format("\"{}\"", written), "metrics");
+    metrics.push_back({.name = std::move(name), .value = metric_of(number, written)});
+  }
+  return metrics;
+}
+
 Manifest manifest_of(Text json) {
   const Object object(json.substr(json.find('{')), "the manifest");
   std::vector<std::string> features = features_of(object);
@@ -177,6 +209,7 @@ Manifest manifest_of(Text json) {
   Manifest manifest{.step = number_of(object, "step"),
                     .commit = number_of(object, "commit"),
                     .time = text_of(object, "time"),
+                    .metrics = metrics_of(object),
                     .chunk_bytes = number_of(object, "chunk_bytes"),
                     .world_size = number_of(object, "world_size")};
   for (const Text volume : array_of(object, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
@@ -217,6 +250,17 @@ void append_array(Output& out, const std::vector<T>& values, const Each& each) {
 
 void append_number(Output& out, std::uint64_t value) { append(out, fmt::format_int(value).c_str()); }
 
+void append_metric(Output& out, const Metric& metric) {
+  append_string(out, metric.name);
+  out.push_back(':');
+  if (std::isnan(metric.value))
+    append(out, R"("NaN")");
+  else if (std::isinf(metric.value))
+    append(out, metric.value > 0 ? R"("Infinity")" : R"("-Infinity")");
+  else
+    fmt::format_to(std::back_inserter(out), "{}", metric.value);
+}
+
 void append_shard(Output& out, const Shard& shard) {
   fmt::format_to(std::back_inserter(out), R"({{"volume":{},"file":)", shard.volume);
   append_string(out, shard.file);
@@ -246,6 +290,14 @@ std::string json_of(const Manifest& manifest) {
   fmt::format_to(std::back_inserter(out), R"({{"step":{},"commit":{},"time":)", manifest.step,
                  manifest.commit);
   append_string(out, manifest.time);
+  if (!manifest.metrics.empty()) {
+    append(out, R"(,"metrics":{)");
+    for (const Metric& metric : manifest.metrics) {
+      if (&metric != &manifest.metrics.front()) out.push_back(',');
+      append_metric(out, metric);
+    }
+    out.push_back('}');
+  }
   fmt::format_to(std::back_inserter(out), R"(,"chunk_bytes":{},"world_size":{},"volumes":)",
                  manifest.chunk_bytes, manifest.world_size);
   append_array(out, manifest.volumes, append_string);

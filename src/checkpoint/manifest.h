@@ -2,6 +2,7 @@
 // and where each tensor is stored. Formatting and parsing; no I/O.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <expected>
@@ -23,8 +24,9 @@ inline constexpr std::uint64_t kMaxManifestBytes =
     2 * kGiB;                                        // of the JSON: limits the memory that readers need
 inline constexpr std::uint64_t kFirstVersion = 1;    // of manifests without features
 inline constexpr std::uint64_t kFeatureVersion = 2;  // of those with some
-inline constexpr std::string_view kViewsFeature = "views";  // the state has views of shared memory
-inline constexpr std::string_view kOwnVolume = ".";         // the directory that holds the manifests
+inline constexpr std::string_view kViewsFeature = "views";      // the state has views of shared memory
+inline constexpr std::string_view kMetricsFeature = "metrics";  // the manifest has metrics
+inline constexpr std::string_view kOwnVolume = ".";             // the directory that holds the manifests
 
 struct Shard {
   std::uint64_t volume = 0;           // index into Manifest::volumes
@@ -50,10 +52,21 @@ struct Tensor {
   bool operator==(const Tensor&) const = default;
 };
 
+// A measurement of the state, such as its loss.
+struct Metric {
+  std::string name;                             // not empty
+  double value = 0;                             // may be infinite, or not a number
+  bool operator==(const Metric& other) const {  // also where the value is not a number
+    return name == other.name &&
+           std::bit_cast<std::uint64_t>(value) == std::bit_cast<std::uint64_t>(other.value);
+  }
+};
+
 struct Manifest {
   std::uint64_t step = 0;
-  std::uint64_t commit = 0;  // from 1; grows with every commit into the directory
-  std::string time = {};     // of the commit: "2026-01-31T23:59:59Z"
+  std::uint64_t commit = 0;          // from 1; grows with every commit into the directory
+  std::string time = {};             // of the commit: "2026-01-31T23:59:59Z"
+  std::vector<Metric> metrics = {};  // distinct names; only with kMetricsFeature, and then some
   std::uint64_t chunk_bytes = kChunkBytes;
   std::uint64_t world_size = 1;
   std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each has a directory for the step

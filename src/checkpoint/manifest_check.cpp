@@ -49,11 +49,24 @@ Objection of_numbers(const Manifest& manifest) {
       manifest.chunk_bytes > kMaxChunkBytes) {
     return fmt::format("\"chunk_bytes\" is not a power of two in {} .. {}", kMinChunkBytes, kMaxChunkBytes);
   }
-  if (manifest.features.size() > 1 ||
-      (manifest.features.size() == 1 && manifest.features.front() != kViewsFeature))
-    return "\"features\" has an entry that is unknown or duplicated";
   if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
     return fmt::format("\"world_size\" is not in 1 .. {}", kMaxWorldSize);
+  return std::nullopt;
+}
+
+Objection of_features(const Manifest& manifest) {
+  std::set<std::string_view> seen;
+  for (const std::string& feature : manifest.features) {
+    if ((feature != kViewsFeature && feature != kMetricsFeature) || !seen.insert(feature).second)
+      return "\"features\" has an entry that is unknown or duplicated";
+  }
+  if (seen.contains(kMetricsFeature) == manifest.metrics.empty())
+    return "\"metrics\" and the feature \"metrics\" require each other";
+  std::set<std::string_view> names;
+  for (const Metric& metric : manifest.metrics) {
+    if (metric.name.empty()) return "a metric has no name";
+    if (!names.insert(metric.name).second) return fmt::format("the metric \"{}\" is duplicated", metric.name);
+  }
   return std::nullopt;
 }
 
@@ -133,7 +146,7 @@ bool is_plain_file_name(std::string_view name) {
 }
 
 std::optional<std::string> objection_to(const Manifest& manifest) {
-  for (const auto check : {of_numbers, of_volumes, of_shards, of_tensors}) {
+  for (const auto check : {of_numbers, of_features, of_volumes, of_shards, of_tensors}) {
     if (auto why = check(manifest)) return why;
   }
   return std::nullopt;

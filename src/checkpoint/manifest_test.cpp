@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -264,6 +266,47 @@ TEST(Manifest, FeaturesMakeAVersionThatOlderReadersReject) {
   newer.replace(newer.find("[\"views\"]"), 9, "[\"views\",\"colours\"]");
   newer.replace(newer.find("\"step\":12,"), 10, "\"colour\":1,");
   refused(frame_manifest(newer, kFeatureVersion), "needs the feature \"colours\"");
+}
+
+TEST(Manifest, MetricsComeBackAsTheyWere) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Manifest measured = sample();
+  measured.features = {std::string(kMetricsFeature)};
+  measured.metrics = {{"loss", 0.1},
+                      {"none", std::nan("")},
+                      {"high", kInfinity},
+                      {"low", -kInfinity},
+                      {"zero", -0.0},
+                      {"tiny", 5e-324},
+                      {"big", 1.7976931348623157e308},
+                      {"a\"b\\\n", 3},
+                      {"gr\u00f6\u00dfe", 1}};
+  const std::string text = *format_manifest(measured);
+  EXPECT_TRUE(text.starts_with("trunkline checkpoint 2 "));
+  EXPECT_NE(text.find(R"(Z","metrics":{"loss":0.1,"none":"NaN","high":"Infinity","low":"-Infinity",)"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(*parse_manifest(text, "m"), measured);
+
+  const std::string json = json_of(measured);
+  const auto refused = [&](std::string_view from, std::string_view to, std::string_view why) {
+    std::string other = json;
+    const auto parsed = manifest_from_json(other.replace(other.find(from), from.size(), to), "/d/m");
+    ASSERT_FALSE(parsed) << to;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::format);
+    EXPECT_NE(parsed.error().message.find(why), std::string::npos) << parsed.error().message;
+  };
+  refused("0.1", "\"0.1\"", "the metric \"loss\" is not a number");
+  refused("0.1", "1e999", "not a JSON object");
+  refused("0.1", "true", "the metric \"loss\" is not a number");
+  refused("\"none\"", "\"loss\"", "duplicated");
+  refused("\"none\"", "\"l\\u006fss\"", "the key \"loss\" is duplicated");
+  refused("\"none\"", "\"\"", "a metric has no name");
+  refused("[\"metrics\"]", "[\"views\"]", "require each other");
+  measured.metrics = {{"loss", 1}, {"loss", 2}};
+  EXPECT_EQ(format_manifest(measured).error().kind, ErrorKind::invalid_argument);
+  measured.metrics.clear();
+  EXPECT_EQ(format_manifest(measured).error().kind, ErrorKind::invalid_argument);
 }
 
 TEST(Manifest, FormattingRejectsWhatParsingWouldReject) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <ranges>
@@ -56,10 +57,50 @@ std::vector<Candidate> find_candidates(const Retention& retention, const std::ve
   return candidates;
 }
 
+// Its value of a metric; nothing where it has none, or one that is not a number.
+Result<std::optional<double>> value_of(const Candidate& candidate, const Retention& retention,
+                                       KnownMetrics& known) {
+  auto found = known.find(candidate.commit);
+  if (found == known.end()) {
+    auto manifest = read_manifest_of(retention.directory, candidate.commit.step, candidate.commit.number);
+    if (!manifest) return std::unexpected(manifest.error());
+    found = known.emplace(candidate.commit, std::move(manifest->metrics)).first;
+  }
+  const auto metric = std::ranges::find(found->second, retention.also.best->metric, &Metric::name);
+  if (metric == found->second.end() || std::isnan(metric->value)) return std::optional<double>();
+  return std::optional(metric->value);
+}
+
+// The numbers of the commits with the best values, and of those whose values cannot be read. Of equal values
+// the first commit is the better one.
+std::set<std::uint64_t> find_best(const std::vector<Candidate>& candidates, const Retention& retention,
+                                  KnownMetrics& known, std::vector<Error>& problems) {
+  std::set<std::uint64_t> best;
+  if (!retention.also.best) return best;
+  const double sign = retention.also.best->order == BestRule::Order::min ? 1 : -1;
+  std::vector<std::pair<double, std::uint64_t>> ranking;
+  for (const Candidate& each : candidates) {
+    const auto value = value_of(each, retention, known);
+    if (!value) {
+      problems.push_back(value.error());
+      best.insert(each.commit.number);
+    } else if (*value) {
+      ranking.emplace_back(sign * **value, each.commit.number);
+    }
+  }
+  std::ranges::sort(ranking);
+  ranking.resize(std::min<std::size_t>(ranking.size(), retention.also.best->count));
+  for (const auto& [value, number] : ranking) best.insert(number);
+  std::erase_if(known, [&](const auto& each) {  // of checkpoints that are gone
+    return std::ranges::none_of(candidates, [&](const Candidate& c) { return c.commit == each.first; });
+  });
+  return best;
+}
+
 }  // namespace
 
 Result<CollectionResult> remove_superseded(const Retention& retention, const Continuation& known,
-                                           std::set<Commit>& reported, const DirectoryOps& ops) {
+                                           RetentionMemory& memory, const DirectoryOps& ops) {
   auto entries = list_steps(retention.directory);
   if (!entries) return std::unexpected(entries.error());
   std::erase_if(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
@@ -69,29 +110,40 @@ Result<CollectionResult> remove_superseded(const Retention& retention, const Con
     std::erase_if(*entries, [&](const StepEntry& entry) { return entry.step != retention.step; });
   GarbageCollector collector(retention.directory, retention.descriptor, ops, GarbageCollector::DryRun::no);
   std::vector<Error> problems;
-  std::vector<const StepEntry*> doomed;
+  std::vector<Candidate> ours;
   std::vector<Commit> strangers;  // all that are not this run's to remove, once there are more than are kept
+  for (const Candidate& each : find_candidates(retention, *entries, problems)) {
+    if (each.commit.number < retention.descriptor.first_commit || !known.knows(each.commit))
+      strangers.push_back(each.commit);
+    else
+      ours.push_back(each);
+  }
   const std::uint64_t most = retention.keep.value_or(std::numeric_limits<std::uint64_t>::max());
-  std::uint64_t kept = 0;
-  for (const auto& [entry, commit, is_later] : find_candidates(retention, *entries, problems)) {
-    if (commit.number < retention.descriptor.first_commit || !known.knows(commit)) {
-      strangers.push_back(commit);
-    } else if (kept >= most && commit.number != retention.commit) {
-      doomed.push_back(entry);
+  const std::set<std::uint64_t> best = find_best(ours, retention, memory.metrics, problems);
+  const auto is_also_kept = [&](const Candidate& each) {
+    const auto& every = retention.also.every;
+    return (every && each.entry->step % *every == 0) || best.contains(each.commit.number);
+  };
+  std::vector<const StepEntry*> doomed;
+  std::uint64_t kept = 0;  // as the last ones
+  for (const Candidate& each : ours) {
+    const bool is_among_last = kept < most || each.commit.number == retention.commit;
+    if (!is_among_last && !is_also_kept(each)) {
+      doomed.push_back(each.entry);
     } else {
-      ++kept;
-      if (entry->commits.size() > 1) collector.clean(*entry);
+      if (is_among_last) ++kept;
+      if (each.entry->commits.size() > 1) collector.clean(*each.entry);
     }
   }
   if (kept + strangers.size() <= most) strangers.clear();
-  if (!std::ranges::all_of(strangers, [&](const Commit& each) { return reported.contains(each); })) {
+  if (!std::ranges::all_of(strangers, [&](const Commit& each) { return memory.reported.contains(each); })) {
     problems.push_back(not_removed(retention.directory, strangers, most));
-    reported.insert(strangers.begin(), strangers.end());
+    memory.reported.insert(strangers.begin(), strangers.end());
   }
   // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
   for (const StepEntry* entry : std::views::reverse(doomed)) {
     log::info(log::Component::checkpoint, "{}: removing step {}: keep={} (others that stay: {})",
-              retention.directory, entry->step, most, kept);
+              retention.directory, entry->step, most, ours.size() - doomed.size());
     collector.remove(*entry);
   }
   CollectionResult result = collector.take_result();

@@ -2,17 +2,38 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "checkpoint/continuation.h"
 #include "checkpoint/directory_ops.h"
 #include "checkpoint/garbage_collector.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
+
+// Checkpoints with the best values of a metric.
+struct BestRule {
+  enum class Order { min, max };  // which values are better
+
+  std::string metric;
+  Order order = Order::min;
+  std::uint64_t count = 1;
+};
+
+// Which checkpoints stay beside the last ones.
+struct AlsoKeep {
+  std::optional<std::uint64_t> every = {};  // whose steps are multiples of this, from 1
+  std::optional<BestRule> best = {};
+};
+
+// Metrics of checkpoints that were read before: a manifest is not read again for each save.
+using KnownMetrics = std::map<Commit, std::vector<Metric>>;
 
 struct Retention {
   std::string directory;
@@ -20,11 +41,17 @@ struct Retention {
   std::uint64_t step = 0;             // that was saved
   std::uint64_t commit = 0;           // its number
   std::optional<std::uint64_t> keep;  // at least 1
+  AlsoKeep also = {};
+};
+
+// What retention remembers from one save to the next.
+struct RetentionMemory {
+  std::set<Commit> reported = {};  // that were left alone and have been a problem once
+  KnownMetrics metrics = {};
 };
 
 // SaveTransaction::retain(), with the lock held, which `ops` check. `known`: the checkpoints that may go.
-// `reported`: those that were left alone and have been a problem once; gets what is one now.
 Result<CollectionResult> remove_superseded(const Retention& retention, const Continuation& known,
-                                           std::set<Commit>& reported, const DirectoryOps& ops);
+                                           RetentionMemory& memory, const DirectoryOps& ops);
 
 }  // namespace trunkline::checkpoint

@@ -195,8 +195,10 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   return commit.number;
 }
 
-Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep) {
+Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep, const AlsoKeep& also) {
   if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
+  if (also.every == 0U) return invalid("every: must be at least 1");
+  if (also.best && also.best->count == 0) return invalid("best: must keep at least 1");
   const auto guard = enter();
   const trace::Span span(kRetain, state_->directory);
   if (phase_ == Phase::ended) return has_ended("retain", step_);
@@ -207,8 +209,9 @@ Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> ke
                             .descriptor = state_->descriptor,
                             .step = step_,
                             .commit = number_,
-                            .keep = keep};
-  return remove_superseded(retention, state_->known, state_->reported, ops);
+                            .keep = keep,
+                            .also = also};
+  return remove_superseded(retention, state_->known, state_->retention, ops);
 }
 
 void SaveTransaction::release() {

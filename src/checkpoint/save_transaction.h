@@ -12,6 +12,7 @@
 #include "checkpoint/held_directories.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/placement.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/store_state.h"
 #include "trunkline/error.h"
 
@@ -48,7 +49,9 @@ class SaveTransaction {
   // Checkpoints that it neither loaded nor saved may be all that is left of another run: they do not count
   // and are left alone, which is a problem (EEXIST) once. One whose manifest is damaged is left alone as
   // well.
-  Result<CollectionResult> retain(std::optional<std::uint64_t> keep);
+  // `also` names others that stay: a checkpoint is removed only if none of the rules keeps it. One without
+  // the metric, or whose value is not a number, is not among the best.
+  Result<CollectionResult> retain(std::optional<std::uint64_t> keep, const AlsoKeep& also = {});
 
   // Ends the save; nothing if it has ended. What was written and not committed stays for Store::collect().
   void release();

@@ -4,12 +4,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "checkpoint/continuation.h"
 #include "checkpoint/directory_ops.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/store_descriptor.h"
 #include "os/fork_takeover.h"
 
@@ -37,8 +37,8 @@ struct StoreState {
 
   std::mutex mutex;  // guards what follows, and keeps the functions that change the directory apart
   StoreDescriptor descriptor;
-  Continuation known;                     // its id is that of the descriptor when it was last looked at
-  std::set<Commit> reported;              // that retention left alone, and has said so
+  Continuation known;  // its id is that of the descriptor when it was last looked at
+  RetentionMemory retention;
   std::optional<std::string> aside;       // where an earlier run went, until a save is committed
   const SaveTransaction* save = nullptr;  // that is under way, begun by this process
   os::ForkTakeover ownership;             // of the mutex and what it guards

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <set>
 
 #include "checkpoint/names.h"
@@ -176,6 +177,62 @@ TEST_F(StoreTest, ADamagedCheckpointIsKeptNotCountedAndNamed) {
   ASSERT_TRUE(retained);
   EXPECT_EQ(retained->problems.size(), 1U);
   EXPECT_EQ(store->steps(), (Steps{2, 3, 4}));
+}
+
+// Saves step after step with a loss each, and returns the steps that stay.
+class RetentionTest : public StoreTest {
+ protected:
+  Steps save_all(Store& store, const std::vector<std::optional<double>>& losses, std::uint64_t keep,
+                 const AlsoKeep& also) {
+    for (std::size_t step = 0; step < losses.size(); ++step) {
+      const auto transaction = begin(store, step);
+      Manifest manifest = write_shards(*transaction, 200);
+      if (losses[step]) {
+        manifest.features = {std::string(kMetricsFeature)};
+        manifest.metrics = {{"other", -static_cast<double>(step)}, {"loss", *losses[step]}};
+      }
+      EXPECT_TRUE(transaction->commit(manifest));
+      const auto retained = transaction->retain(keep, also);
+      EXPECT_TRUE(retained) << retained.error().message;
+      EXPECT_TRUE(retained->problems.empty());
+    }
+    return *store.steps();
+  }
+};
+
+TEST_F(RetentionTest, ACheckpointStaysIfAnyRuleKeepsIt) {
+  const std::vector<std::optional<double>> losses{0.5, 0.1, 0.4, std::nullopt, 0.2, std::nan(""), 0.9, 0.8};
+  const auto store = open();
+  const BestRule lowest{.metric = "loss", .order = BestRule::Order::min, .count = 2};
+  EXPECT_EQ(save_all(*store, losses, 1, {.every = 3, .best = lowest}), (Steps{0, 1, 3, 4, 6, 7}));
+}
+
+TEST_F(RetentionTest, TheHighestAreTheBestWhereTheRuleSaysSo) {
+  const auto store = open();
+  const BestRule highest{.metric = "loss", .order = BestRule::Order::max, .count = 1};
+  EXPECT_EQ(save_all(*store, {0.5, 0.9, 0.9, std::nan(""), 0.1}, 1, {.best = highest}), (Steps{1, 4}));
+}
+
+TEST_F(RetentionTest, ABestCheckpointWhoseManifestIsDamagedStays) {
+  const auto store = open();
+  const BestRule lowest{.metric = "loss", .order = BestRule::Order::min, .count = 1};
+  EXPECT_EQ(save_all(*store, {0.1, 0.2}, 1, {.best = lowest}), (Steps{0, 1}));
+  std::filesystem::resize_file(manifest_path(directory(), 0, 1), 100);
+  const auto transaction = begin(*store, 2);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction, 200)));
+  const auto retained = transaction->retain(1, {.best = lowest});
+  ASSERT_TRUE(retained);
+  EXPECT_EQ(retained->problems.size(), 1U);
+  EXPECT_EQ(*store->steps(), (Steps{0, 1, 2}));
+}
+
+TEST_F(RetentionTest, RulesThatKeepNothingAreRejected) {
+  const auto store = open();
+  const auto transaction = begin(*store, 1);
+  ASSERT_TRUE(transaction->commit(write_shards(*transaction, 200)));
+  EXPECT_EQ(transaction->retain(1, {.every = 0}).error().kind, ErrorKind::invalid_argument);
+  const BestRule none{.metric = "loss", .order = BestRule::Order::min, .count = 0};
+  EXPECT_EQ(transaction->retain(1, {.best = none}).error().kind, ErrorKind::invalid_argument);
 }
 
 // A manifest of a million tensors takes seconds to parse, and a training opens its directory with several.

@@ -51,7 +51,7 @@ class Cutter {
         begin = std::max(begin, round_down(next));
       }
       std::uint64_t stop = std::min(end, begin + rules_.block_bytes);
-      if (rules_.skip_gaps) stop = std::min(stop, round_up(last_wanted(begin, stop)));
+      if (rules_.skip_gaps) stop = std::min(stop, round_up(end_of_run(begin, stop)));
       blocks_.push_back({.offset = begin, .bytes = stop - begin});
       begin = stop;
     }
@@ -69,15 +69,24 @@ class Cutter {
     return next;
   }
 
-  // The end of the last byte in [begin, end) that an extent or a checksum needs; there is at least one.
-  std::uint64_t last_wanted(std::uint64_t begin, std::uint64_t end) const {
+  // Where a block that begins at `begin`, and ends at `end` at most, has no more bytes that an extent or a
+  // checksum needs, or comes to a gap that is not worth reading.
+  std::uint64_t end_of_run(std::uint64_t begin, std::uint64_t end) const {
+    auto extent = std::partition_point(layout_.extents.begin(), layout_.extents.end(),
+                                       [&](const Extent& each) { return each.end() <= begin; });
+    auto checksum = std::partition_point(layout_.checksums.begin(), layout_.checksums.end(),
+                                         [&](const Checksum& each) { return each.end <= begin; });
     std::uint64_t last = begin;
-    const auto extents = extents_in(layout_, begin, end);
-    if (!extents.empty()) last = std::min(end, extents.back().end());
-    const auto checksum = std::partition_point(layout_.checksums.begin(), layout_.checksums.end(),
-                                               [&](const Checksum& each) { return each.begin < end; });
-    if (checksum != layout_.checksums.begin()) last = std::max(last, std::min(end, std::prev(checksum)->end));
-    return last;
+    while (last < end) {
+      const std::uint64_t reached = std::min(end, last + kLargestReadGap + 1);
+      if (extent != layout_.extents.end() && extent->offset < reached)
+        last = std::max(last, (extent++)->end());
+      else if (checksum != layout_.checksums.end() && checksum->begin < reached)
+        last = std::max(last, (checksum++)->end);
+      else
+        break;
+    }
+    return std::min(last, end);
   }
 
   const FileLayout& layout_;

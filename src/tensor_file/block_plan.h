@@ -38,6 +38,9 @@ inline constexpr std::size_t kMostDirect = 16;
 // instead.
 inline constexpr std::uint64_t kLeastDirectBytes = 1ULL << 20;
 
+// Staged blocks read smaller gaps than this rather than end: a command costs about as much as so many bytes.
+inline constexpr std::uint64_t kLargestReadGap = 64ULL << 10;
+
 // In file order; together they cover the file, or with skip_gaps all that is needed. Offsets of blocks are
 // multiples of kDirectGranularity.
 std::vector<Block> cut_into_blocks(const FileLayout& layout, const BlockRules& rules);

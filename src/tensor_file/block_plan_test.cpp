@@ -89,6 +89,27 @@ TEST(BlockPlan, GapsAreSkippedOnlyIfRequested) {
   EXPECT_EQ(shapes(layout, rules).size(), 5U);
 }
 
+TEST(BlockPlan, LargeGapsWithinABlockAreNotRead) {
+  const BlockRules rules{.block_bytes = 4 * kMiB, .skip_gaps = true};
+  FileLayout layout{.path = "f", .bytes = 20 * kMiB};
+  // Gaps of 16 KiB, of the most that is read, of a byte more, and of 1 MiB.
+  std::uint64_t offset = 0;
+  for (const std::uint64_t gap : {16 * kKiB, kLargestReadGap, kLargestReadGap + 1, kMiB, kMiB}) {
+    layout.extents.push_back({.offset = offset, .memory = at(1, 4096)});
+    offset += 4096 + gap;
+  }
+  const std::uint64_t third = layout.extents[2].offset;
+  const std::uint64_t fourth = layout.extents[3].offset;  // a byte behind a page
+  const std::uint64_t fifth = layout.extents[4].offset;
+  const std::vector<Shape> expected = {
+      {0, third + 4096, false}, {fourth - 1, 8192, false}, {fifth - 1, 8192, false}};
+  EXPECT_EQ(shapes(layout, rules), expected);
+  // What a checksum covers is no gap.
+  layout.checksums = {{.begin = 0, .end = fourth}};
+  const std::vector<Shape> covered = {{0, fourth - 1 + 8192, false}, {fifth - 1, 8192, false}};
+  EXPECT_EQ(shapes(layout, rules), covered);
+}
+
 TEST(BlockPlan, EmptyFileHasNoBlocks) { EXPECT_TRUE(shapes({.path = "f"}, kDirect).empty()); }
 
 TEST(BlockPlan, BlocksCoverEverythingOnceAndSegmentsStayWithinOneOfEach) {

@@ -78,7 +78,9 @@ Status FileReader::read() {
   // Not only at destruction: an error may be kept long after, along with everything that led to it.
   const std::scoped_lock lock(mutex_);
   ring_.reset();
-  for (const Target& target : targets_) std::ignore = target.file.close();
+  for (const Target& target : targets_) {
+    if (!target.keep_open) std::ignore = target.file.close();
+  }
   return status;
 }
 

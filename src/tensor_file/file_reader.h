@@ -43,6 +43,7 @@ class FileReader {
   struct Target {
     File file;  // open for reading
     FileLayout layout;
+    bool keep_open = false;  // otherwise the file is closed once it is read
   };
 
   FileReader(const Engine& engine, std::vector<Target> targets, const ReadOptions& options);

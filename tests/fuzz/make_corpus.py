@@ -116,6 +116,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "framed": framed_manifest(compact(MANIFEST)),
         "features": framed_manifest(compact(MANIFEST | {"features": ["views"]}), 2),
         "features-json": compact(MANIFEST | {"features": ["views"]}),
+        "metrics-json": compact(
+            MANIFEST | {"features": ["metrics"], "metrics": {"loss": 0.25, "none": "NaN", "low": "-Infinity"}}
+        ),
         "newer": b"trunkline checkpoint 3 crc32c=00000000 bytes=2\n{}",
         "piece-outside": compact(MANIFEST | {"tensors": [TENSOR | {"pieces": [[0, 4990, 24]]}]}),
     },

@@ -22,8 +22,8 @@ def is_in_reach(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
 
 
-def device_argument(device: Device, path: str | None = None) -> torch.device:
-    """Return the device that an argument `device` names.
+def device_argument(device: Device, path: str | None = None, argument: str = "device") -> torch.device:
+    """Return the device that an argument names.
 
     Raises TypeError and ValueError for anything else, Unsupported for devices that are not in reach.
     """
@@ -32,15 +32,19 @@ def device_argument(device: Device, path: str | None = None) -> torch.device:
         wanted = torch.device("cuda", device) if type(device) is int else torch.device(device)
     except TypeError:
         raise TypeError(
-            f"device: must be a str, an int or a torch.device, not {type(device).__name__}"
+            f"{argument}: must be a str, an int or a torch.device, not {type(device).__name__}"
         ) from None
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        raise ValueError(f"device: {device!r} is not a device of torch: {why}") from None
+        raise ValueError(f"{argument}: {device!r} is not a device of torch: {why}") from None
     if not is_in_reach(wanted):
-        raise Unsupported(None, f'device: {wanted} is not supported; load to "cpu" and move from there', path)
+        raise Unsupported(
+            None, f'{argument}: {wanted} is not supported; load to "cpu" and move from there', path
+        )
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise Unsupported(None, f'device: {wanted} is not available: torch sees no CUDA GPU; use "cpu"', path)
+        raise Unsupported(
+            None, f'{argument}: {wanted} is not available: torch sees no CUDA GPU; use "cpu"', path
+        )
     return wanted
 
 

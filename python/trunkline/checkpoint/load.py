@@ -1,10 +1,11 @@
 """Loading one file, or a folder of shards: trunkline.load."""
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trunkline._core import Engine
+from trunkline._formats.suffixes import PT_SUFFIXES
 from trunkline._modes import makes_ordinary_tensors
 from trunkline._paths import path_name
 from trunkline._trace import span
@@ -13,7 +14,20 @@ from trunkline._types import Path
 if TYPE_CHECKING:
     import torch
 
+    from trunkline._formats.selection import Selection
+    from trunkline._tensor_io.map_location import DeviceOf, MapLocation
+
 Verify = Literal["auto"] | bool
+
+
+class _Options(NamedTuple):
+    """The arguments of load(), checked."""
+
+    locate: "DeviceOf"
+    engine: Engine | None
+    verify: Verify
+    mmap: bool
+    selection: "Selection | None"
 
 
 @makes_ordinary_tensors
@@ -24,15 +38,17 @@ def load(
     verify: Verify = "auto",
     mmap: bool = False,
     engine: Engine | None = None,
-    map_location: "str | int | torch.device | None" = None,
+    map_location: "MapLocation | None" = None,
     weights_only: Literal[True] | None = True,
+    keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
+    dtype: "torch.dtype | str | None" = None,
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
     `path`: a .safetensors file; a Hugging Face folder of such files (or its *.safetensors.index.json), whose
-    shards are merged; otherwise a zip file of torch >= 1.6, whatever its suffix. Pickles run no code: only
-    types that torch.load(weights_only=True) allows are loaded (torch.serialization.add_safe_globals adds to
-    them).
+    shards are merged; otherwise a zip file of torch >= 1.6, or a safetensors file, whatever its suffix.
+    Pickles run no code: only types that torch.load(weights_only=True) allows are loaded
+    (torch.serialization.add_safe_globals adds to them).
 
     Tensors own their memory, page-aligned if they are large, and are ordinary tensors even when they are
     loaded under torch.inference_mode(). `verify`: "auto" verifies the checksums that the file has, True
@@ -42,17 +58,31 @@ def load(
     a CUDA GPU ("cuda", "cuda:1"), whose tensors are read into their final memory, ordered after its current
     stream. A file that is in the page cache is read from there; any other is read past it.
 
+    `keys`: load, and read, only these. A name selects what is called that and everything below it: "model"
+    selects "model.0.weight", the tensor at ["model"]["0.weight"] of a .pt file; or a list of names; or a
+    function, which is called with the name of each tensor (of a .pt file also of each other value). The
+    result is nested as the file is, without what is not selected; lists and tuples keep their length, with
+    None in place of the rest. ValueError for a name that is not in the file. Checksums cover pieces of 1 MiB
+    in .safetensors files, which are read whole, and whole storages in .pt files; with verify=False only the
+    tensors' own bytes are read, and gaps between them of up to 64 KiB. A .pt file whose pickle does more than
+    build tensors is read whole. open_tensors() reads tensors one by one, and slices of them.
+
+    `dtype`: floating-point tensors are converted to it once all are read ("bfloat16", torch.float16); those
+    of 8 bits and fewer stay as they are.
+
     Waits for a save_async() of this process to `path` that is still running, so that this returns what it
     saved; if that save failed, the next save raises its error.
 
-    `map_location`: the device, as torch.load names it; dicts and functions are not supported (TypeError).
-    `weights_only`: can only be True (ValueError), since loading runs no code of the file.
+    `map_location`: where tensors go, in place of `device`, as torch.load takes it: a device; a dict of
+    devices by the device that a tensor was saved from; or a function of a storage and that device, which
+    returns the storage, moved, or None to leave the device. The function gets an empty storage: only the
+    device of its result counts. Without it all tensors go to `device`; that they were saved from a GPU does
+    not matter. `weights_only`: can only be True (ValueError), since loading runs no code of the file.
 
     Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
-    truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids.
-    Thread-safe.
+    truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids;
+    TypeError for an open file: only files with a name are read. Thread-safe.
     """
-    device = _device_of(device, map_location)
     if weights_only not in (None, True):
         raise ValueError(
             f"weights_only: must be True, not {weights_only!r}: trunkline.load runs no code of the file. "
@@ -68,42 +98,75 @@ def load(
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     from trunkline._arguments import bool_argument, check_engine
-    from trunkline._tensor_io.memory import device_argument
+    from trunkline._formats.selection import Selection
+    from trunkline._tensor_io.conversion import converted, dtype_argument
 
     mmap = bool_argument(mmap, "mmap")
     check_engine(engine)
-    target = device_argument(device, name)
+    wanted = dtype_argument(dtype)
+    selection = None if keys is None else Selection(keys)
+    options = _Options(_devices_of(device, map_location, name), engine, verify, mmap, selection)
     with span("checkpoint", "load", name):
-        return _load(name, target, engine, verify, mmap)
+        loaded = _load(name, options)
+        return loaded if wanted is None else converted(loaded, wanted)
 
 
-def _device_of(device: "str | int | torch.device", map_location: Any) -> "str | int | torch.device":
-    """Return the one of both that is given. Raises TypeError for what only torch.load supports."""
+def _devices_of(
+    device: "str | int | torch.device", map_location: "MapLocation | None", name: str
+) -> "DeviceOf":
+    """Return the devices by the one of both that is given."""
+    from trunkline._tensor_io.map_location import device_of, devices_argument
+    from trunkline._tensor_io.memory import device_argument
+
     if map_location is None:
-        return device
-    if callable(map_location) or isinstance(map_location, Mapping):
-        raise TypeError(
-            f'map_location: must be a device, such as "cpu" or "cuda:1", not {type(map_location).__name__}: '
-            "all tensors are loaded to one device"
-        )
-    if device not in ("cpu", map_location):
-        raise ValueError(f"device, map_location: differ ({device} and {map_location}); pass only one")
-    result: str | int | torch.device = map_location
-    return result
+        return device_of(device_argument(device, name))
+    is_device = not callable(map_location) and not isinstance(map_location, Mapping)
+    if device != "cpu" and not (is_device and device == map_location):
+        shown = map_location if is_device else type(map_location).__name__
+        raise ValueError(f"device, map_location: differ ({device} and {shown}); pass only one")
+    return devices_argument(map_location, name)
 
 
-def _load(name: str, target: "torch.device", engine: Engine | None, verify: Verify, mmap: bool) -> Any:
+def _load(name: str, options: _Options) -> Any:
     from trunkline.checkpoint.save_order import await_saves_of
 
-    lower = name.lower()  # as save() reads suffixes
-    await_saves_of(os.path.dirname(name) or "." if lower.endswith(".index.json") else name)  # noqa: PTH120
-    is_folder = os.path.isdir(name)  # noqa: PTH112
-    if lower.endswith((".safetensors", ".safetensors.index.json")) or is_folder:
-        from trunkline._formats import safetensors
+    await_saves_of(awaited_path(name))
+    kind = kind_of_file(name, options.engine)
+    locate, engine, verify, mmap, selection = options
+    if kind == "pt":
+        from trunkline._formats import pt
 
-        if lower.endswith(".safetensors") and not is_folder:
-            return safetensors.load(name, device=target, engine=engine, verify=verify, mmap=mmap)
-        return safetensors.load_folder(name, device=target, engine=engine, verify=verify, mmap=mmap)
-    from trunkline._formats import pt
+        return pt.load(name, locate=locate, engine=engine, verify=verify, mmap=mmap, selection=selection)
+    from trunkline._formats import safetensors
 
-    return pt.load(name, device=target, engine=engine, verify=verify, mmap=mmap)
+    load_it = safetensors.load if kind == "safetensors" else safetensors.load_folder
+    # The format does not say where tensors were saved; as safetensors loads them, that is the CPU.
+    return load_it(name, device=locate("cpu"), engine=engine, verify=verify, mmap=mmap, selection=selection)
+
+
+def awaited_path(name: str) -> str:
+    """Return the path whose saves are awaited before `name` is read: of an index, its folder."""
+    is_index = name.lower().endswith(".index.json")  # as save() reads suffixes
+    return os.path.dirname(name) or "." if is_index else name  # noqa: PTH120
+
+
+def kind_of_file(name: str, engine: Engine | None) -> Literal["folder", "safetensors", "pt"]:
+    """Return what is at a path: by its suffix, or where that says nothing, by its first bytes."""
+    lower = name.lower()
+    if os.path.isdir(name) or lower.endswith(".safetensors.index.json"):  # noqa: PTH112
+        return "folder"
+    if lower.endswith(".safetensors"):
+        return "safetensors"
+    if os.path.splitext(lower)[1] in PT_SUFFIXES:  # noqa: PTH122
+        return "pt"
+    from trunkline._core import open as open_file
+
+    with open_file(name, engine=engine, direct="never") as file:
+        head = bytearray(min(_SNIFFED_BYTES, file.size))
+        file.pread(head)
+    # A safetensors file begins with the size of its JSON, which no file of other formats does by chance.
+    is_safetensors = len(head) == _SNIFFED_BYTES and head[8:9] == b"{" and head[6:8] == b"\0\0"
+    return "safetensors" if is_safetensors else "pt"
+
+
+_SNIFFED_BYTES = 9

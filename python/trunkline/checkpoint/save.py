@@ -6,12 +6,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from trunkline._arguments import bool_argument, check_engine, check_staging_bytes, seconds_argument
 from trunkline._core import Engine, FileSet, GcPause
 from trunkline._errors import Cancelled, Error, RankError, Timeout, add_note, exception_of
 from trunkline._exit_hook import check_threads_run, has_passed
+from trunkline._formats.open_file import BinaryFile, check_binary, is_open_file
+from trunkline._formats.suffixes import PT_SUFFIXES, SAFETENSORS_SUFFIX
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.at_exit import end_by_failure, say
@@ -25,23 +27,29 @@ from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.save_order import OrderedFileSet
 
-PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-SAFETENSORS_SUFFIX = ".safetensors"
+Format: TypeAlias = Literal["pt", "safetensors"]
 
 _log = Log("checkpoint")
 
 
 def save(
     obj: Any,
-    path: Path,
+    path: "Path | BinaryFile",
     *,
     durable: bool = True,
     checksum: bool = True,
     engine: Engine | None = None,
+    format: Format | None = None,  # noqa: A002 - the word for it
 ) -> None:
     """Write `obj` to `path`, in the format that its suffix names.
 
     .pt, .pth, .bin and .ckpt: as torch.save does. .safetensors: as safetensors.torch.save_file does.
+    `format`, "pt" or "safetensors", names it for paths with other suffixes, or none, and for open files.
+
+    `path` may also be a file that was opened for writing bytes, such as io.BytesIO. It is written from where
+    it is, in the format of torch.save unless `format` says otherwise, and neither synced nor closed:
+    `durable` has no effect, and what an error leaves there is incomplete. `checksum` then reads the tensors
+    twice.
 
     Stock torch.load and safetensors read the files. `obj` is anything that torch.save supports, for
     .safetensors a mapping of names to tensors. Tensors may be on the CPU or on CUDA GPUs, whose current
@@ -55,20 +63,48 @@ def save(
     If one process saves to the same file several times, the file holds in the end what the save that was
     called last wrote: this waits for a save_async() to the same file that is still running.
 
-    Raises ValueError for another suffix, a URL or a leading "~"; Unsupported for tensors that the file cannot
-    hold, such as those whose storage was freed and, in .safetensors files, sparse, quantised and complex32
-    ones; TypeError for a .safetensors file of anything but tensors by name; for a .pt file also the errors of
-    pickle (TypeError, PicklingError). Errors of the filesystem name the file by its absolute path, since the
-    working directory may change meanwhile. If earlier save_async calls failed and their handles were dropped,
-    this raises their errors, all in one, and saves nothing: call it again. Thread-safe.
+    A RuntimeWarning names the parts of `obj` because of which load(), and torch.load with weights_only=True,
+    will reject the file: objects of other classes.
+
+    Raises ValueError for another suffix without `format`, a `format` that contradicts the suffix, a URL or a
+    leading "~"; Unsupported for tensors that the file cannot hold, such as those whose storage was freed and,
+    in .safetensors files, sparse, quantised and complex32 ones; TypeError for a .safetensors file of anything
+    but tensors by name; for a .pt file also the errors of pickle (TypeError, PicklingError). Errors of the
+    filesystem name the file by its absolute path, since the working directory may change meanwhile. If
+    earlier save_async calls failed and their handles were dropped, this raises their errors, all in one, and
+    saves nothing: call it again. Thread-safe.
     """
+    if is_open_file(path):
+        check_binary(path)
+        check_engine(engine)
+        _write_to(path, obj, bool_argument(checksum, "checksum"), _checked_format(format))
+        return
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
     check_engine(engine)
     raise_unobserved()
     with span("checkpoint", "save", path_name(path)):
-        write_files(OrderedFileSet(lay_out(obj, path, checksum), engine=engine, durable=durable))
+        layout = lay_out(obj, cast("Path", path), checksum, format)
+        write_files(OrderedFileSet(layout, engine=engine, durable=durable))
+
+
+def _write_to(file: BinaryFile, obj: Any, checksum: bool, chosen: Format | None) -> None:
+    if chosen == "safetensors":
+        from trunkline._formats import safetensors
+
+        safetensors.write_to(file, obj, checksum=checksum)
+        return
+    from trunkline._formats import pt
+
+    pt.write_to(file, obj, str(getattr(file, "name", None) or f"a {type(file).__name__}"))
+
+
+def _checked_format(chosen: Any) -> Format | None:
+    if chosen not in (None, "pt", "safetensors"):
+        raise ValueError(f'format: must be "pt" or "safetensors", not {chosen!r}')
+    checked: Format | None = chosen
+    return checked
 
 
 def save_async(
@@ -79,8 +115,11 @@ def save_async(
     checksum: bool = True,
     staging_bytes: "int | str | None" = None,
     engine: Engine | None = None,
+    format: Format | None = None,  # noqa: A002 - as save()
 ) -> "SaveHandle":
     """Begin to save `obj` as save() does, in the background, and return a handle to the save.
+
+    `path` is that of a file: only save() writes to open files.
 
     The tensors are copied to staging memory and may change as soon as handle.wait_staged() returns; the rest
     of `obj` may change as soon as this function returns. If a tensor changes earlier, or its memory is
@@ -102,6 +141,10 @@ def save_async(
     Raises the errors of save() for its arguments and for `obj`, and ValueError for `staging_bytes`; the
     handle raises errors of the filesystem.
     """
+    if is_open_file(path):
+        raise TypeError(
+            f"path: must be a path, not an open file ({type(path).__name__}): save() writes to those"
+        )
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -109,22 +152,21 @@ def save_async(
     check_engine(engine)
     raise_unobserved()
     with span("checkpoint", "begin a save in the background", path_name(path)):
-        return _begin_save(obj, path, durable, checksum, staging_bytes, engine)
+        # No name for the layout here, so that its memory is freed once it is staged.
+        return _begin_save(lay_out(obj, path, checksum, format), path, durable, staging_bytes, engine)
 
 
 def _begin_save(
-    obj: Any,
+    layout: SourceLayout,
     path: Path,
     durable: bool,
-    checksum: bool,
     staging_bytes: "int | str | None",
     engine: Engine | None,
 ) -> "SaveHandle":
-    layout = lay_out(obj, path, checksum)
     files = OrderedFileSet(
         layout, engine=engine, durable=durable, stage_all=True, staging_bytes=staging_bytes
     )
-    del layout  # so that its memory is freed once it is staged
+    del layout
     try:
         name = path_name(path)
         handle = SaveHandle(name, f"{name} is as it was before", absolute_path(path))
@@ -136,36 +178,48 @@ def _begin_save(
     return handle
 
 
-def lay_out(obj: Any, path: Path, checksum: bool) -> SourceLayout:
-    """Describe the file to write, in the format of the suffix of `path`.
+def lay_out(obj: Any, path: Path, checksum: bool, chosen: Format | None = None) -> SourceLayout:
+    """Describe the file to write, in the chosen format, or that of the suffix of `path`.
 
     Symbolic links to directories are resolved now: they may be changed before the file is written.
     """
     directory, file = os.path.split(absolute_path(path))
     name = os.path.join(os.path.realpath(directory), file)  # noqa: PTH118 - a Path would drop a trailing slash
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path would make one of "" and "."
-    if suffix in PT_SUFFIXES:
+    named = {**dict.fromkeys(PT_SUFFIXES, "pt"), SAFETENSORS_SUFFIX: "safetensors"}.get(suffix)
+    if _checked_format(chosen) not in (None, named) and named is not None:
+        raise ValueError(
+            f'format: is "{chosen}", but the suffix of {path_name(path)} names the format "{named}"'
+        )
+    if (chosen or named) == "pt":
         from trunkline._formats import pt
 
         with GcPause():
             return pt.lay_out(obj, name)
-    if suffix == SAFETENSORS_SUFFIX:
+    if (chosen or named) == "safetensors":
         from trunkline._formats import safetensors
 
         with GcPause():
             return safetensors.lay_out(obj, name, checksum=checksum)
+    if os.path.isdir(name):  # noqa: PTH112
+        raise _is_directory(path_name(path))
     raise _unknown_suffix(path_name(path), suffix)
 
 
+def _is_directory(name: str) -> Exception:
+    file = os.path.join(name, "model.safetensors")  # noqa: PTH118
+    return exception_of(
+        "system", errno.EISDIR, f"path: {name} is a directory; name a file, such as {file}", name
+    )
+
+
 def _unknown_suffix(name: str, suffix: str) -> Exception:
-    if os.path.isdir(name):  # noqa: PTH112
-        file = os.path.join(name, "model.safetensors")  # noqa: PTH118
-        return exception_of(
-            "system", errno.EISDIR, f"path: {name} is a directory; name a file, such as {file}", name
-        )
     known = ", ".join((*PT_SUFFIXES, SAFETENSORS_SUFFIX))
     what = f"has the unknown suffix {suffix}" if suffix else "has no suffix"
-    return ValueError(f"path: {name} {what}; the suffix chooses the format: use one of {known}")
+    return ValueError(
+        f"path: {name} {what}; the suffix chooses the format: use one of {known}, or pass "
+        'format="pt" or format="safetensors"'
+    )
 
 
 class Job(Protocol):

@@ -32,8 +32,8 @@ _DTYPES: dict[str, torch.dtype] = {
 _DTYPES_BY_NAME = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _LEAVES = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None), bytes, torch.Size)
 
-# Makes the storage of a key, given its size in bytes.
-MakeStorage = Callable[[str, int], torch.UntypedStorage]
+# Makes the storage of a key, given its size in bytes and the location where it was saved ("cuda:1").
+MakeStorage = Callable[[str, int, str], torch.UntypedStorage]
 
 
 class _Typed(NamedTuple):
@@ -138,7 +138,7 @@ class _Builder(Machine):
     def find_storage(self) -> None:
         identity = self._stack.pop()
         match identity:
-            case ("storage", Global(name), str(key), str(), int(numel)) if numel >= 0:
+            case ("storage", Global(name), str(key), str(location), int(numel)) if numel >= 0:
                 kind = name.rpartition(".")[2]
             case _:
                 raise _NotPlainError
@@ -147,7 +147,7 @@ class _Builder(Machine):
             nbytes = numel * item_bytes(kind)
             storage = self._made.get(key)
             if storage is None:
-                storage = self._made[key] = self._make_storage(key, nbytes)
+                storage = self._made[key] = self._make_storage(key, nbytes, location)
             if storage.nbytes() != nbytes:
                 raise _NotPlainError
             typed = self._typed[key, kind] = _Typed(storage, _DTYPES.get(kind))

@@ -10,12 +10,20 @@ import io
 import pickle
 import sys
 import zlib
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from trunkline import _core
 from trunkline._errors import Unsupported
+from trunkline._formats.open_file import BinaryFile
+from trunkline._formats.pt.unloadable import (
+    LOADABLE,
+    is_loadable,
+    is_of_tensors,
+    unloadable_parts,
+    warn_of_unloadable,
+)
 from trunkline._formats.pt.unpicklable import find_unpicklable
 from trunkline._tensor_io.memory import is_in_reach
 from trunkline._tensor_io.sources import SourceLayout, Sources
@@ -37,6 +45,7 @@ class _Pickler(pickle.Pickler):
         self._root = root
         self.storages: list[torch.UntypedStorage] = []
         self.tensors: list[torch.Tensor] = []
+        self.kinds: set[type] = set()  # of all objects but tensors that pickle does not know
         self._path = path
         self._keys: dict[int, str] = {}
         self._dtypes: dict[int, torch.dtype] = {}
@@ -44,6 +53,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle an object of a type that pickle does not know."""
         if not isinstance(obj, torch.Tensor):
+            if not is_of_tensors(obj):
+                self.kinds.add(type(obj))
             return NotImplemented
         why = objection_in_any_file(obj) or objection_in_pt(obj.dtype) or objection_if_freed(obj)
         if why is None:
@@ -132,6 +143,22 @@ def _pickled(obj: object, path: str) -> tuple[bytes, _Pickler]:
     return file.getvalue(), pickler
 
 
+def _why_not_loadable(obj: object, pickled: bytes, pickler: _Pickler, path: str) -> str | None:
+    """Return which parts of an object weights_only=True does not load from its file; None if it loads all."""
+    if pickler.kinds <= LOADABLE:  # of nearly all states
+        return None
+
+    def objection(part: object) -> bool:
+        file = io.BytesIO()
+        try:
+            _Pickler(file, part, path).dump(part)
+        except Exception:  # it is only a part of what was pickled, and may be unusual on its own
+            return False
+        return not is_loadable(file.getvalue())
+
+    return None if is_loadable(pickled) else unloadable_parts(obj, objection)
+
+
 def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
     """Lay out the records of torch.save for a pickle and its storages.
 
@@ -148,6 +175,14 @@ def lay_out_records(pickled: bytes, sizes: list[int]) -> _core.ArchiveLayout:
     )
 
 
+def write_to(file: BinaryFile, obj: object, path: str) -> None:
+    """Write what torch.save writes to an open file. Raises the errors of lay_out()."""
+    pickled, pickler = _pickled(obj, path)
+    warn_of_unloadable(_why_not_loadable(obj, pickled, pickler, path), path)
+    del pickled, pickler
+    torch.save(obj, cast("IO[bytes]", file))
+
+
 def lay_out(obj: object, path: str) -> SourceLayout:
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 
@@ -158,6 +193,7 @@ def lay_out(obj: object, path: str) -> SourceLayout:
     device other than the CPU and CUDA GPUs. Thread-safe.
     """
     pickled, pickler = _pickled(obj, path)
+    warn_of_unloadable(_why_not_loadable(obj, pickled, pickler, path), path)
     storages = pickler.storages
     sizes = [storage.nbytes() for storage in storages]
     archive = lay_out_records(pickled, sizes)

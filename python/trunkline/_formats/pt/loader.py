@@ -27,7 +27,9 @@ from trunkline._errors import Corrupt, Error, Format, Unsupported
 from trunkline._formats.pt.archive import Archive, Source, Verify
 from trunkline._formats.pt.build import build
 from trunkline._formats.pt.zip import Record
+from trunkline._formats.selection import Selection, leaves_of, selected
 from trunkline._tensor_io import transfer
+from trunkline._tensor_io.map_location import DeviceOf, device_of
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 
 ReadLayouts = Callable[..., None]
@@ -114,15 +116,16 @@ class _Reader(io.RawIOBase):
 class _StorageAllocator:
     """A map_location for torch.load that allocates the storages, and knows which record fills each."""
 
-    def __init__(self, reader: _Reader, archive: Archive, device: torch.device, *, deferred: bool) -> None:
+    def __init__(self, reader: _Reader, archive: Archive, locate: DeviceOf, *, deferred: bool) -> None:
         self._reader = reader
         self._archive = archive
-        self._device = device
+        self._locate = locate
         self._deferred = deferred
         self.targets: dict[Record, torch.Tensor] = {}
 
     def __call__(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """Return the storage for tensors, of the same size, for any location."""
+        """Return the storage for tensors that were saved at a location, of the same size."""
+        device = self._locate(location)
         record = self._reader.take()
         nbytes = storage.nbytes()
         if nbytes != (record.nbytes if record else 0) or (self._deferred and record in self.targets):
@@ -133,9 +136,9 @@ class _StorageAllocator:
                 self._archive.path,
             )
         if record is None or not self._deferred:
-            return storage if self._device.type == "cpu" else _moved(storage, self._device)
-        if is_fresh(nbytes) or self._device.type != "cpu":
-            self.targets[record] = target = empty_bytes(nbytes, self._device)
+            return storage if device.type == "cpu" else _moved(storage, device)
+        if is_fresh(nbytes) or device.type != "cpu":
+            self.targets[record] = target = empty_bytes(nbytes, device)
             return target.untyped_storage()
         target = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.targets[record] = target.set_(storage)
@@ -151,12 +154,17 @@ def load(
     path: "str | os.PathLike[str]",
     *,
     device: torch.device = CPU,
+    locate: DeviceOf | None = None,
     engine: "_core.Engine | None" = None,
     verify: Verify = "auto",
     mmap: bool = False,
+    selection: Selection | None = None,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> Any:
     """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
+
+    With `locate` the device of each tensor is that of the location where it was saved. With a `selection`
+    only what it selects is returned and, if the pickle only builds tensors, read.
 
     The pickle can only run what torch.load(weights_only=True) allows, including classes that were passed to
     torch.serialization.add_safe_globals. `verify`: "auto" verifies each CRC-32 that the file records, True
@@ -170,46 +178,156 @@ def load(
     """
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
-    path = os.fsdecode(path)
+    locator = _Locator(locate or device_of(device))
+    try:
+        return _load(os.fsdecode(path), locator, engine, verify, mmap, selection, read_layouts)
+    except Exception:
+        if locator.error is not None:  # rather than what became of it
+            raise locator.error from None
+        raise
+
+
+class _Locator:
+    """A DeviceOf whose error is kept: neither build() nor torch propagate every exception."""
+
+    def __init__(self, locate: DeviceOf) -> None:
+        self._locate = locate
+        self.error: Exception | None = None
+
+    def __call__(self, location: str) -> torch.device:
+        """Return the device for a location."""
+        try:
+            return self._locate(location)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _load(
+    path: str,
+    locate: DeviceOf,
+    engine: "_core.Engine | None",
+    verify: Verify,
+    mmap: bool,
+    selection: Selection | None,
+    read_layouts: ReadLayouts,
+) -> Any:
     with _core.open(path, engine=engine, direct="unless_cached") as file:
         source = Source(file, path)
         with _core.GcPause():
             archive = Archive(source, verify)
         if mmap:
-            if device.type != "cpu":
-                raise ValueError(f"mmap: mapped files are in main memory, not on {device}; load without mmap")
-            if verify is True:
-                archive.check_all()
-            archive.check_storages()
-            return _mapped(archive)
+            return _selected_of(_checked_mapping(archive, locate, verify), selection, path)
         if not archive.foreign_byte_order:
-            memory = _Memory(archive, device)
+            memory = Memory(archive, locate)
             with _core.GcPause():
-                built, result = build(archive.pickled(), memory.make)
+                built, result = _build(archive, memory, selection)
             if built:
                 # While the file is open: another one may have its name by now.
-                _fill(archive, file, memory, source.size, engine, read_layouts)
+                fill(archive, file, memory, source.size, engine, read_layouts)
                 return result
-        archive.check_storages()
-        deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
-        if archive.scan is None and archive.foreign_byte_order:
-            raise Unsupported(
-                None,
-                f"{path} has the other byte order and an unusual pickle; load and save it on a machine with "
-                "that byte order",
-                path,
-            )
-        reader = _Reader(source, archive, deferred=deferred)
-        allocator = _StorageAllocator(reader, archive, device, deferred=deferred)
-        result = _guarded(
-            path,
-            lambda: torch.load(reader, weights_only=True, map_location=allocator, mmap=False),  # type: ignore[arg-type]
-            reader,
-        )
-        memory = _Memory(archive, device)
-        memory.large = allocator.targets
-        _fill(archive, file, memory, source.size, engine, read_layouts)
+        result, memory = _load_by_torch(archive, source, locate)
+        with _core.GcPause():
+            result = _selected_of(result, selection, path)
+            if selection is not None:
+                _drop_unused(memory, result)
+        fill(archive, file, memory, source.size, engine, read_layouts)
     return result
+
+
+def _selected_of(value: Any, selection: Selection | None, path: str) -> Any:
+    return value if selection is None else selected(value, selection, path)
+
+
+def _build(archive: Archive, memory: "Memory", selection: Selection | None) -> tuple[bool, Any]:
+    """Return what build() does, with memory for the selected tensors alone."""
+    if selection is None:
+        return build(archive.pickled(), memory.make)
+    outlines = Outlines(archive)
+    built, outline = build(archive.pickled(), outlines.make)
+    if not built:
+        return False, None
+    wanted = outlines.keys_of(selected(outline, selection, archive.path))
+
+    def make(key: str, nbytes: int, location: str) -> torch.UntypedStorage:
+        return (memory if key in wanted else outlines).make(key, nbytes, location)
+
+    _, whole = build(archive.pickled(), make)
+    return True, selected(whole, selection, archive.path)
+
+
+class Outlines:
+    """Storages without memory, on the device meta, and the keys that they stand for."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._keys: dict[int, str] = {}
+        self._storages: list[torch.UntypedStorage] = []  # kept, so that no other has the same identity
+
+    def make(self, key: str, nbytes: int, location: str) -> torch.UntypedStorage:
+        """Return a storage for a key. Raises Format if there is no record of that size."""
+        self._archive.storage_record(key, nbytes)
+        storage = torch.UntypedStorage(nbytes, device="meta")  # type: ignore[no-untyped-call]
+        self._keys[storage._cdata] = key
+        self._storages.append(storage)
+        return storage
+
+    def key_of(self, tensor: torch.Tensor) -> str:
+        """Return the key of a tensor's storage."""
+        return self._keys[tensor.untyped_storage()._cdata]
+
+    def keys_of(self, value: Any) -> set[str]:
+        """Return the keys of all tensors in a nesting."""
+        return {self.key_of(part) for _, part in leaves_of(value) if isinstance(part, torch.Tensor)}
+
+
+def _drop_unused(memory: "Memory", value: Any) -> None:
+    """Leave out of what is read what no tensor in a nesting uses, unless other objects could use it."""
+    used: set[int] = set()
+    for _, part in leaves_of(value):
+        if isinstance(part, torch.Tensor) and part.layout is torch.strided and type(part) in _PLAIN_TENSORS:
+            used.add(part.untyped_storage().data_ptr())
+        elif type(part) not in _WITHOUT_TENSORS:
+            return
+    memory.large = {record: target for record, target in memory.large.items() if target.data_ptr() in used}
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_WITHOUT_TENSORS = (str, int, float, bool, type(None), bytes, complex, torch.Size, torch.dtype, torch.device)
+
+
+def _load_by_torch(archive: Archive, source: Source, locate: DeviceOf) -> "tuple[Any, Memory]":
+    """Return what torch.load makes of the file, and the memory that is still to be filled."""
+    path = archive.path
+    archive.check_storages()
+    deferred = archive.scan is not None and archive.scan.plain and not archive.foreign_byte_order
+    if archive.scan is None and archive.foreign_byte_order:
+        raise Unsupported(
+            None,
+            f"{path} has the other byte order and an unusual pickle; load and save it on a machine with "
+            "that byte order",
+            path,
+        )
+    reader = _Reader(source, archive, deferred=deferred)
+    allocator = _StorageAllocator(reader, archive, locate, deferred=deferred)
+    result = _guarded(
+        path,
+        lambda: torch.load(reader, weights_only=True, map_location=allocator, mmap=False),  # type: ignore[arg-type]
+        reader,
+    )
+    memory = Memory(archive, locate)
+    memory.large = allocator.targets
+    return result, memory
+
+
+def _checked_mapping(archive: Archive, locate: DeviceOf, verify: Verify) -> Any:
+    device = locate("cpu")
+    if device.type != "cpu":
+        raise ValueError(f"mmap: mapped files are in main memory, not on {device}; load without mmap")
+    if verify is True:
+        archive.check_all()
+    archive.check_storages()
+    return _mapped(archive)
 
 
 def _mapped(archive: Archive) -> Any:
@@ -229,38 +347,40 @@ def _stay(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
     return storage
 
 
-class _Memory:
+class Memory:
     """The storages to read records into: large ones as tensors of bytes, and small ones."""
 
-    def __init__(self, archive: Archive, device: torch.device) -> None:
+    def __init__(self, archive: Archive, locate: DeviceOf) -> None:
         self._archive = archive
-        self._device = device
+        self._locate = locate
         self.large: dict[Record, torch.Tensor] = {}
         self.small: dict[Record, torch.UntypedStorage] = {}
 
-    def make(self, key: str, nbytes: int) -> torch.UntypedStorage:
+    def make(self, key: str, nbytes: int, location: str) -> torch.UntypedStorage:
         """Return an unfilled storage for a key. Raises Format if there is no record of that size."""
         record = self._archive.storage_record(key, nbytes)
-        if is_fresh(nbytes) or self._device.type != "cpu":
-            self.large[record] = target = empty_bytes(nbytes, self._device)
+        device = self._locate(location)
+        if is_fresh(nbytes) or device.type != "cpu":
+            self.large[record] = target = empty_bytes(nbytes, device)
             return target.untyped_storage()
         self.small[record] = storage = torch.UntypedStorage(nbytes, device="cpu")  # type: ignore[no-untyped-call]
         return storage
 
 
-def _fill(
+def fill(
     archive: Archive,
     file: "_core.File",
-    memory: _Memory,
+    memory: Memory,
     size: int,
     engine: "_core.Engine | None",
     read_layouts: ReadLayouts,
+    keep_open: bool = False,
 ) -> None:
     """Read the records' bytes from the file, and verify them."""
     if not memory.large and not memory.small:
         return
     layout = _core.FileLayout(archive.path, size)
-    layout.read_from(file)
+    layout.read_from(file, keep_open=keep_open)
     for record, target in memory.large.items():
         layout.add_target(record.offset, target, fresh=is_fresh(record.nbytes))
     small = list(memory.small.values())

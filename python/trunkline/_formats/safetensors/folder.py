@@ -25,8 +25,10 @@ from trunkline._formats.safetensors.loader import (
     header_of,
     load_files,
     replaced_error,
+    selected_headers,
     version_of,
 )
+from trunkline._formats.selection import Selection
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU
 from trunkline._types import Path
@@ -42,9 +44,10 @@ def load_folder(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
+    selection: Selection | None = None,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files of a folder, read at once.
+    """Return the tensors of all files of a folder, read at once; with a `selection` those that it selects.
 
     `path` is an index (*.safetensors.index.json), or a folder with one index, or with one .safetensors file;
     if there are several, the one named "model" is loaded, and the file rather than the index. The index may
@@ -56,7 +59,8 @@ def load_folder(
     """
     merged: dict[str, torch.Tensor] = {}
 
-    def load_all(headers: list[Header], files: "list[_core.File]") -> None:
+    def load_all(headers: list[Header], files: "list[_core.File]", stack: ExitStack) -> None:
+        headers = selected_headers(headers, selection, os.fsdecode(path))
         for tensors in load_files(
             headers, files, device=device, engine=engine, verify=verify, mmap=mmap, read_layouts=read_layouts
         ):
@@ -66,17 +70,30 @@ def load_folder(
     return merged
 
 
+def open_folder(
+    path: Path, *, engine: Engine | None = None
+) -> "tuple[list[Header], list[_core.File], ExitStack]":
+    """Return the headers and open files of what load_folder() would load, and what closes these."""
+    opened: list[tuple[list[Header], list[_core.File], ExitStack]] = []
+
+    def keep(headers: list[Header], files: "list[_core.File]", stack: ExitStack) -> None:
+        opened.append((headers, files, stack.pop_all()))
+
+    _with_all_open(os.fsdecode(path), engine, keep)
+    return opened[0]
+
+
 def folder_headers(path: Path, *, engine: Engine | None = None) -> list[Header]:
     """Return the headers of the files that load_folder() would load; raises the same errors."""
     found: list[Header] = []
-    _with_all_open(os.fsdecode(path), engine, lambda headers, files: found.extend(headers))
+    _with_all_open(os.fsdecode(path), engine, lambda headers, files, stack: found.extend(headers))
     return found
 
 
 def _with_all_open(
-    path: str, engine: Engine | None, read: "Callable[[list[Header], list[_core.File]], None]"
+    path: str, engine: Engine | None, read: "Callable[[list[Header], list[_core.File], ExitStack], None]"
 ) -> None:
-    """Call `read` with all files of a folder open, and their headers.
+    """Call `read` with the headers of all files of a folder, the open files, and what will close these.
 
     Another process may replace the folder, or files in it, meanwhile: read() gets a consistent set, in which
     all paths led to the open files at one moment. A folder that is written file by file is consistent only
@@ -102,7 +119,7 @@ def _with_all_open(
                 continue
             if is_unchanged():
                 with suppress(Replaced):
-                    return read(headers, files)
+                    return read(headers, files, until_read)
     raise replaced_error(path)
 
 

@@ -1,12 +1,13 @@
 """Lays safetensors files out for writing."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from trunkline import _core
 from trunkline._errors import Unsupported
+from trunkline._formats.open_file import BinaryFile, write_all
 from trunkline._formats.safetensors import checksums
 from trunkline._tensor_io.sources import SourceLayout, Sources
 from trunkline._tensor_io.tensors import (
@@ -20,6 +21,9 @@ from trunkline._tensor_io.tensors import (
     objection_in_pt,
 )
 from trunkline._types import Path
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 ALIGNMENT = 4096
 _MAX_JSON_BYTES = 100_000_000  # kMaxHeaderBytes of src/format/safetensors.h
@@ -50,6 +54,75 @@ def lay_out(
     reserved, Unsupported for dtypes that the format lacks and tensors that are not dense or on another device
     than the CPU and CUDA GPUs.
     """
+    plan = _plan(tensors, metadata, checksum)
+    names = list(plan.tensors)
+    sources = Sources(
+        [tensor.untyped_storage() for tensor in plan.tensors.values()],
+        list(plan.tensors.values()),
+        lambda index: f"the tensor {names[index]!r}",
+    )
+    layout = SourceLayout(path, plan.file_bytes, sources)
+    if checksum:
+        for chunk, (begin, end) in enumerate(plan.chunks()):
+            layout.add_checksum_field(
+                plan.sums_at + 8 * chunk, layout.add_checksum("crc32c", begin, end), "hex"
+            )
+    layout.add(0, bytes(plan.head))
+    for tensor, begin in zip(plan.tensors.values(), plan.begins, strict=True):
+        if tensor.numel():
+            layout.add(begin, bytes_of(tensor))
+    return layout
+
+
+def write_to(file: BinaryFile, tensors: Mapping[str, torch.Tensor], *, checksum: bool = True) -> None:
+    """Write a safetensors file of `tensors` to an open file. Raises the errors of lay_out()."""
+    plan = _plan(tensors, None, checksum)
+    if checksum:  # which come first, so that all is read twice
+        sums: list[int] = []
+        value, at, ends = 0, len(plan.head), [end for _, end in plan.chunks()]
+        for part in plan.data():
+            view = part
+            while len(view):
+                take = min(len(view), ends[len(sums)] - at)
+                value = _core.crc32c(view[:take], value)
+                view, at = view[take:], at + take
+                if at == ends[len(sums)]:
+                    sums.append(value)
+                    value = 0
+        digits = "".join(f"{each:08x}" for each in sums).encode()
+        plan.head[plan.sums_at : plan.sums_at + len(digits)] = digits
+    write_all(file, plan.head)
+    for part in plan.data():
+        write_all(file, part)
+
+
+class _Plan(NamedTuple):
+    """What a file consists of."""
+
+    head: bytearray  # with zeros in place of the checksums of the data, from `sums_at` on
+    sums_at: int
+    tensors: dict[str, torch.Tensor]  # contiguous
+    begins: list[int]  # of each tensor in the file
+    file_bytes: int
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Return the range of each chunk of the data that has a checksum."""
+        begins = range(len(self.head), self.file_bytes, checksums.CHUNK_BYTES)
+        return [(begin, min(begin + checksums.CHUNK_BYTES, self.file_bytes)) for begin in begins]
+
+    def data(self) -> Iterator[memoryview]:
+        """Yield all bytes behind the head, in order."""
+        at = len(self.head)
+        placed = sorted(zip(self.begins, self.tensors.values(), strict=True), key=lambda each: each[0])
+        for begin, tensor in placed:
+            if tensor.numel():
+                yield memoryview(bytes(begin - at))
+                yield memoryview(cast("Buffer", bytes_of(tensor).cpu().numpy()))
+                at = begin + tensor.nbytes
+        yield memoryview(bytes(self.file_bytes - at))
+
+
+def _plan(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, checksum: bool) -> _Plan:
     if not isinstance(tensors, Mapping):
         raise TypeError(
             f"tensors: must be a dict of tensors by name for safetensors, not {type(tensors).__name__}{_HINT}"
@@ -66,25 +139,8 @@ def lay_out(
     if checksum and not head.endswith(b" " * checksums.MIN_PADDING):
         shift = ALIGNMENT
         head = _padded(head, shift)
-
-    names = list(kept)
-    sources = Sources(
-        [tensor.untyped_storage() for tensor in kept.values()],
-        list(kept.values()),
-        lambda index: f"the tensor {names[index]!r}",
-    )
-    layout = SourceLayout(path, file_bytes + shift, sources)
-    if checksum:
-        sums_at = checksums.fill_in(head)
-        for chunk in range(checksums.chunk_count(data_bytes)):
-            begin = len(head) + chunk * checksums.CHUNK_BYTES
-            end = min(begin + checksums.CHUNK_BYTES, file_bytes + shift)
-            layout.add_checksum_field(sums_at + 8 * chunk, layout.add_checksum("crc32c", begin, end), "hex")
-    layout.add(0, bytes(head))
-    for tensor, (begin, _) in zip(kept.values(), places, strict=True):
-        if tensor.numel():
-            layout.add(begin + shift, bytes_of(tensor))
-    return layout
+    sums_at = checksums.fill_in(head) if checksum else 0
+    return _Plan(head, sums_at, kept, [begin + shift for begin, _ in places], file_bytes + shift)
 
 
 def _storable(name: Any, tensor: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ import mmap as mapping
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -15,6 +15,7 @@ from trunkline._core import Engine, FileLayout, GcPause
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
 from trunkline._formats.safetensors import checksums as stored_checksums
 from trunkline._formats.safetensors.checksums import Sums
+from trunkline._formats.selection import Selection
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 from trunkline._tensor_io.tensors import dtype_named
@@ -56,7 +57,7 @@ class Header:
     file_bytes: int
     head: bytes  # all bytes before the data
     metadata: dict[str, str]
-    tensors: list[StoredTensor]  # in the order of their bytes
+    tensors: list[StoredTensor]  # in the order of their bytes; those to load
     version: Version | None  # of the file at its path just before it was opened
 
     @property
@@ -72,9 +73,12 @@ def load(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
+    selection: Selection | None = None,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, in the order of their bytes, in new memory on `device`.
+
+    With a `selection` only the tensors that it selects are read and returned.
 
     `verify`: "auto" compares the data with the checksums that trunkline wrote into the file, if it has them
     (not if another program rewrote it); True requires them; False ignores them. `mmap`: the tensors are
@@ -87,7 +91,7 @@ def load(
     for _ in range(MAX_ATTEMPTS):
         version = version_of(path)
         with _core.open(path, engine=engine, direct="unless_cached") as file:
-            header = header_of(file, path, version)
+            [header] = selected_headers([header_of(file, path, version)], selection, os.fsdecode(path))
             # While the file is open: another one may have its name by now.
             with suppress(Replaced):
                 [tensors] = load_files(
@@ -101,6 +105,21 @@ def load(
                 )
                 return tensors
     raise replaced_error(os.fsdecode(path))
+
+
+def selected_headers(headers: Sequence[Header], selection: Selection | None, path: str) -> list[Header]:
+    """Return the headers with only the tensors that are selected.
+
+    Raises ValueError, which names `path`, if a key selects nothing.
+    """
+    if selection is None:
+        return list(headers)
+    kept = [
+        replace(header, tensors=[each for each in header.tensors if selection.selects(each.name)])
+        for header in headers
+    ]
+    selection.check(path, (each.name for header in headers for each in header.tensors))
+    return kept
 
 
 class Replaced(Exception):
@@ -173,12 +192,13 @@ def load_files(
     engine: Engine | None = None,
     verify: Verify = "auto",
     mmap: bool = False,
+    keep_open: bool = False,
     read_layouts: ReadLayouts = transfer.read_layouts,
 ) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each file, all read at once; arguments and errors are those of load().
 
-    `files`: the open files that the headers were read from; without them they are opened again. Raises
-    Replaced if a file to be mapped was replaced since its header was read.
+    `files`: the open files that the headers were read from; without them they are opened again. They are
+    closed unless keep_open. Raises Replaced if a file to be mapped was replaced since its header was read.
     """
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
@@ -194,17 +214,18 @@ def load_files(
             {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors}
             for header in headers
         ]
-        layouts = [_target(*parts) for parts in zip(headers, loaded, all_sums, strict=True)]
+        chunks = [_chunks_to_verify(*each) for each in zip(headers, all_sums, strict=True)]
+        layouts = [_target(*parts) for parts in zip(headers, loaded, all_sums, chunks, strict=True)]
     for layout, file in zip(layouts, files, strict=False):
-        layout.read_from(file)
+        layout.read_from(file, keep_open=keep_open)
     try:
         read_layouts(layouts, engine=engine, verify=verify is not False)
     except Corrupt as error:
-        index, chunk = getattr(error, "layout", None), getattr(error, "checksum", None)
+        index, checksum = getattr(error, "layout", None), getattr(error, "checksum", None)
         sums = None if index is None else all_sums[index]
-        if index is None or chunk is None or sums is None:
+        if index is None or checksum is None or sums is None:
             raise
-        raise _corrupt_chunk(headers[index], sums, chunk) from error
+        raise _corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
     return loaded
 
 
@@ -287,15 +308,30 @@ def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) ->
         ) from None
 
 
-def _target(header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | None) -> FileLayout:
+def _chunks_to_verify(header: Header, sums: Sums | None) -> list[int]:
+    """Return the chunks in which the header's tensors have bytes."""
+    if sums is None:
+        return []
+    chunks: dict[int, None] = {}
+    for stored in header.tensors:
+        if stored.end > stored.begin:
+            first = (stored.begin - len(header.head)) // sums.chunk_bytes
+            last = (stored.end - 1 - len(header.head)) // sums.chunk_bytes
+            chunks.update(dict.fromkeys(range(first, last + 1)))
+    return list(chunks)
+
+
+def _target(
+    header: Header, tensors: Mapping[str, torch.Tensor], sums: Sums | None, chunks: Sequence[int]
+) -> FileLayout:
     layout = FileLayout(header.path, header.file_bytes)
     for stored in header.tensors:
         if stored.end > stored.begin:
             nbytes = stored.end - stored.begin
             layout.add_target(stored.begin, tensors[stored.name], fresh=is_fresh(nbytes))
     if sums is not None:
-        for chunk, value in enumerate(sums.values):
-            layout.add_checksum("crc32c", *_chunk_range(header, sums, chunk), value)
+        for chunk in chunks:
+            layout.add_checksum("crc32c", *_chunk_range(header, sums, chunk), sums.values[chunk])
     return layout
 
 

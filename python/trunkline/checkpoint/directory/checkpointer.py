@@ -1,16 +1,13 @@
 """A directory of checkpoints, one for each step: trunkline.Checkpointer."""
 
 import errno
-import json
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from trunkline import _core
 from trunkline._arguments import (
@@ -18,16 +15,17 @@ from trunkline._arguments import (
     check_engine,
     check_staging_bytes,
     items_argument,
-    keep_argument,
     seconds_argument,
     shown_step,
     started_ranks,
     step_argument,
 )
 from trunkline._core import CheckpointManifest, Engine, GcPause
-from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, reword
+from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note, exception_of, reword
 from trunkline._exit_hook import check_threads_run
-from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name
+from trunkline._formats.selection import Keys, Selection
+from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
@@ -36,7 +34,10 @@ from trunkline._tensor_io.transfer import read_layouts
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
+from trunkline.checkpoint.directory.part import Part, Verify, Wanted
+from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
+from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
@@ -50,6 +51,9 @@ from trunkline.checkpoint.ranks.outcomes import (
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
 from trunkline.checkpoint.state.tree import restore, restore_into
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # Errors that only mean that this user or filesystem cannot write: opening for reading ignores them.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -60,7 +64,6 @@ _MAX_AGREEMENTS = 8
 _FIRST_PAUSE_SECONDS = 0.005
 
 Writers = Literal["rank", "node"] | Sequence[int]
-Verify = bool | Literal["first"]
 
 
 def _of_the_save_before(error: Error, step: int, more: str) -> Error:
@@ -84,7 +87,11 @@ class Checkpointer:
 
     keep: how many of the checkpoints that it loaded or saved are kept (None: all). Once a new one is durable,
     checkpoints of later steps are removed first (the run went back to an earlier step), then the oldest.
-    Checkpoints of other runs are never removed; a RuntimeWarning says so once.
+    Checkpoints of other runs are never removed; a RuntimeWarning says so once. Others stay beside the last
+    `keep`: with keep_every=1000 those whose step is a multiple of 1000; with keep_best=("loss", "min", 3) the
+    three with the lowest "loss" among the metrics that save() got, with "max" those with the highest. A
+    checkpoint goes only if none of the three keeps it. One that has no such metric, or NaN, is not among the
+    best; of equal values the one that was saved first is better. Metrics are stored with the checkpoint.
 
     A Checkpointer continues from the checkpoints that it loaded or saved; load() of any step counts for all
     existing ones. If there are others of the same or later steps, save() raises FileExistsError.
@@ -113,6 +120,8 @@ class Checkpointer:
         directory: "str | os.PathLike[str]",
         *,
         keep: SupportsIndex | None = 3,
+        keep_every: SupportsIndex | None = None,
+        keep_best: KeepBest | None = None,
         fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
         process_group: Any = None,
@@ -132,7 +141,7 @@ class Checkpointer:
         (RuntimeWarning) of a copy whose shards on volumes belong to another directory, of steps whose folders
         are not named like step-00000300, and of files that could not be cleaned up.
         """
-        keep = keep_argument(keep)
+        rules = Rules.of(keep, keep_every, keep_best)
         fresh = bool_argument(fresh, "fresh")
         timeout = seconds_argument(timeout)
         if timeout <= 0:
@@ -152,15 +161,17 @@ class Checkpointer:
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
-        store = self._open(self._absolute, names, chosen, keep)
-        self._context = SaveContext(store, self._ranks, chosen, keep, staging_bytes, engine)
+        store = self._open(self._absolute, names, chosen, rules)
+        self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             for text in _collect(store):
                 warn_without_failing(text, caller())
             self._warn_of_ignored()
 
-    def save(self, step: SupportsIndex, state: Any, *, block: bool = False) -> SaveHandle:
+    def save(
+        self, step: SupportsIndex, state: Any, *, block: bool = False, metrics: Metrics | None = None
+    ) -> SaveHandle:
         """Save `state` as the checkpoint of `step` (0 .. 2^63 - 1), and return a handle to it.
 
         `state` is any nesting of dict, OrderedDict, Counter, list and tuple. It may hold None, bool, int,
@@ -182,6 +193,9 @@ class Checkpointer:
         another call. Earlier checkpoints stay intact.
 
         block: return only when it is durable; needs no staging memory for tensors that direct I/O can write.
+        metrics: numbers by name, such as {"loss": 0.3}, which are stored with the checkpoint, for keep_best
+        and metrics(). They must be the same on all ranks. With keep_best they must have its metric
+        (ValueError); leave them out for a step that was not measured.
 
         Waits for the save before, and raises its error unless that was raised already: then nothing is saved,
         and the next call saves. Likewise for failed saves of a deleted Checkpointer into this directory;
@@ -196,12 +210,30 @@ class Checkpointer:
             self._turn.begin(f"save({shown_step(step)})")
             try:
                 with span("checkpoint", "Checkpointer.save", f"step {shown_step(step)} to {self.directory}"):
-                    handle = self._begin_together(step, state, block)
+                    handle = self._begin_together(step, state, block, metrics)
             finally:
                 self._turn.end()
         if block:
             handle._wait_or_cancel()
         return handle
+
+    def __enter__(self) -> "Self":
+        """Return the Checkpointer: leaving the block waits for the running save, as wait() does."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the running save, and raise its error unless another one ends the block.
+
+        Then the failure of the save is added to that as a note, and reported at exit.
+        """
+        if error is None:
+            self.wait()
+            return
+        last = self._last_save()
+        if last is not None and not self._turn.is_within_call():
+            last._join()
+            if last._error is not None and not last._was_cancelled():
+                add_note(error, f"{last._what} failed as well: {last._why()}")
 
     def __reduce__(self) -> Any:
         """Raise TypeError: a Checkpointer refers to running saves, and to what this process has loaded."""
@@ -230,15 +262,23 @@ class Checkpointer:
         step: SupportsIndex | None = None,
         into: Any = None,
         *,
+        keys: Keys | None = None,
         device: Device = "cpu",
         verify: Verify = True,
     ) -> Any:
         """Return the state of `step`; None: of the checkpoint that was committed last.
 
         `into`: a state of the same structure, whose tensors are filled in place, on any device, so that no
-        second copy is needed; the returned state holds them. device: where the tensors are without `into`:
-        "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory when they were saved share memory
-        again; those of `into` stay as they are. verify: compare every byte with its checksum.
+        second copy is needed; the returned state holds them. If the state is a dict, `into` may have some of
+        its keys: only what is under those is read and returned; below them nothing may be missing. keys:
+        load, and read, only these parts: a name such as "model" or "optimizer.state.0", which selects
+        everything below it, a list of names, or a function of the name of each tensor and value that returns
+        whether to load it. The returned state is nested as the whole, {"model": ...}, without what is not
+        selected; lists and tuples keep their length, with None in place of the rest. ValueError for a name
+        that is not there. Checksums cover pieces of 1 MiB, which are read whole unless verify=False. device:
+        where the tensors are without `into`: "cpu", or a GPU ("cuda", "cuda:1"). Tensors that shared memory
+        when they were saved share memory again; those of `into` stay as they are. verify: compare every byte
+        with its checksum.
 
         An `into` that does not match is rejected before any of its tensors changes. Checksums are verified as
         the bytes arrive in the tensors: after Corrupt, an I/O error or Ctrl-C these may be a mixture of
@@ -259,9 +299,10 @@ class Checkpointer:
         target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         with span("checkpoint", "Checkpointer.load", self._absolute):
-            return self._load_step(step, into, target, verify)
+            selection = None if keys is None else Selection(keys)
+            return self._load_step(step, into, Wanted(target, verify, selection))
 
-    def _load_step(self, step: SupportsIndex | None, into: Any, target: torch.device, verify: Verify) -> Any:
+    def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
@@ -289,7 +330,7 @@ class Checkpointer:
                     self._context.begin_load(chosen)  # another rank may succeed
                     begun = True
                 with self._naming_other_steps(chosen):
-                    state = self._load(chosen, manifest, into, target, verify)
+                    state = self._load(chosen, manifest, into, wanted)
                 store.continue_from(position)
                 if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
                     warn_without_failing(
@@ -452,37 +493,72 @@ class Checkpointer:
     def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
         return _are_same(self._open_manifest(step), manifest)
 
-    def _load(
-        self, step: int, manifest: CheckpointManifest, into: Any, device: torch.device, verify: Verify
-    ) -> Any:
+    def _load(self, step: int, manifest: CheckpointManifest, into: Any, wanted: Wanted) -> Any:
         where = f"{self._absolute}, step {step}"
+        verify = wanted.verify
         with GcPause():
+            part = Part.of(manifest, into, wanted.selection, where)
             if into is None:
                 state = None
-                tensors = shards.empty_tensors(manifest, where, device)
+                tensors = shards.empty_tensors(manifest, where, wanted.device, part.names)
             else:
-                state, tensors, finish = restore_into(json.loads(manifest.state), into)
+                state, tensors, finish = restore_into(part.skeleton, into, part.whole)
         if into is not None and verify == "first":
             self.verify(step)
             if not self._is_still(step, manifest):  # the step that was verified is not the one to read
                 gone = manifest.shard_paths()[:1] or [where]
                 raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
         with GcPause():
-            layouts = shards.targets(manifest, where, tensors, verify=bool(verify), fresh=into is None)
+            read = shards.targets(
+                manifest,
+                where,
+                tensors,
+                verify=bool(verify),
+                fresh=into is None,
+                is_part=part.whole is not None,
+            )
         filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
         with nullcontext() if into is None else filling:
             try:
-                read_layouts(layouts, engine=self._engine, verify=bool(verify))
+                read_layouts(read.layouts, engine=self._engine, verify=bool(verify))
             except Corrupt as error:
-                shard, chunk = getattr(error, "layout", None), getattr(error, "checksum", None)
-                if shard is None or chunk is None:
+                index, checksum = getattr(error, "layout", None), getattr(error, "checksum", None)
+                if index is None or checksum is None:
                     raise
-                path = manifest.shard_paths()[shard]
-                raise shards.corrupt_chunk(manifest, layouts[shard], path, shard, chunk) from error
+                raise shards.corrupt_chunk(manifest, read, index, checksum) from error
             if into is not None:
                 finish()
         with GcPause():
-            return restore(json.loads(manifest.state), tensors) if into is None else state
+            return restore(part.skeleton, tensors, part.whole) if into is None else state
+
+    def open_tensors(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        device: Device = "cpu",
+        verify: Literal["auto"] | bool = "auto",
+    ) -> TensorReader:
+        """Open a step (None: the last) to read single tensors and slices, as trunkline.open_tensors does.
+
+        Concerns this rank alone, and does not count as loading. Raises FileNotFoundError if there is no such
+        checkpoint. Waits for running saves of this process into the directory.
+        """
+        if verify not in ("auto", True, False):
+            raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+        target = device_argument(device)
+        self._turn.check("open_tensors", self._absolute, during="save")
+        self._wait_for_saves()
+        chosen = self._context.store.latest() if step is None else step_argument(step)
+        if chosen is None:
+            raise self._nothing_yet()
+        source = StepSource(
+            f"{self._absolute}/{step_name(chosen)}",
+            self._open_manifest(chosen),
+            device=target,
+            engine=self._engine,
+            verify=verify is not False,
+        )
+        return TensorReader(source, target, verifies_slices=verify is True)
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was committed last; None if there is none.
@@ -503,6 +579,33 @@ class Checkpointer:
             self._wait_for_saves()
             steps = self._context.store.steps()
         return steps
+
+    def metrics(self, step: SupportsIndex) -> dict[str, float]:
+        """Return the metrics that the checkpoint of `step` was saved with; empty if there were none.
+
+        Raises FileNotFoundError if there is no such checkpoint.
+        """
+        return self._open_manifest(step_argument(step)).metrics
+
+    def best(self) -> int | None:
+        """Return the step with the best value of the metric of keep_best; None if no step has one.
+
+        Of all checkpoints in the directory; one that is damaged does not count. Raises ValueError without
+        keep_best. Waits like latest() if there are no checkpoints.
+        """
+        rules = self._context.rules
+        if rules.best is None:
+            raise ValueError(
+                'best(): needs keep_best=(metric, "min" or "max", how many), to know what is best'
+            )
+        found = []
+        for step in self.steps():
+            with suppress(FileNotFoundError, Corrupt, Format):  # removed meanwhile, or damaged
+                manifest = self._context.store.open_manifest(step)
+                found.append((manifest.commit, step, manifest.metrics))
+        return rules.best_of(
+            [(step, measured) for _, step, measured in sorted(found, key=lambda each: each[0])]
+        )
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.
@@ -562,16 +665,18 @@ class Checkpointer:
         self._agree(lambda: retry_while_locked(lambda: store.remove(chosen)), f"delete({chosen})")
 
     def __repr__(self) -> str:
-        return f"<trunkline.Checkpointer {str(self.directory)!r} keep={self._context.keep}>"
+        return f"<trunkline.Checkpointer {str(self.directory)!r} {self._context.rules}>"
 
-    def _begin_together(self, step: SupportsIndex, state: Any, block: bool) -> SaveHandle:
+    def _begin_together(
+        self, step: SupportsIndex, state: Any, block: bool, metrics: Metrics | None
+    ) -> SaveHandle:
         # Before anything that can fail on one rank alone, so that the others learn of it.
         exchange = self._ranks.exchange(f"save({shown_step(step)})", self._context.collectives())
         before = self._last
         try:
             if exchange is not None:
                 exchange.__enter__()
-            return self._begin(step, state, block, exchange)
+            return self._begin(step, state, block, metrics, exchange)
         except BaseException as error:
             # A save that has begun when a signal handler raises goes on, and ends its exchange itself.
             goes_on = self._last is not before and self._last_save() is not None
@@ -579,9 +684,17 @@ class Checkpointer:
                 give_up(exchange, error)
             raise
 
-    def _begin(self, step: SupportsIndex, state: Any, block: bool, exchange: Exchange | None) -> SaveHandle:
+    def _begin(
+        self,
+        step: SupportsIndex,
+        state: Any,
+        block: bool,
+        metrics: Metrics | None,
+        exchange: Exchange | None,
+    ) -> SaveHandle:
         step = step_argument(step, "; the order is save(step, state)")
         block = bool_argument(block, "block")
+        measured = metrics_argument(metrics, self._context.rules)
         try:
             self._wait_for_last(step)
             raise_unobserved(self, self._absolute)
@@ -592,7 +705,7 @@ class Checkpointer:
             # Before the training goes on; the save itself checks again.
             self._context.store.check_continues(step)
         with span("checkpoint", "describe the state"):
-            job = StepSave(step, state, self._context, not block, exchange)
+            job = StepSave(step, state, measured, self._context, not block, exchange)
         # Before it begins: otherwise a signal handler that raises in between would hide it from the next
         # save.
         self._last = handle = SaveHandle(
@@ -694,7 +807,7 @@ class Checkpointer:
             if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
                 handle._join()
 
-    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], keep: int | None) -> Any:
+    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], rules: Rules) -> Any:
         """Open the directory on rank 0 first: the others then find what it created and recorded."""
         exchange = self._ranks.exchange("Checkpointer()")
         if exchange is None:
@@ -704,7 +817,9 @@ class Checkpointer:
             "fresh": self._wants_fresh,
             "writers": writers,
             "volumes": volumes,
-            "keep": keep,
+            "keep": rules.keep,
+            "keep_every": rules.every,
+            "keep_best": None if rules.best is None else list(rules.best),
         }
 
         def opened() -> Any:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,11 +119,16 @@ def format_crc32c(sums: Sequence[int]) -> str:
 
 @makes_ordinary_tensors
 def empty_tensors(
-    manifest: CheckpointManifest, path: str, device: torch.device = CPU
+    manifest: CheckpointManifest, path: str, device: torch.device = CPU, names: Container[str] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Allocate the tensors of a manifest; large ones get separate pages, which are freed with them."""
+    """Allocate the tensors of a manifest; large ones get separate pages, which are freed with them.
+
+    names: of the tensors to allocate; None: of all.
+    """
     made: dict[str, torch.Tensor] = {}
     for name, dtype_in_file, extents, nbytes in manifest.tensors():
+        if names is not None and name not in names:
+            continue
         dtype = dtype_named(dtype_in_file)
         shape = extents
         if dtype is torch.float4_e2m1fn_x2:
@@ -139,6 +144,13 @@ def empty_tensors(
     return made
 
 
+class Targets(NamedTuple):
+    """Layouts to read, and the index of the shard that each is of."""
+
+    layouts: list[FileLayout]
+    shards: list[int]
+
+
 def targets(
     manifest: CheckpointManifest,
     path: str,
@@ -146,13 +158,23 @@ def targets(
     *,
     verify: bool,
     fresh: bool,
-) -> list[FileLayout]:
-    """Return layouts that read all shards into `tensors`, contiguous ones; `fresh`: from empty_tensors()."""
+    is_part: bool = False,
+) -> Targets:
+    """Return layouts that read shards into `tensors`, contiguous ones; `fresh`: from empty_tensors().
+
+    is_part: other tensors are not read, nor shards in which `tensors` have no bytes.
+    """
     try:
-        memory: list[WritableBuffer] = [tensors[name] for name, _, _, _ in manifest.tensors()]
-        return manifest.layouts(memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63)
+        memory: list[WritableBuffer | None] = [
+            tensors.get(name) if is_part else tensors[name] for name, _, _, _ in manifest.tensors()
+        ]
+        layouts = manifest.layouts(
+            memory, verify=verify, fresh_from_bytes=OWN_PAGES_BYTES if fresh else 2**63
+        )
     except (KeyError, ValueError) as error:
         raise Format(None, f"{path}: the state and the tensors do not match: {error}", path) from None
+    read = [(layout, shard) for shard, layout in enumerate(layouts) if layout is not None]
+    return Targets([layout for layout, _ in read], [shard for _, shard in read])
 
 
 def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
@@ -160,14 +182,12 @@ def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
     return next(iter(manifest.tensors_in(shard, 0, 2**63 - 1)), None)
 
 
-def corrupt_chunk(
-    manifest: CheckpointManifest, layout: FileLayout, path: str, shard: int, chunk: int
-) -> Corrupt:
-    """Make the error for a chunk of a shard with a wrong checksum; it names the first tensor concerned.
-
-    `layout`: that of the shard.
-    """
-    begin = chunk * manifest.chunk_bytes
+def corrupt_chunk(manifest: CheckpointManifest, read: Targets, index: int, checksum: int) -> Corrupt:
+    """Make the error for a wrong checksum of a layout, by indices; it names the first tensor concerned."""
+    layout, shard = read.layouts[index], read.shards[index]
+    path = manifest.shard_paths()[shard]
+    begin = layout.checksum_begin(checksum)
+    chunk = begin // manifest.chunk_bytes
     end = min(begin + manifest.chunk_bytes, layout.nbytes)
     names = manifest.tensors_in(shard, begin, end)
     what = f"of the tensor {names[0]!r}" if names else "of its header"

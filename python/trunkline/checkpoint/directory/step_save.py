@@ -21,6 +21,7 @@ from trunkline._tensor_io.tensors import contiguous
 from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
+from trunkline.checkpoint.directory.retention import METRICS, Rules, metrics_in_manifest
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
@@ -60,7 +61,7 @@ class SaveContext:
     store: _core.CheckpointStore
     ranks: Ranks
     writers: list[int]  # ranks
-    keep: int | None
+    rules: Rules
     staging_bytes: "int | str | None"
     engine: Engine | None
     # Identity (or _NOT_LOADED ...) and step of the checkpoint that this rank loaded last, since the last save
@@ -71,6 +72,11 @@ class SaveContext:
     collectives_before_load: int | None = None
     _failed_loads: int = 0  # since the last successful load or save
     _has: str = ""  # identity of the checkpoint that it had loaded before those
+
+    @property
+    def keep(self) -> int | None:
+        """How many of the last checkpoints are kept; None: all."""
+        return self.rules.keep
 
     def rebase(self, begun: int | None) -> None:
         """Count collective operations from `begun`, the count when all ranks were in the same call."""
@@ -186,14 +192,23 @@ class StepSave:
     """
 
     def __init__(
-        self, step: int, state: Any, context: SaveContext, stage_all: bool, exchange: Exchange | None
+        self,
+        step: int,
+        state: Any,
+        metrics: dict[str, float],
+        context: SaveContext,
+        stage_all: bool,
+        exchange: Exchange | None,
     ) -> None:
         """`exchange`: begun; ended by commit() or abandon()."""
         self._step = step
+        self._metrics = metrics
         self._caller = caller()
         self._stage_all = stage_all
         self._context = context
         self._skeleton, tensors, self._features = flatten_with_features(state)
+        if metrics:
+            self._features = [*self._features, METRICS]
         with GcPause():
             self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose current CUDA stream orders the copies.
@@ -316,7 +331,8 @@ class StepSave:
         """Remove old checkpoints. The new one is durable, so errors here do not make the save fail."""
         assert self._save is not None
         try:
-            problems = self._save.retain(self._context.keep)["problems"]
+            rules = self._context.rules
+            problems = self._save.retain(rules.keep, every=rules.every, best=rules.best)["problems"]
         except OSError as error:
             problems = [error]
         finally:
@@ -360,8 +376,8 @@ class StepSave:
             text = f"{self._what()}: {text}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             text += "; the checkpoints that were there before are intact"
-            if self._context.keep is not None:
-                text += f"; keep={self._context.keep} needs room for {self._context.keep + 1}"
+            if room := self._context.rules.room():
+                text += f"; {room}"
         if isinstance(error, FileExistsError):  # not from save() itself: another process saved meanwhile
             text += "; if the program makes a new Checkpointer for each save, make one and keep it"
         reword(error, text)
@@ -443,6 +459,7 @@ class StepSave:
         same = {
             "step": self._step,
             "writers": self._context.writers,
+            "metrics": list(self._metrics.items()),
             _STATE: [self._skeleton, about],
         }
         return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in same.items()}
@@ -536,6 +553,7 @@ class StepSave:
                 "shards": shards,
                 "state": self._skeleton,
                 **({"features": self._features} if self._features else {}),
+                **({"metrics": metrics_in_manifest(self._metrics)} if self._metrics else {}),
             },
             self._tensors_of(written),
         )

@@ -37,8 +37,11 @@ _NOTHING: Any = object()  # stands for: nothing to load into
 
 
 @makes_ordinary_tensors
-def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor], whole: Json | None = None) -> Any:
     """Return the state that flatten() split; its tensors share the memory of `tensors`.
+
+    whole: the skeleton of the whole state, if `skeleton` is a part of it: some of the views that share memory
+    may be missing there.
 
     `skeleton`: as json.loads returns it. `tensors`: exactly those that the skeleton names, dense, with the
     dtypes and shapes that flatten() returned, and contiguous if the state holds arrays of numpy, views of
@@ -46,7 +49,7 @@ def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     one tensor. Tensors that were saved as views of the same memory share memory again; they, and tensors that
     are not contiguous, have the strides with which they were saved. Raises Format for any invalid input.
     """
-    walk = _Restoring(tensors, skeleton)
+    walk = _Restoring(tensors, skeleton if whole is None else whole)
     with GcPause():
         state = _run(walk, skeleton, _NOTHING)
     unused = [name for name in tensors if name not in walk.named]
@@ -55,8 +58,12 @@ def restore(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     return state
 
 
-def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor], Callable[[], None]]:
+def restore_into(
+    skeleton: Json, into: Any, whole: Json | None = None
+) -> tuple[Any, dict[str, torch.Tensor], Callable[[], None]]:
     """Return the state with the tensors of `into`, the targets to read each tensor into, and finish().
+
+    whole: as for restore().
 
     `into` is a state of the same structure (any kind of dict matches any other, a list matches a tuple), with
     tensors of the same shapes and dtypes at the same places. The returned state holds these same tensors and
@@ -72,7 +79,7 @@ def restore_into(skeleton: Json, into: Any) -> tuple[Any, dict[str, torch.Tensor
     walk = _Restoring(None, skeleton)
     with GcPause(), _bad_skeleton():
         state = _run(walk, skeleton, into)
-        targets = Targets(walk.uses)
+        targets = Targets(walk.uses, None if whole is None else lambda: _stored_views(whole))
 
     def finish() -> None:
         with _bad_skeleton():
@@ -370,6 +377,13 @@ def _views_in(skeleton: Json) -> dict[str, list[Strided]]:
     return walk.views
 
 
+def _stored_views(skeleton: Json) -> dict[str, list[Strided]]:
+    """Return the same for memory of which only the bytes of views are stored, not all of it."""
+    walk = _Collecting(None, skeleton)
+    _run(walk, skeleton, _NOTHING)
+    return {name: views for name, views in walk.views.items() if walk.named[name] is None}
+
+
 class _Collecting(_Restoring):
     """A traversal that makes no tensors and no arrays."""
 
@@ -390,7 +404,7 @@ class _Collecting(_Restoring):
         return torch.empty(0, dtype=dtype)
 
 
-_WHOLE = "; it must have all of them: for a part of a checkpoint, call load() without into and pick that part"
+_WHOLE = "; it must have all of them: pass keys= as well to load only a part"
 
 
 def _about_compiled(keys: list[Any]) -> str:

@@ -1,6 +1,6 @@
 """The tensors that a state is loaded into: some are read into directly, the others are copied to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -82,11 +82,21 @@ class Use(NamedTuple):
 class Targets:
     """The memory to read stored tensors into, and the copies to make afterwards."""
 
-    def __init__(self, uses: Mapping[str, Sequence[Use]]) -> None:
-        """Raises ValueError for tensors that cannot hold what was saved, BadLeaf for impossible views."""
+    def __init__(
+        self,
+        uses: Mapping[str, Sequence[Use]],
+        stored_views: Callable[[], Mapping[str, Sequence[Strided]]] | None = None,
+    ) -> None:
+        """Raises ValueError for tensors that cannot hold what was saved, BadLeaf for impossible views.
+
+        stored_views: if `uses` may be some of those in the state: returns all views of each name of which
+        only the bytes of its views are stored.
+        """
+        self._stored_views = stored_views
+        self._all_views: Mapping[str, Sequence[Strided]] | None = None
         self.by_name: dict[str, torch.Tensor] = {}
         self._copies: dict[str, list[Use]] = {}
-        self._views: dict[str, list[Strided]] = {}
+        self._views: dict[str, Sequence[Strided]] = {}
         for name, all_uses in uses.items():
             self._add(name, all_uses)
         _check_overlaps(uses)
@@ -105,6 +115,13 @@ class Targets:
                     source = view_of(memory, use.view.at, use.tensor.dtype)
                 _copy(use, source)
 
+    def _views_of(self, name: str, uses: Sequence[Use]) -> Sequence[Strided]:
+        if self._stored_views is None:
+            return [use.view.at for use in uses if use.view is not None]
+        if self._all_views is None:
+            self._all_views = self._stored_views()
+        return self._all_views.get(name, ())
+
     def _add(self, name: str, uses: Sequence[Use]) -> None:
         if len(uses) == 1 and uses[0].view is None and uses[0].tensor.is_contiguous():
             self.by_name[name] = as_stored(uses[0].tensor)
@@ -117,8 +134,13 @@ class Targets:
             like = to_stored(wholes[0].tensor)
             target = empty_bytes(like.nbytes, like.device).view(like.dtype).reshape(like.shape)
         else:
-            views = self._views[name] = [use.view.at for use in uses if use.view is not None]
-            target = empty_bytes(_bytes_of_views(name, views), uses[0].tensor.device)
+            views = self._views_of(name, uses)
+            if views:
+                self._views[name] = views
+                nbytes = _bytes_of_views(name, views)
+            else:  # all of the memory is stored, as a tensor that is not loaded
+                nbytes = next((use.view.storage or 0 for use in uses if use.view is not None), 0)
+            target = empty_bytes(nbytes, uses[0].tensor.device)
         self.by_name[name] = target
         _check_storages(name, target.nbytes, uses, has_gaps=name in self._views)
         for use in uses:

@@ -1,0 +1,148 @@
+"""tl.save to names without suffixes and to open files, and what it says of files that cannot be loaded."""
+
+import argparse
+import collections
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import safetensors.torch
+import torch
+
+import trunkline as tl
+
+STATE = {"weight": torch.randn(3000, 300), "empty": torch.ones(0, 3), "bias": torch.arange(5)}
+
+
+def assert_same(loaded: Any) -> None:
+    assert loaded.keys() == STATE.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in STATE.items())
+
+
+@pytest.mark.parametrize("name", ["model", "model.v1", "pytorch_model.bin.tmp", ".hidden", "model.2"])
+def test_format_names_the_format(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    tl.save(STATE, path, format="safetensors")
+    assert_same(safetensors.torch.load_file(path))
+    assert_same(tl.load(path))
+    assert tl.load(path, keys="bias").keys() == {"bias"}
+    tl.save_async(STATE, path, format="pt").wait()
+    assert_same(torch.load(path, weights_only=True))
+    assert_same(tl.load(path))
+    with tl.open_tensors(path) as tensors:
+        assert torch.equal(tensors["bias"], STATE["bias"])
+
+
+def test_a_format_that_contradicts_the_suffix(tmp_path: Path) -> None:
+    for name, chosen in (("m.safetensors", "pt"), ("m.pt", "safetensors"), ("m.bin", "safetensors")):
+        with pytest.raises(ValueError, match=f'^format: is "{chosen}", but the suffix of'):
+            tl.save(STATE, tmp_path / name, format=chosen)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='^format: must be "pt" or "safetensors", not'):
+        tl.save(STATE, tmp_path / "m", format="zip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='or pass format="pt"'):
+        tl.save(STATE, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+    tl.save(STATE, tmp_path / "m.PT", format="pt")
+    assert_same(tl.load(tmp_path / "m.PT"))
+
+
+class Slow(io.RawIOBase):
+    """An unbuffered file that writes a few bytes at a time."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        taken = bytes(memoryview(data).cast("B")[:100_000])
+        self.written += taken
+        return len(taken)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_open_files(tmp_path: Path, checksum: bool) -> None:
+    buffer = io.BytesIO()
+    tl.save(STATE, buffer)
+    buffer.seek(0)
+    assert_same(torch.load(buffer, weights_only=True))
+    (tmp_path / "a.pt").write_bytes(buffer.getvalue())
+    assert_same(tl.load(tmp_path / "a.pt", verify=True))
+    buffer = io.BytesIO()
+    tl.save(STATE, buffer, format="safetensors", checksum=checksum)
+    assert_same(safetensors.torch.load(buffer.getvalue()))
+    tl.save(STATE, tmp_path / "path.safetensors", checksum=checksum)
+    assert buffer.getvalue() == (tmp_path / "path.safetensors").read_bytes()
+    slow = Slow()
+    tl.save(STATE, slow, format="safetensors", checksum=checksum)
+    assert bytes(slow.written) == buffer.getvalue()
+    with (tmp_path / "b.pt").open("wb") as file:
+        tl.save(STATE, file)
+        assert not file.closed
+    assert_same(tl.load(tmp_path / "b.pt", verify=True))
+    with (
+        (tmp_path / "text").open("w", encoding="utf-8") as text,
+        pytest.raises(TypeError, match="writing bytes"),
+    ):
+        tl.save(STATE, text)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not an open file"):
+        tl.save_async(STATE, io.BytesIO())  # type: ignore[arg-type]
+    with pytest.raises(tl.Unsupported, match="sparse"):
+        tl.save({"a": torch.eye(3).to_sparse()}, io.BytesIO(), format="safetensors")
+
+
+class Config:
+    """An object of a class of the user."""
+
+
+def test_a_warning_names_what_cannot_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    state = {
+        "model": torch.nn.Linear(2, 2).state_dict(),
+        "args": argparse.Namespace(rate=0.1),
+        "nested": [1, {"config": Config()}],
+    }
+    with pytest.warns(
+        RuntimeWarning, match=r"obj\['args'\] \(a argparse\.Namespace\), obj\['nested'\]\[1\]"
+    ) as caught:
+        tl.save(state, path)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with pytest.raises(tl.Unsupported):
+        tl.load(path)
+    assert torch.load(path, weights_only=False)["args"].rate == 0.1
+    with pytest.warns(RuntimeWarning, match=r"obj \(a torch\.nn\.modules\.linear\.Linear\) cannot be loaded"):
+        tl.save_async(torch.nn.Linear(2, 2), path).wait()
+    with pytest.warns(RuntimeWarning, match=r"obj\['rng'\] \(a numpy\.ndarray\) cannot"):
+        tl.save({"rng": numpy.ones(3)}, io.BytesIO())
+    with pytest.warns(RuntimeWarning, match=r"obj\['optimizer'\] \(a builtins\.type\) cannot"):
+        tl.save({"optimizer": torch.optim.Adam}, path)
+
+
+def test_no_warning_for_what_can_be_loaded(tmp_path: Path) -> None:
+    """pytest makes errors of warnings; what warns must not load, and what does not warn must."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    states: list[Any] = [
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        {"parameter": torch.nn.Parameter(torch.ones(3)), "size": torch.Size([3]), "dtype": torch.float16},
+        {"set": {1, 2}, "counter": collections.Counter("aab"), "complex": 1j, "bytes": b"x", "int": 2**70},
+        {"sparse": torch.eye(3).to_sparse()},
+        {"meta": torch.ones(3, device="meta"), "device": torch.device("cpu")},
+        torch.ones(3),
+        3,
+    ]
+    for state in states:
+        tl.save(state, tmp_path / "m.pt")
+        tl.load(tmp_path / "m.pt")
+
+
+def test_allowed_classes_are_not_warned_of(tmp_path: Path) -> None:
+    with torch.serialization.safe_globals([Config]):
+        tl.save({"config": Config()}, tmp_path / "m.pt")
+        assert isinstance(tl.load(tmp_path / "m.pt")["config"], Config)
