@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from trunkline import stream as stream
     from trunkline import torch as torch
     from trunkline import transformers as transformers
+    from trunkline._checkpoint_tools.export import export_checkpoint
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
     from trunkline.checkpoint.load import load
     from trunkline.checkpoint.save import SaveHandle, save, save_async
@@ -90,6 +91,7 @@ __all__ = [
     "Write",
     "__version__",
     "default_engine",
+    "export_checkpoint",
     "load",
     "open",
     "pin",
@@ -109,6 +111,7 @@ _LAZY_MODULES = ("data", "dcp", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",
+    "export_checkpoint": "trunkline._checkpoint_tools.export",
     "load": "trunkline.checkpoint.load",
     "save": "trunkline.checkpoint.save",
     "save_async": "trunkline.checkpoint.save",

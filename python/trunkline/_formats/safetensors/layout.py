@@ -65,7 +65,7 @@ def lay_out(
     shift = 0
     if checksum and not head.endswith(b" " * checksums.MIN_PADDING):
         shift = ALIGNMENT
-        head = _padded(head, shift)
+        head = padded(head, shift)
 
     names = list(kept)
     sources = Sources(
@@ -134,7 +134,8 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _padded(head: bytearray, more: int) -> bytearray:
+def padded(head: bytearray, more: int) -> bytearray:
+    """Return the head of a file with `more` spaces at its end. Raises ValueError if it is too large then."""
     json_bytes = len(head) - _LENGTH_BYTES + more
     if json_bytes > _MAX_JSON_BYTES:
         raise ValueError(f"tensors: their header has {json_bytes} bytes; store them in several files")
