@@ -10,8 +10,9 @@ Use both only through torch.distributed.checkpoint. Checkpointer does so for the
 disk is described in docs/formats/dcp.md.
 """
 
+from trunkline.dcp._checkpointer import Checkpointer
 from trunkline.dcp._reader import StorageReader
 from trunkline.dcp._torch_save import to_torch_save
 from trunkline.dcp._writer import StorageWriter
 
-__all__ = ["StorageReader", "StorageWriter", "to_torch_save"]
+__all__ = ["Checkpointer", "StorageReader", "StorageWriter", "to_torch_save"]
