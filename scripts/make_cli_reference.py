@@ -26,10 +26,11 @@ INTRODUCTION = """\
 <!-- Made by scripts/make_cli_reference.py from the parsers: change the help texts, then run it. -->
 
 `trunkline` comes with the Python package and with `cmake --install`; `pack` and `plan` need the package, with
-torch and transformers, and `workload` needs it with PyYAML. The exit status is 0 when all is well, 1 when
-something failed, and 2 for wrong usage. Every command has `--help`. In brackets: what holds unless you say
-otherwise. [`trunkline checkpoint`](../checkpoints.md#on-the-command-line) has more exit statuses, and the
-fields of its `--json`.
+torch and transformers, `workload` needs it with PyYAML, and `checkpoint export`, `import`, `rm` and `diff`
+need it with torch. The exit status is 0 when all is well, 1 when something failed, and 2 for wrong usage.
+Every command has `--help`. In brackets: what holds unless you say otherwise.
+[`trunkline checkpoint`](../checkpoints.md#on-the-command-line) has more exit statuses, and the fields of its
+`--json`.
 """
 
 
@@ -133,6 +134,17 @@ def parser_commands() -> list[Command]:
     return [*subcommands("", cli._parser()), command, *below]
 
 
+def add_checkpoint_commands(program: list[Command]) -> None:
+    """Add the commands of `trunkline checkpoint` that argparse parses after those of the program."""
+    from trunkline._checkpoint_tools.cli import make_parser
+
+    more = subcommands("checkpoint ", make_parser())
+    [group] = [each for each in program if each.name == "trunkline checkpoint"]
+    group.subcommands += [(each.name.split()[-1], each.summary.capitalize()) for each in more]
+    last = program.index(group) + len(group.subcommands) - len(more)
+    program[last + 1 : last + 1] = more
+
+
 def subcommands(prefix: str, parser: argparse.ArgumentParser) -> list[Command]:
     """The subcommands of a parser of argparse."""
     [group] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
@@ -198,6 +210,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if the page is not current")
     options = parser.parse_args()
     program = program_commands([])
+    add_checkpoint_commands(program)
     package = parser_commands()
     program[0].subcommands += [
         (each.name.split()[1], each.summary.capitalize()) for each in package if each.name.count(" ") == 1

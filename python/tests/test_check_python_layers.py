@@ -11,8 +11,16 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_python_layers.py"
 
 PACKAGES = (
-    *("_tensor_io", "_formats", "checkpoint", "checkpoint/state", "checkpoint/ranks", "checkpoint/directory"),
-    *("dcp", "_streaming", "transformers", "stream", "data", "workload"),
+    *(
+        "_tensor_io",
+        "_formats",
+        "_export",
+        "checkpoint",
+        "checkpoint/state",
+        "checkpoint/ranks",
+        "checkpoint/directory",
+    ),
+    *("dcp", "_checkpoint_tools", "_streaming", "transformers", "stream", "data", "workload"),
 )
 GOOD = {
     "__init__.py": "from trunkline.checkpoint.save import save\n",

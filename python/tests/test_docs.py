@@ -79,7 +79,8 @@ def test_the_training_with_fsdp_continues_whatever_its_length(tmp_path: Path) ->
     [(place, code)] = [(place, code) for place, code in BLOCKS if "fully_shard" in code]
     for length in (4, 2):
         assert code.count("first + 3") == 1
-        run(place, code.replace("first + 3", f"first + {length}"), tmp_path)
+        assert code.count("keep=3") == 1
+        run(place, code.replace("first + 3", f"first + {length}").replace("keep=3", "keep=None"), tmp_path)
     steps = sorted((tmp_path / "fsdp-run").iterdir())
     assert [step.name for step in steps] == [f"step-{step:08d}" for step in range(6)]
     for number, step in enumerate(steps):

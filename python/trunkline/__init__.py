@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from trunkline import stream as stream
     from trunkline import torch as torch
     from trunkline import transformers as transformers
+    from trunkline._checkpoint_tools.export import export_checkpoint
     from trunkline._formats.tensor_reader import TensorReader
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
     from trunkline.checkpoint.directory.open_tensors import open_tensors
@@ -93,6 +94,7 @@ __all__ = [
     "Write",
     "__version__",
     "default_engine",
+    "export_checkpoint",
     "load",
     "open",
     "open_tensors",
@@ -114,6 +116,7 @@ _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",
     "TensorReader": "trunkline._formats.tensor_reader",
+    "export_checkpoint": "trunkline._checkpoint_tools.export",
     "load": "trunkline.checkpoint.load",
     "open_tensors": "trunkline.checkpoint.directory.open_tensors",
     "save": "trunkline.checkpoint.save",

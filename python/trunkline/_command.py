@@ -64,11 +64,15 @@ def run_command(
     arguments: Sequence[str],
     interrupted: Callable[[argparse.Namespace], str],
     finish: Callable[[argparse.Namespace, dict[str, Any]], object] = lambda options, document: None,
+    *,
+    status_of: Callable[[dict[str, Any]], int] = lambda document: OK,
+    usage_errors: tuple[type[OSError], ...] = (),
 ) -> int:
     """Parse the arguments, run the command that they name, and print its result; return the exit status.
 
     `interrupted`: what Ctrl-C has left, for the message. `finish`: what comes after the document is printed,
-    which it cannot take back.
+    which it cannot take back. `status_of`: the exit status of a command that has not failed, by its document.
+    `usage_errors`: errors that count as wrong usage.
     """
     wants_json = "--json" in arguments
     options = argparse.Namespace(command="")
@@ -81,7 +85,7 @@ def run_command(
         return USAGE
     except OSError as error:
         report_error(name, error, wants_json)
-        return FAILED
+        return USAGE if isinstance(error, usage_errors) else FAILED
     except KeyboardInterrupt:
         message = f"interrupted{interrupted(options)}"
         report_error(name, Cancelled(errno.ECANCELED, message), wants_json)
@@ -100,4 +104,4 @@ def run_command(
     except (OSError, ValueError) as error:
         report_error(name, error, wants_json=False)  # one document on stdout is enough
         return FAILED
-    return OK
+    return status_of(document)

@@ -16,9 +16,12 @@ from typing import NoReturn
 from trunkline import report
 from trunkline._cli_errors import report_error
 from trunkline._errors import Error, errno_reason
+from trunkline._formats.dcp_names import is_dcp_directory
 from trunkline._html import check_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
+_CHECKPOINT_COMMANDS = ("export", "import", "rm", "diff")  # those in Python; the program has the others
+_ALSO_OF_DCP = ("ls", "show", "verify", "gc")  # in the program for directories of Checkpointer
 
 
 def _program() -> Path:
@@ -131,6 +134,13 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
     return _OK
 
 
+def _is_in_python(command: str, arguments: list[str]) -> bool:
+    """Whether a command of `trunkline checkpoint` is in Python: some are for directories of trunkline.dcp."""
+    if command in _CHECKPOINT_COMMANDS:
+        return True
+    return command in _ALSO_OF_DCP and any(map(is_dcp_directory, arguments))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return the exit status, unless the program replaces this process."""
     if arguments is None:
@@ -144,6 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
             from trunkline.stream import cli as stream
 
             return stream.main(arguments)
+        if arguments[:1] == ["checkpoint"] and arguments[1:2] and _is_in_python(arguments[1], arguments[2:]):
+            from trunkline._checkpoint_tools import cli as checkpoint
+
+            return checkpoint.main(arguments[1:])
         if arguments[:1] == ["workload"]:
             from trunkline.workload import cli as workload
 

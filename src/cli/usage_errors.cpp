@@ -18,10 +18,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Commands of the Python package, whose `trunkline` runs this program for all others.
-const std::vector<std::string>& python_commands() {
-  static const std::vector<std::string> commands{"pack", "plan", "workload"};
-  return commands;
+// Commands of the Python package beside those of `group`; its `trunkline` runs this program for all others.
+const std::vector<std::string>& python_commands(const CLI::App& group) {
+  static const std::vector<std::string> top{"pack", "plan", "workload"};
+  static const std::vector<std::string> of_checkpoint{"export", "import", "rm", "diff"};
+  static const std::vector<std::string> none;
+  if (group.get_parent() == nullptr) return top;
+  return group.get_name() == "checkpoint" ? of_checkpoint : none;
 }
 
 // The subcommand that parsing arrived at, or the app.
@@ -50,8 +53,8 @@ std::string describe_unknown_option(const CLI::App& command, const std::string& 
 // "doctor, bench, tune, checkpoint, and with the Python package pack, plan, workload"
 std::string subcommands_of(const CLI::App& group, std::vector<std::string> known) {
   std::string text = fmt::format("{}", fmt::join(known, ", "));
-  if (group.get_parent() == nullptr)
-    text += fmt::format(", and with the Python package {}", fmt::join(python_commands(), ", "));
+  const std::vector<std::string>& more = python_commands(group);
+  if (!more.empty()) text += fmt::format(", and with the Python package {}", fmt::join(more, ", "));
   return text;
 }
 
@@ -60,12 +63,10 @@ std::string describe_unknown_subcommand(const CLI::App& group, const std::string
                                         std::vector<std::string> known) {
   std::string text =
       fmt::format("unknown subcommand '{}'; there are {}", given, subcommands_of(group, known));
-  if (group.get_parent() == nullptr) {
-    const std::vector<std::string>& more = python_commands();
-    if (std::ranges::find(more, given) != more.end())
-      return fmt::format("'{}' needs the Python package; run the trunkline that it installs", given);
-    known.insert(known.end(), more.begin(), more.end());
-  }
+  const std::vector<std::string>& more = python_commands(group);
+  if (std::ranges::find(more, given) != more.end())
+    return fmt::format("'{}' needs the Python package; run the trunkline that it installs", given);
+  known.insert(known.end(), more.begin(), more.end());
   if (const auto meant = nearest_name(given, known)) text += fmt::format(". Did you mean '{}'?", *meant);
   return text;
 }

@@ -4,7 +4,10 @@ src/checkpoint/own_directory.cpp recognizes them too, and similar names: it only
 directory belongs to.
 """
 
+import os
 import re
+
+from trunkline._formats.checkpoint_names import step_of
 
 MANIFEST = "dcp.manifest"
 _RANK_MANIFEST = re.compile(r"dcp-rank[0-9]{5,}\.manifest")
@@ -66,3 +69,21 @@ def is_torch_temporary_metadata(name: str) -> bool:
 def is_dcp_name(name: str) -> bool:
     """Whether a directory with this file belongs to torch.distributed.checkpoint, complete or not."""
     return name == MANIFEST or is_rank_manifest_name(name) or is_data_file_name(name) or is_torch_name(name)
+
+
+def is_dcp_directory(path: str) -> bool:
+    """Whether a directory holds a checkpoint of trunkline.dcp, or steps of its Checkpointer."""
+    try:
+        names = os.listdir(path)  # noqa: PTH208 - names, not paths
+    except OSError:
+        return False
+    if MANIFEST in names or any(map(is_rank_manifest_name, names)):
+        return True
+    return any(_is_dcp_step(os.path.join(path, name)) for name in names if step_of(name) is not None)  # noqa: PTH118
+
+
+def _is_dcp_step(folder: str) -> bool:
+    try:
+        return any(name == MANIFEST or is_data_file_name(name) for name in os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return False

@@ -253,6 +253,9 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         """Return a copy of the state in CPU memory, within the call of async_save()."""
         return stage(state_dict)
 
+    def synchronize_staging(self) -> None:
+        """Do nothing: the copy is complete when stage() returns."""
+
     def close(self) -> None:
         """Do nothing: stage() leaves nothing to be released."""
 

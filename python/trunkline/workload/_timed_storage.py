@@ -45,7 +45,7 @@ def timed_save(
 
     `alone`: without a process group. Else it is collective.
     """
-    writer = _Writer(path, volumes=volumes, durable=durable, overwrite=False)  # type: ignore[abstract]
+    writer = _Writer(path, volumes=volumes, durable=durable, overwrite=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         begin = time.monotonic_ns()

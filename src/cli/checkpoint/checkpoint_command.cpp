@@ -59,6 +59,10 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   add("adopt",
       "Make DIR the owner of the shards on its volumes, in place of an original that no longer exists",
       adopt_volumes);
+  // After the subcommands, which would inherit it.
+  group->footer(
+      "With the Python package also: export, import (files of other programs), rm, diff (trunkline "
+      "checkpoint export --help)");
 }
 
 }  // namespace trunkline::cli

@@ -183,6 +183,16 @@ def write_to(file: BinaryFile, obj: object, path: str) -> None:
     torch.save(obj, cast("IO[bytes]", file))
 
 
+def archive_of(obj: object, path: str) -> tuple[_core.ArchiveLayout, list[torch.UntypedStorage]]:
+    """Lay out the records of the `.pt` file of `obj`, and return its storages in the order of the payloads.
+
+    Reads nothing of the storages. Raises the errors of lay_out().
+    """
+    pickled, pickler = _pickled(obj, path)
+    archive = lay_out_records(pickled, [storage.nbytes() for storage in pickler.storages])
+    return archive, pickler.storages
+
+
 def lay_out(obj: object, path: str) -> SourceLayout:
     """Lay out the `.pt` file of `obj` as torch.save would write it.
 

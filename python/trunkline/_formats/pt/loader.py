@@ -418,7 +418,7 @@ def _guarded(path: str, load: Callable[[], Any], reader: _Reader | None = None) 
         if isinstance(error, (Error, Warning)):
             raise
         if isinstance(error, pickle.UnpicklingError):
-            why = _explanation(error)
+            why = explanation(error)
             trust = TRUST if "add_safe_globals" in why else ""
             raise Unsupported(None, f"{path} cannot be loaded safely: {why}{trust}", path) from None
         if isinstance(error, MemoryError):
@@ -444,7 +444,7 @@ _ADVICE: Sequence[str] = (
 )
 
 
-def _explanation(error: pickle.UnpicklingError) -> str:
+def explanation(error: pickle.UnpicklingError) -> str:
     """Return torch's message about the object that it rejected, without the advice to trust the file."""
     text = str(error)
     for pattern in _ADVICE:

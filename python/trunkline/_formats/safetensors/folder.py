@@ -185,7 +185,8 @@ def _hint(path: str, names: list[str]) -> str:
     if any(is_dcp_name(name) for name in names):
         return (
             "of torch.distributed.checkpoint; load it with dcp.load and "
-            f"trunkline.dcp.StorageReader({path!r})"
+            f"trunkline.dcp.StorageReader({path!r}), or write it to one file with "
+            f"trunkline.dcp.to_torch_save({path!r}, FILE)"
         )
     return "without safetensors files; pass the path of the file to load"
 

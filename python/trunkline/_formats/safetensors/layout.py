@@ -138,7 +138,7 @@ def _plan(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | Non
     shift = 0
     if checksum and not head.endswith(b" " * checksums.MIN_PADDING):
         shift = ALIGNMENT
-        head = _padded(head, shift)
+        head = padded(head, shift)
     sums_at = checksums.fill_in(head) if checksum else 0
     return _Plan(head, sums_at, kept, [begin + shift for begin, _ in places], file_bytes + shift)
 
@@ -190,7 +190,8 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _padded(head: bytearray, more: int) -> bytearray:
+def padded(head: bytearray, more: int) -> bytearray:
+    """Return the head of a file with `more` spaces at its end. Raises ValueError if it is too large then."""
     json_bytes = len(head) - _LENGTH_BYTES + more
     if json_bytes > _MAX_JSON_BYTES:
         raise ValueError(f"tensors: their header has {json_bytes} bytes; store them in several files")

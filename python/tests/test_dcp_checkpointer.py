@@ -1,0 +1,323 @@
+"""trunkline.dcp.Checkpointer: the steps of a run, as a training saves and continues them."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import RunScript
+from support_dcp import numbers, save, shards
+
+import trunkline as tl
+from trunkline.dcp import _checkpointer
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"model": {"w": numbers(300, 200, seed=step), "b": numbers(7, seed=step)}, "step": step}
+
+
+def loaded(checkpoints: "tl.dcp.Checkpointer", step: int | None = None) -> int:
+    """Load, and check that the values are those of the step that it says; return it."""
+    into = {"model": {"w": torch.zeros(300, 200), "b": torch.zeros(7)}, "step": -1}
+    found = checkpoints.load(into, step)
+    assert into["step"] == found
+    assert torch.equal(into["model"]["w"], state(found)["model"]["w"])
+    return found
+
+
+def test_a_run_keeps_its_last_steps_and_continues(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=2)
+    assert (checkpoints.latest(), checkpoints.steps()) == (None, [])
+    assert not (tmp_path / "run").exists()
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step))
+    assert (checkpoints.latest(), checkpoints.steps()) == (3, [2, 3])
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["step-00000002", "step-00000003"]
+    again = tl.dcp.Checkpointer(tmp_path / "run", keep=2)
+    assert loaded(again) == 3
+    again.async_save(4, state(4)).result()
+    again.async_save(5, state(5))
+    again.wait()
+    assert again.steps() == [4, 5]
+    assert loaded(again, 4) == 4
+    again.delete(5)
+    assert (again.latest(), loaded(again)) == (4, 4)
+    with pytest.raises(tl.FileNotFoundError, match="no checkpoint of step 5; it has steps 4"):
+        again.load(state(0), 5)
+
+
+def test_a_fresh_start_over_an_old_run_is_refused(tmp_path: Path) -> None:
+    first = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
+    first.save(10, state(10))
+    before = (tmp_path / "run/step-00000010/dcp.manifest").read_bytes()
+    second = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
+    for step in (0, 10):
+        with pytest.raises(
+            FileExistsError, match=r"already holds step 10, which .*call load\(\) before saving"
+        ):
+            second.save(step, state(step))
+        with pytest.raises(FileExistsError):
+            second.async_save(step, state(step))
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["step-00000010"]
+    assert (tmp_path / "run/step-00000010/dcp.manifest").read_bytes() == before
+    # A later step is no danger to it; but the earlier run's is not counted, and not removed.
+    with pytest.warns(RuntimeWarning, match="does not count or remove steps 10"):
+        second.save(11, state(11))
+    second.save(12, state(12))  # warned once
+    assert second.steps() == [10, 12]
+    loaded(second)
+    second.save(13, state(13))
+    assert second.steps() == [13]
+
+
+def test_a_run_that_goes_back_gives_up_later_steps_first(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=3)
+    for step in (10, 20, 30):
+        checkpoints.save(step, state(step))
+    loaded(checkpoints, 10)
+    checkpoints.save(15, state(15))
+    assert (checkpoints.steps(), checkpoints.latest()) == ([10, 15, 30], 15)
+    checkpoints.save(15, numbers_again := state(15))  # replaces it
+    assert torch.equal(numbers_again["model"]["w"], state(15)["model"]["w"])
+    assert loaded(checkpoints) == 15
+    checkpoints.save(16, state(16))
+    assert checkpoints.steps() == [10, 15, 16]
+
+
+def test_the_latest_is_what_was_committed_last(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=None)
+    for step in (10, 20):
+        checkpoints.save(step, state(step))
+    loaded(checkpoints, 10)
+    checkpoints.save(11, state(11))
+    old = (tmp_path / "run/step-00000011/dcp.manifest").stat().st_mtime_ns
+    os.utime(tmp_path / "run/step-00000020/dcp.manifest", ns=(old + 10**12, old + 10**12))  # clocks jump
+    again = tl.dcp.Checkpointer(tmp_path / "run")
+    assert (again.steps(), again.latest(), loaded(again)) == ([10, 11, 20], 11, 11)
+
+
+def test_what_holds_something_else_is_refused(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path / "ours").save(1, {"a": 1}, block=True)
+    save(state(1), tmp_path / "single")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    (tmp_path / "file").touch()
+    for name, why in (
+        ("ours", "belongs to a trunkline.Checkpointer"),
+        ("single", "a single checkpoint"),
+        ("other", "holds other files and no steps"),
+        ("file", "is not a directory"),
+    ):
+        with pytest.raises(tl.Error, match=why):
+            tl.dcp.Checkpointer(tmp_path / name)
+    with pytest.raises(ValueError, match="keep: "):
+        tl.dcp.Checkpointer(tmp_path / "new", keep=0)
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "new")
+    with pytest.raises(TypeError, match=r"the order is save\(step, state_dict\)"):
+        checkpoints.save(state(1), 1)  # type: ignore[arg-type]
+    with pytest.raises(tl.FileNotFoundError, match="has no checkpoint yet"):
+        checkpoints.load(state(1))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "step-00000001").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="is a symbolic link"):
+        checkpoints.save(1, state(1))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_failed_save_leaves_what_was_there_and_is_raised(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
+    checkpoints.save(1, state(1))
+    with pytest.raises(tl.Unsupported, match="cannot be stored"):
+        checkpoints.save(2, {"a": torch.ones(3).to_sparse()})
+    assert checkpoints.steps() == [1]
+    checkpoints.async_save(2, {"f": lambda: 1})
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+        checkpoints.save(3, state(3))  # the error of the one before; nothing is saved
+    assert checkpoints.steps() == [1]
+    checkpoints.save(3, state(3))
+    assert checkpoints.steps() == [1, 3]
+
+
+def test_volumes_are_emptied_with_their_steps(tmp_path: Path) -> None:
+    volumes = [tmp_path / "v0", tmp_path / "v1"]
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=1, volumes=volumes)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    links = {shard.resolve() for shard in shards(tmp_path / "run/step-00000002")}
+    assert {each.resolve() for volume in volumes for each in volume.iterdir()} == links
+    checkpoints.delete(2)
+    assert [each for volume in volumes for each in volume.iterdir()] == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_two_processes_do_not_save_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_script: RunScript
+) -> None:
+    from trunkline.dcp import _directory, run_directory
+
+    monkeypatch.setattr(_directory, "LOCK_SECONDS", 0.1)
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
+    checkpoints.save(1, state(1))
+    with run_directory.locked(tmp_path / "run"):  # as another process that saves
+        for act in (lambda: checkpoints.save(2, state(2)), lambda: checkpoints.delete(1)):
+            with pytest.raises(tl.Error, match="another process has held a lock") as busy:
+                act()
+            assert busy.value.errno == 16
+    # What another process has saved meanwhile is not replaced, nor removed.
+    run_script(
+        """
+        import warnings, torch, trunkline as tl
+        warnings.simplefilter("ignore", UserWarning)  # of torch, that this is one process
+        checkpoints = tl.dcp.Checkpointer("run", keep=1)
+        checkpoints.load({"step": 0})
+        checkpoints.save(2, {"step": 2})
+        """
+    )
+    with pytest.raises(
+        FileExistsError, match="already holds step 2, which this run has neither loaded nor saved"
+    ):
+        checkpoints.save(2, state(2))
+    assert checkpoints.steps() == [2]
+
+
+KILLED = """
+    import os, signal, sys
+    import torch, trunkline as tl
+    from trunkline.dcp import _directory, _writer, run_directory
+
+    def die(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints = tl.dcp.Checkpointer("run", keep=1)
+    state = lambda step: {"model": {"w": torch.full((1000,), float(step))}, "step": step}
+    checkpoints.save(1, state(1))
+    module, name = sys.argv[1].split(".")
+    setattr({"writer": _writer, "directory": _directory, "run": run_directory}[module], name, die)
+    checkpoints.save(2, state(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "latest"),
+    [
+        ("writer.format_manifest", 1),  # shards are written, nothing is committed
+        ("run.superseded", 2),  # committed, and the old one is still there
+        ("run._remove_rest", 2),  # the old one is not a checkpoint any more, but its files are there
+    ],
+)
+def test_killed_at_any_point(tmp_path: Path, run_script: RunScript, where: str, latest: int) -> None:
+    run_script(KILLED, where, expect=-signal.SIGKILL)
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
+    assert checkpoints.latest() == latest
+    into = {"model": {"w": torch.zeros(1000)}, "step": 0}
+    assert checkpoints.load(into) == latest
+    assert torch.equal(into["model"]["w"], torch.full((1000,), float(latest)))
+    checkpoints.save(5, state(5))
+    assert checkpoints.steps() == [5]
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["step-00000005"]
+
+
+def test_damage_is_never_skipped(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    (shard,) = shards(tmp_path / "run/step-00000002")
+    shard.unlink()
+    with pytest.raises(tl.Corrupt, match=str(shard)):
+        loaded(tl.dcp.Checkpointer(tmp_path / "run"))
+    assert loaded(checkpoints, 1) == 1
+
+
+def test_a_signal_handler_is_told_to_set_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
+    stock = _checkpointer.save
+    raised = []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        with pytest.raises(tl.Error, match="set a flag in the handler") as error:
+            checkpoints.save(2, state(2))  # what a handler would do here
+        raised.append(error)
+        return stock(*arguments, **options)
+
+    monkeypatch.setattr(_checkpointer, "save", interrupted)
+    checkpoints.save(1, state(1))
+    assert raised
+    assert checkpoints.steps() == [1]
+
+
+def command(*arguments: "str | Path", expect: int = 0) -> str:
+    """Run `trunkline checkpoint`; return what it printed."""
+    words = [sys.executable, "-m", "trunkline", "checkpoint", *map(str, arguments)]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def document(*arguments: "str | Path", expect: int = 0) -> dict[str, Any]:
+    """What it prints with --json."""
+    printed = command(*arguments, "--json", expect=expect)
+    parsed: dict[str, Any] = json.JSONDecoder().raw_decode(printed)[0]
+    return parsed
+
+
+def test_the_command_line_understands_the_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run, keep=None)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    listed = document("ls", run)
+    assert (listed["latest"], [each["step"] for each in listed["checkpoints"]]) == (2, [1, 2])
+    assert [each["commit"] for each in listed["checkpoints"]] == [1, 2]
+    assert "latest" in command("ls", run)
+    shown = document("show", run, "--step", "1")
+    assert (shown["step"], {each["name"] for each in shown["tensors"]}) == (1, {"model.w", "model.b"})
+    assert shown["tensors"][0]["shape"] in ([300, 200], [7])
+    assert document("verify", run, "--all")["ok"] is True
+    assert "no checkpoint of step 7" in command("verify", run, "--step", "7", expect=2)
+
+    left = run / "step-00000003" / f"rank00000-0-{'0' * 32}.shard"  # of a save that was killed
+    left.parent.mkdir()
+    left.write_bytes(b"12345")
+    assert document("gc", run, "--dry-run")["removed"] == [{"path": str(left.parent), "bytes": 5}]
+    assert left.exists()
+    assert f"removed {left.parent}" in command("gc", run)
+    assert not left.parent.exists()
+
+    command("export", run, tmp_path / "model.safetensors", "--key", "model", "--step", "1")
+    assert torch.equal(tl.load(tmp_path / "model.safetensors")["w"], state(1)["model"]["w"])
+    told = command("diff", run / "step-00000001", run, "--key", "model", expect=1)
+    assert "w: 60000 of 60000 elements differ" in told
+
+    (shard,) = shards(run / "step-00000002")
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    (found,) = document("verify", run, expect=1)["checkpoints"][0]["mismatches"]
+    assert (found["kind"], found["path"], found["chunk"]) == ("checksum", str(shard), 0)
+    assert f"{shard}: chunk 0 (bytes 0 to" in command("verify", run, "--all", expect=1)
+    shard.unlink()
+    assert document("verify", run, expect=1)["checkpoints"][0]["mismatches"][0]["kind"] == "missing"
+    assert "incomplete" in command("ls", run, expect=1)
+
+    assert document("rm", run, "2")["steps"] == [1]
+    assert checkpoints.steps() == [1]
+    assert document("verify", run)["ok"] is True
+    assert document("verify", run / "step-00000001")["ok"] is True

@@ -1,0 +1,1 @@
+"""What `trunkline checkpoint export`, `import`, `rm` and `diff` do, and their functions."""

@@ -1,0 +1,299 @@
+"""The commands of `trunkline checkpoint` that are in Python."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trunkline._command import FAILED, OK, Parser, run_command
+from trunkline._core import CheckpointStore
+from trunkline._formats.dcp_names import is_dcp_directory
+
+
+def make_parser() -> Parser:
+    """Return the parser of `trunkline checkpoint`; a command's defaults have `run`."""
+    parser = Parser(prog="trunkline checkpoint")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    _add_export(commands)
+    _add_import(commands)
+    _add_rm(commands)
+    _add_diff(commands)
+    for each in commands.choices.values():
+        each.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def make_dcp_parser() -> Parser:
+    """Return the parser of the commands that the program has for other directories than those of DCP."""
+    parser = Parser(prog="trunkline checkpoint")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, act in (("ls", _dcp_ls), ("show", _dcp_show), ("verify", _dcp_verify), ("gc", _dcp_gc)):
+        command = commands.add_parser(name)
+        command.add_argument("directory", metavar="DIR", help="a directory of trunkline.dcp.Checkpointer")
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        command.set_defaults(run=act)
+    for name in ("show", "verify"):
+        _add_step(commands.choices[name])
+    commands.choices["verify"].add_argument("--all", action="store_true", help="verify all steps")
+    commands.choices["gc"].add_argument("--dry-run", action="store_true", help="only report what would go")
+    commands.choices["gc"].add_argument("--orphaned", action="store_true", help="no effect: links show them")
+    return parser
+
+
+def _add_step(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--step", type=int, metavar="N", help="number of the step [the latest]")
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a checkpoint as a .safetensors or .pt file",
+        description="Write a checkpoint, or a part of it, to a file that other programs read. Every byte is "
+        "compared with its checksum; memory is bounded however large the checkpoint is.",
+    )
+    export.add_argument(
+        "directory", metavar="DIR", help="a directory of checkpoints, one of its steps, or a directory of DCP"
+    )
+    export.add_argument("out", metavar="OUT", help="what to write: FILE.safetensors or FILE.pt")
+    _add_step(export)
+    export.add_argument("--key", help="export only what is below this key of the state, such as model")
+    export.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    export.set_defaults(run=_export)
+
+
+def _add_import(commands: Any) -> None:
+    command = commands.add_parser(
+        "import",
+        help="save a file or folder of other programs as a step",
+        description="Save a .safetensors file, a Hugging Face folder, a file of torch.save, or a "
+        "directory of torch.distributed.checkpoint as a step of a directory of checkpoints. Needs memory for "
+        "all of it.",
+    )
+    command.add_argument("source", metavar="SOURCE", help="a file, or a folder")
+    command.add_argument("directory", metavar="DIR", help="a directory of checkpoints, or a new one")
+    command.add_argument("step", metavar="STEP", type=int, help="number of the step")
+    command.add_argument("--key", help="put it below this key of the state, such as model")
+    command.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read directories of torch's FileSystemWriter, which runs the pickles in them",
+    )
+    command.set_defaults(run=_import)
+
+
+def _add_rm(commands: Any) -> None:
+    remove = commands.add_parser(
+        "rm",
+        help="remove the checkpoint of one step",
+        description="Remove the checkpoint of one step, durably, and nothing else.",
+    )
+    remove.add_argument("directory", metavar="DIR", help="a directory of checkpoints")
+    remove.add_argument("step", metavar="STEP", type=int, help="number of the step")
+    remove.set_defaults(run=_remove)
+
+
+def _add_diff(commands: Any) -> None:
+    diff = commands.add_parser(
+        "diff",
+        help="compare two checkpoints or files: which tensors differ, and by how much",
+        description="Compare two checkpoints or files. The exit status is 1 if they differ.",
+    )
+    for side in ("a", "b"):
+        diff.add_argument(
+            side,
+            metavar=side.upper(),
+            help="a directory of checkpoints (its latest), a step of one (DIR/step-00000100), a directory of "
+            "DCP, or a .safetensors or .pt file",
+        )
+    diff.add_argument("--key", help="compare only what is below this key of the state, such as model")
+    diff.set_defaults(run=_diff)
+
+
+def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools.export import export_checkpoint
+
+    done = export_checkpoint(
+        options.directory,
+        options.out,
+        step=options.step,
+        key=options.key,
+        force=options.force,
+        show_progress=True,
+    )
+    lines = [f"{name} is tied to {kept}; the file has only {kept}" for name, kept in done.dropped.items()]
+    verified = "every byte verified" if done.verified else "NOT verified: the source has no checksums"
+    lines.append(
+        f"exported {done.source} to {done.path}: {_counted(done.tensors, 'tensor')}, "
+        f"{done.bytes / 1e9:.3g} GB, {verified}"
+    )
+    return {"command": "checkpoint export", "schema": 1, **done.document()}, "\n".join(lines)
+
+
+def _import(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools.importing import import_checkpoint
+
+    done = import_checkpoint(
+        options.source,
+        options.directory,
+        step=options.step,
+        key=options.key,
+        allow_pickle=options.allow_pickle,
+    )
+    text = f"imported {done.source} as step {done.step} of {done.directory}: {done.bytes / 1e9:.3g} GB"
+    return {"command": "checkpoint import", "schema": 1, **done.document()}, text
+
+
+def _remove(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    left = _remove_step(options.directory, options.step)
+    document = {
+        "command": "checkpoint rm",
+        "schema": 1,
+        "directory": options.directory,
+        "removed": options.step,
+        "steps": left,
+    }
+    rest = f"left: {', '.join(map(str, left))}" if left else "no step is left"
+    return document, f"removed step {options.step} of {options.directory}; {rest}"
+
+
+def _remove_step(directory: str, step: int) -> list[int]:
+    """Remove the checkpoint of a step; return those that are left."""
+    if not is_dcp_directory(directory):
+        store = CheckpointStore(directory, create=False)
+        store.remove(step)
+        return store.steps()
+    from trunkline.dcp import run_directory
+
+    path = Path(directory).absolute()
+    run_directory.step_directory(path, step)
+    with run_directory.locked(path):
+        run_directory.remove_step(path, step)
+    return run_directory.steps_of(path)
+
+
+def _dcp_document(options: argparse.Namespace, document: dict[str, Any]) -> dict[str, Any]:
+    named = {"command": f"checkpoint {options.command}", "schema": 1, "directory": options.directory}
+    return {**named, **document}
+
+
+def _dcp_ls(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools import dcp_directory
+
+    document = dcp_directory.list_checkpoints(options.directory)
+    lines = [f"{'step':<10}{'commit':>8}  {'time':<20}{'ranks':>7}{'shards':>8}{'tensors':>9}{'size':>12}"]
+    for each in document["checkpoints"]:
+        step = "" if each["step"] is None else each["step"]
+        if "error" in each:
+            lines.append(f"{step:<10}  {each['error']['message']}")
+            continue
+        marks = ["latest"] if each["step"] == document["latest"] else []
+        marks += [] if each["is_complete"] else ["incomplete"]
+        lines.append(
+            f"{step:<10}{each['commit']:>8}  {each['time']:<20}{each['world_size']:>7}{each['shards']:>8}"
+            f"{each['tensors']:>9}{each['bytes'] / 1e6:>9.2f} MB  {', '.join(marks)}".rstrip()
+        )
+    text = "\n".join(lines) if document["checkpoints"] else "no checkpoints"
+    return _dcp_document(options, document), text
+
+
+def _dcp_show(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools import dcp_directory
+
+    [checkpoint] = dcp_directory.find(options.directory, options.step)
+    document = dcp_directory.show(checkpoint)
+    lines = [
+        f"{checkpoint.folder}, saved {document['time']} by {_counted(document['world_size'], 'rank')}",
+        "",
+    ]
+    lines += [f"shard {number}: {each['path']}" for number, each in enumerate(document["shards"])]
+    lines += [
+        f"{each['name']}: {each['dtype']} {each['shape']}, {each['bytes'] / 1e6:.3g} MB, "
+        f"shards {','.join(map(str, each['shards']))}"
+        for each in document["tensors"]
+    ]
+    lines.append(f"{document['bytes'] / 1e6:.4g} MB in {_counted(len(document['tensors']), 'tensor')}")
+    return _dcp_document(options, document), "\n".join(lines)
+
+
+def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools import dcp_directory
+
+    if options.all and options.step is not None:
+        raise ValueError("--all excludes --step")
+    found = dcp_directory.find(options.directory, options.step, every=options.all)
+    results = [dcp_directory.verify(each) for each in found]
+    lines = []
+    for checkpoint, each in zip(found, results, strict=True):
+        what = str(checkpoint.folder) if checkpoint.step is None else f"step {checkpoint.step}"
+        problems = [m["message"] for m in each.get("mismatches", ())]
+        problems += [each["error"]["message"]] if "error" in each else []
+        size = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
+        state = "whole" if each["ok"] else f"damaged, {_counted(len(problems), 'finding')}"
+        lines += [f"{what}: {state}{size}", *(f"  {problem}" for problem in problems)]
+    ok = bool(results) and all(each["ok"] for each in results)
+    return _dcp_document(options, {"ok": ok, "checkpoints": results}), "\n".join(lines or ["no checkpoints"])
+
+
+def _dcp_gc(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools import dcp_directory
+
+    document = dcp_directory.collect(options.directory, dry_run=options.dry_run)
+    if document["busy"]:
+        return _dcp_document(options, document), f"{options.directory} is being saved into; try again later"
+    would = "would remove" if options.dry_run else "removed"
+    lines = [f"{would} {each['path']}" for each in document["removed"]]
+    lines += [f"left alone: {each['message']}" for each in document["problems"]]
+    return _dcp_document(options, document), "\n".join(lines or ["nothing to remove"])
+
+
+def _status_of(document: dict[str, Any]) -> int:
+    """Return the exit status, as the program has it."""
+    bad = document.get("same") is False or document.get("ok") is False
+    bad = bad or bool(document.get("busy")) or bool(document.get("problems"))
+    if document["command"] == "checkpoint ls":
+        bad = not all(each.get("is_complete", False) for each in document["checkpoints"])
+    return FAILED if bad else OK
+
+
+def _diff(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._checkpoint_tools.difference import compare
+
+    found = compare(options.a, options.b, key=options.key)
+    lines = [f"only in {found.a}: {name}" for name in found.only_a]
+    lines += [f"only in {found.b}: {name}" for name in found.only_b]
+    lines += [f"{name}: the values differ" for name in found.values]
+    for each in found.tensors:
+        lines.append(f"{each.name}: {_described(each)}")
+    if found.is_same:
+        lines = [f"the same: {_counted(found.compared, 'tensor')}"]
+    else:
+        lines.append(f"{len(found.tensors)} of {_counted(found.compared, 'tensor')} differ")
+    return {"command": "checkpoint diff", "schema": 1, **found.document()}, "\n".join(lines)
+
+
+def _described(each: Any) -> str:
+    parts = []
+    if each.shapes[0] != each.shapes[1]:
+        parts.append(f"shape {each.shapes[0]} and {each.shapes[1]}")
+    if each.dtypes[0] != each.dtypes[1]:
+        parts.append(f"dtype {each.dtypes[0]} and {each.dtypes[1]}")
+    if each.elements is not None:
+        most = "" if each.max_abs is None else f", by at most {each.max_abs:.6g}"
+        parts.append(f"{each.elements} of {_counted(each.total, 'element')} differ{most}")
+    return ", ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; `arguments` begin with its name. Returns the exit status."""
+    return run_command(
+        f"checkpoint {arguments[0]}",
+        make_dcp_parser() if arguments[0] in ("ls", "show", "verify", "gc") else make_parser(),
+        arguments,
+        interrupted=lambda options: "" if options.command == "rm" else "; nothing was changed",
+        status_of=_status_of,
+        usage_errors=(FileNotFoundError, NotADirectoryError),
+    )

@@ -1,0 +1,221 @@
+"""Which tensors and values of two checkpoints or files differ, and by how much."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from trunkline import _core
+from trunkline._checkpoint_tools.source import find_source, open_state
+from trunkline._core import Engine
+from trunkline._export.lazy_state import LazyState, at_key
+from trunkline._export.placeholders import Placeholders
+from trunkline._export.window import Part, WindowReader
+from trunkline._progress import Progress
+from trunkline._tensor_io.tensors import dtype_name
+from trunkline.checkpoint.load import load
+
+_WINDOW_BYTES = 32 << 20  # of each side
+_FILES = ("safetensors", "folder", "file")
+
+
+@dataclass
+class TensorDifference:
+    """A tensor that differs.
+
+    `elements`: how many do; None where the shapes differ. `max_abs`: None where the difference is no number.
+    """
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[list[int], list[int]]
+    elements: int | None = None
+    total: int | None = None
+    max_abs: float | None = None
+
+
+@dataclass
+class Difference:
+    """How `a` and `b` differ; the names are those of nested keys with dots between them."""
+
+    a: str
+    b: str
+    compared: int = 0  # tensors in both
+    tensors: list[TensorDifference] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)  # that are no tensors
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.tensors or self.values or self.only_a or self.only_b)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"same": self.is_same, **asdict(self)}
+
+
+def compare(
+    a: "str | os.PathLike[str]",
+    b: "str | os.PathLike[str]",
+    *,
+    key: str | None = None,
+    engine: Engine | None = None,
+) -> Difference:
+    """Compare two checkpoints or files: directories (their last checkpoint), folders of a step, DCP, files.
+
+    `key`: compare what is below it. Files and folders of safetensors are compared as a whole all the same, so
+    that an export can be compared with its checkpoint. Checkpoints are read window by window, and verified;
+    .pt and .safetensors files are mapped. A name that is
+    tied to a common one counts as common, since safetensors files have only one. NaN equals NaN.
+    """
+    first, second = (_open(each, key, engine) for each in (a, b))
+    result = Difference(first.source, second.source)
+    ours, theirs = dict(_leaves(first.value)), dict(_leaves(second.value))
+    result.only_a, result.only_b = _only_in(ours, theirs), _only_in(theirs, ours)
+    both = [name for name in ours if name in theirs]
+    total = sum(ours[name].nbytes for name in both if isinstance(ours[name], torch.Tensor))
+    progress = Progress("comparing", total)
+    try:
+        with WindowReader(engine) as reader:
+            reader.hold([*first.stored, *second.stored])
+            comparison = _Comparison((first, second), reader, progress)
+            for name in both:
+                one, other = ours[name], theirs[name]
+                if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+                    result.compared += 1
+                    found = comparison.tensors(name, one, other)
+                    result.tensors += [found] if found else []
+                elif not _are_same(one, other):
+                    result.values.append(name)
+    finally:
+        progress.close()
+    return result
+
+
+def _only_in(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the names that only one side has, without those that are tied to a tensor of a common name."""
+    common = {
+        (value.data_ptr(), value.shape, value.stride())
+        for name, value in ours.items()
+        if name in theirs and isinstance(value, torch.Tensor) and value.nbytes
+    }
+    return [
+        name
+        for name, value in ours.items()
+        if name not in theirs
+        and not (
+            isinstance(value, torch.Tensor) and (value.data_ptr(), value.shape, value.stride()) in common
+        )
+    ]
+
+
+def _open(path: "str | os.PathLike[str]", key: str | None, engine: Engine | None) -> LazyState:
+    source = find_source(path)
+    if source.kind not in _FILES:
+        return open_state(source, key=key, engine=engine)
+    value = load(source.path, mmap=True, engine=engine)
+    if source.kind == "file":
+        value = at_key(value, key, source.path)
+    return LazyState(value, Placeholders([]), [], [], source.path)
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is no container, and empty containers, by its place."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        items = list(enumerate(value))
+    if not items:
+        yield prefix, value
+    for key, item in items:
+        yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    try:
+        same = one == other or (one != one and other != other)  # the latter: NaN
+        return bool(same.all() if hasattr(same, "all") else same)
+    except (ValueError, TypeError):
+        return False
+
+
+class _Comparison:
+    """Compares tensors of two states, of which some are placeholders, through two windows."""
+
+    def __init__(self, states: tuple[LazyState, LazyState], reader: WindowReader, progress: Progress) -> None:
+        self._states = states
+        self._reader = reader
+        self._progress = progress
+        self._windows = [_core.aligned_empty(_WINDOW_BYTES) for _ in states]
+
+    def tensors(self, name: str, one: torch.Tensor, other: torch.Tensor) -> TensorDifference | None:
+        """Return how they differ; None if they do not."""
+        found = TensorDifference(
+            name,
+            (dtype_name(one.dtype), dtype_name(other.dtype)),
+            (list(one.shape), list(other.shape)),
+        )
+        if one.shape != other.shape:
+            self._progress.add(one.nbytes)
+            return found
+        count = one.numel()
+        found.elements, found.total, found.max_abs = 0, count, None
+        step = _WINDOW_BYTES // max(one.itemsize, other.itemsize)
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            left = self._part(0, one, begin, end, name)
+            right = self._part(1, other, begin, end, name)
+            elements, largest = _differing(left, right)
+            found.elements += elements
+            if largest is not None:
+                found.max_abs = largest if found.max_abs is None else max(found.max_abs, largest)
+            self._progress.add((end - begin) * one.itemsize)
+        return found if found.elements or one.dtype != other.dtype else None
+
+    def _part(self, side: int, tensor: torch.Tensor, begin: int, end: int, name: str) -> torch.Tensor:
+        state, size = self._states[side], tensor.itemsize
+        at = state.placeholders.find(tensor.data_ptr())
+        if at is None:
+            return tensor.detach().reshape(-1)[begin:end]
+        index, offset = at
+        memory = torch.frombuffer(self._windows[side], dtype=torch.uint8)[: (end - begin) * size]
+        stored = state.stored[index]
+        if stored.has_gaps:
+            memory.zero_()
+        low, high = offset + begin * size, offset + end * size
+        self._reader.read([Part(stored, low, high, memory.data_ptr(), name)], memory)
+        return memory.view(tensor.dtype)
+
+
+def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | None]:
+    """Return how many elements differ, and by how much at most; None where that is no number."""
+    if one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
+        return 0, None
+    if one.is_complex() or other.is_complex():
+        wide = torch.complex128
+    elif one.dtype.is_floating_point or other.dtype.is_floating_point or one.dtype != other.dtype:
+        wide = torch.float64
+    else:
+        wide = one.dtype
+    try:
+        left, right = one.to(wide), other.to(wide)
+        differs = left != right
+        if wide.is_floating_point or wide.is_complex:
+            differs &= ~(left.isnan() & right.isnan())
+    except (RuntimeError, NotImplementedError, TypeError):  # a dtype that torch cannot compare
+        pairs = (one.view(torch.uint8) != other.view(torch.uint8)).reshape(one.numel(), -1)
+        return int(pairs.any(dim=1).sum()), None
+    count = int(differs.sum())
+    if count == 0:
+        return 0, None
+    number = torch.complex128 if wide.is_complex else torch.float64
+    largest = (left[differs].to(number) - right[differs].to(number)).abs()
+    finite = largest[largest.isfinite()]
+    return count, float(finite.max()) if len(finite) else None

@@ -1,0 +1,224 @@
+"""A directory of checkpoints of trunkline.dcp, one a step: what is there, and how a step is removed.
+
+    DIR/
+      step-00000100/      as StorageWriter writes it: a checkpoint exactly when it has a dcp.manifest
+      step-00000200/
+
+Whoever saves or removes holds a lock (flock) on DIR; reading needs none. A checkpoint is identified by its
+step and the contents of its manifest. Its commit number is in the save_id of the manifest, which begins with
+"commit-0000000012-": larger than that of all others in DIR when it was made, so that the latest one is known
+although the numbers of steps may go back. A step that StorageWriter alone has saved has none: that counts as
+0.
+
+How a step is removed:
+1. Its manifests are unlinked, and the folder is synced: from here on it is no checkpoint.
+2. Its shards are removed, with what they link to on volumes if the folder owns it.
+3. The folder is removed, unless other files are in it.
+A crash in between leaves a folder without manifests, which collect() removes.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from trunkline._core import fsync_directory
+from trunkline._errors import exception_of
+from trunkline._formats.checkpoint_names import step_name, step_of
+from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
+from trunkline._logging import Log
+from trunkline.dcp import _directory
+from trunkline.dcp._manifest import manifest_digest
+from trunkline.dcp._stored import checkpointer_file, list_torch_metadata
+
+_COMMIT = re.compile(
+    rb'"save_id":\s*"commit-([0-9]{10,19})-'
+)  # quotes within strings are escaped: no other place
+_TEMPORARY = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")
+
+_log = Log("checkpoint")
+
+
+class Commit(NamedTuple):
+    """A checkpoint of a run. `digest`: of its manifest, which no other save has."""
+
+    step: int
+    number: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What collect() removed, or would remove: paths and bytes; and what it could not."""
+
+    removed: list[tuple[str, int]]
+    problems: list[str]
+
+
+def new_save_id(number: int) -> str:
+    """Return the save_id of a commit."""
+    return f"commit-{number:010d}-{uuid.uuid4()}"
+
+
+def steps_of(directory: Path) -> list[int]:
+    """Return the steps that have a manifest, ascending; none if the directory does not exist."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+    except FileNotFoundError:
+        return []
+    found = ((step_of(name), name) for name in names)
+    return sorted(step for step, name in found if step is not None and (directory / name / MANIFEST).exists())
+
+
+def commit_of(directory: Path, step: int) -> Commit | None:
+    """Return the checkpoint of a step; None if there is none (any more)."""
+    path = directory / step_name(step) / MANIFEST
+    try:
+        found = _COMMIT.search(path.read_bytes())
+        return Commit(step, int(found[1]) if found else 0, manifest_digest(path))
+    except FileNotFoundError:
+        return None
+
+
+def commits_of(directory: Path) -> list[Commit]:
+    """Return all checkpoints, in the order in which they were committed."""
+    found = (commit_of(directory, step) for step in steps_of(directory))
+    return sorted((each for each in found if each is not None), key=lambda each: (each.number, each.step))
+
+
+def step_directory(directory: "str | os.PathLike[str]", step: int | None) -> Path:
+    """Return the folder of a step (None: the one that was committed last). Raises FileNotFoundError."""
+    run = Path(directory).absolute()
+    if step is None:
+        commits = commits_of(run)
+        if not commits:
+            raise exception_of("system", errno.ENOENT, f"{run} has no checkpoint yet", str(run))
+        step = commits[-1].step
+    folder = run / step_name(step)
+    if not (folder / MANIFEST).exists():
+        steps = steps_of(run)
+        has = f"it has steps {', '.join(map(str, steps))}" if steps else "it has none"
+        raise exception_of(
+            "system", errno.ENOENT, f"{run} has no checkpoint of step {step}; {has}", str(folder)
+        )
+    return folder
+
+
+def check_usable(directory: Path) -> None:
+    """Raise an error for a path that is no directory of such checkpoints, and cannot become one."""
+    if not os.path.lexists(directory):
+        return
+    if not directory.is_dir():
+        raise exception_of("system", errno.ENOTDIR, f"{directory} is not a directory", str(directory))
+    names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+    held = checkpointer_file(directory)
+    why = None
+    if held is not None:
+        why = f"it belongs to a trunkline.Checkpointer (it contains {held})"
+    elif MANIFEST in names or any(map(is_rank_manifest_name, names)):
+        why = "it holds a single checkpoint of trunkline.dcp; open the directory above it"
+    elif list_torch_metadata(directory):
+        why = "it holds a checkpoint of torch's FileSystemWriter"
+    elif any(map(_is_foreign, names)) and not any(step_of(name) is not None for name in names):
+        why = "it holds other files and no steps"
+    if why is not None:
+        message = f"{directory} cannot hold the steps of a run: {why}; name another directory"
+        raise exception_of("system", errno.ENOTEMPTY, message, str(directory))
+
+
+def _is_foreign(name: str) -> bool:
+    return not name.startswith(".") and name != "lost+found"
+
+
+def check_no_link(directory: Path, step: int) -> None:
+    """Raise FileExistsError if the folder of a step is a symbolic link: its files are of another run."""
+    folder = directory / step_name(step)
+    if folder.is_symlink():
+        raise exception_of(
+            "system",
+            errno.EEXIST,
+            f"cannot change step {step} of {directory}: {folder.name} is a symbolic link to "
+            f"{folder.readlink()}; remove the link (what it leads to stays)",
+            str(folder),
+        )
+
+
+def remove_step(directory: Path, step: int) -> None:
+    """Remove a checkpoint durably. The caller holds the lock. Raises FileNotFoundError, OSError."""
+    folder = step_directory(directory, step)
+    check_no_link(directory, step)
+    for name in _directory.list_manifests(folder):
+        (folder / name).unlink(missing_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    fsync_directory(folder)
+    _log.info("%s: removing step %d", directory, step)
+    _remove_rest(folder)
+    fsync_directory(directory)
+
+
+def _remove_rest(folder: Path) -> None:
+    _directory.remove_leftovers(folder, sorted(_directory.list_leftovers(folder)), lambda: None)
+    for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
+        if _TEMPORARY.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other files are in it, which are not ours
+        folder.rmdir()
+
+
+def is_uncommitted(folder: Path) -> bool:
+    """Whether a folder of a step holds nothing but what a save left that has not committed."""
+    names = os.listdir(folder)  # noqa: PTH208 - names, not paths
+    return not folder.is_symlink() and all(
+        is_data_file_name(name) or is_refused_name(name) or _TEMPORARY.fullmatch(name) for name in names
+    )
+
+
+def collect(directory: Path, *, dry_run: bool = False) -> Collected:
+    """Remove what interrupted saves and removals left: folders of steps without a manifest.
+
+    The caller holds the lock.
+    """
+    collected = Collected([], [])
+    for folder in sorted(directory.iterdir()):
+        if step_of(folder.name) is None or not folder.is_dir():
+            continue
+        try:
+            if not is_uncommitted(folder):
+                continue
+            collected.removed.append((str(folder), sum(map(_size_of, folder.iterdir()))))
+            if not dry_run:
+                _remove_rest(folder)
+        except OSError as error:
+            collected.problems.append(str(error))
+    return collected
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep others from saving and removing. Raises Error (EBUSY) if another process goes on doing so."""
+    with _directory.locked(directory):
+        yield
+
+
+def superseded(commits: Sequence[Commit], known: "set[Commit]", saved: Commit, keep: int) -> list[Commit]:
+    """Return the checkpoints that go once `saved` is committed, in the order in which they go.
+
+    Only those that the run has loaded or saved (`known`) count, and go: later steps first, since the run went
+    back behind them, then the oldest.
+    """
+    ours = [each for each in commits if each in known or each == saved]
+    ours.sort(key=lambda each: (each.step <= saved.step, each.number, each.step))
+    doomed = ours[: max(0, len(ours) - keep)]
+    return [each for each in doomed if each != saved]
