@@ -13,5 +13,6 @@
 #include "trunkline/stats.h"
 #include "trunkline/stream.h"
 #include "trunkline/trace.h"
+#include "trunkline/unit_cache.h"
 #include "trunkline/units.h"
 #include "trunkline/volume.h"

@@ -1,13 +1,7 @@
 #include <fmt/format.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
-#include <limits>
 #include <memory>
-#include <tuple>
 
 #include "arguments.h"
 #include "bindings.h"
@@ -19,17 +13,22 @@
 #include "interruptible.h"
 #include "os/environment.h"
 #include "os/fork_generation.h"
+#include "stream_arguments.h"
 #include "trunkline/stream.h"
 
 namespace trunkline::python {
 
 using namespace nb::literals;
 
-namespace {
-
-using PartArgument =
-    std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t, std::optional<std::uint32_t>>;
-using UnitArgument = std::tuple<std::string, std::uint64_t, std::vector<PartArgument>>;
+StreamUnit unit_argument(const UnitArgument& unit) {
+  const auto& [name, bytes, parts] = unit;
+  StreamUnit made{.name = name, .bytes = bytes, .parts = {}};
+  for (const auto& [file, offset, part_bytes, at, checksum] : parts) {
+    made.parts.push_back(
+        {.file = file, .offset = offset, .bytes = part_bytes, .at = at, .checksum = checksum});
+  }
+  return made;
+}
 
 StreamVerify verify_argument(nb::handle value) {
   if (value.equal(nb::str("never"))) return StreamVerify::never;
@@ -38,16 +37,21 @@ StreamVerify verify_argument(nb::handle value) {
   raise_value_error("verify: must be \"never\", \"once\" or \"always\"");
 }
 
+std::vector<File> files_argument(const std::vector<nb::object>& files) {
+  std::vector<File> made;
+  for (const nb::object& file : files) {
+    if (!nb::isinstance<FileObject>(file))
+      raise_type_error("files: must hold only File, not " + shown_type(file));
+    made.push_back(nb::cast<FileObject&>(file).file());
+  }
+  return made;
+}
+
+namespace {
+
 std::vector<StreamUnit> units_argument(const std::vector<UnitArgument>& units) {
   std::vector<StreamUnit> made;
-  for (const auto& [name, bytes, parts] : units) {
-    StreamUnit unit{.name = name, .bytes = bytes, .parts = {}};
-    for (const auto& [file, offset, part_bytes, at, checksum] : parts) {
-      unit.parts.push_back(
-          {.file = file, .offset = offset, .bytes = part_bytes, .at = at, .checksum = checksum});
-    }
-    made.push_back(std::move(unit));
-  }
+  for (const UnitArgument& unit : units) made.push_back(unit_argument(unit));
   return made;
 }
 
@@ -68,12 +72,7 @@ class StreamObject {
       if (options.device_memory.device == nullptr)
         raise_value_error("device_memory: must be in the memory of a GPU");
     }
-    std::vector<File> files;
-    for (const nb::object& file : files_value) {
-      if (!nb::isinstance<FileObject>(file))
-        raise_type_error("files: must hold only File, not " + shown_type(file));
-      files.push_back(nb::cast<FileObject&>(file).file());
-    }
+    std::vector<File> files = files_argument(files_value);
     std::vector<StreamUnit> wanted = units_argument(units);
     const Engine used = engine_or_default(engine);
     auto opened = [&] {
@@ -146,12 +145,6 @@ class StreamObject {
   const unsigned generation_;
   std::unique_ptr<BufferView> device_memory_;
   std::unique_ptr<WeightStream> stream_;
-};
-
-// One of the memories of a stream, with the buffer protocol; keeps the stream.
-struct StreamMemoryObject {
-  nb::object owner;
-  MemoryView memory;
 };
 
 int export_memory(PyObject* self, Py_buffer* view, int flags) {

@@ -11,7 +11,6 @@
 #include "io/engine_core.h"
 #include "stream/pages.h"
 #include "stream/stream_trace.h"
-#include "trunkline/checksum.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
@@ -32,19 +31,16 @@ Error wrong(std::string message) { return make_error(ErrorKind::invalid_argument
 
 StreamCore::StreamCore(const Engine& engine, std::vector<File> files, std::vector<StreamUnit> units,
                        StreamPlacement placement, StreamVerify verify)
-    : engine_(engine),
-      files_(std::move(files)),
-      units_(std::move(units)),
+    : source_(engine, std::move(files), std::move(units), verify),
+      units_(source_.units()),
       placement_(std::move(placement)),
-      verify_(verify),
-      versions_(files_),
       resident_frame_(units_.size(), kNone),
       schedule_(units_.size(), placement_.resident),
       checked_(units_.size()) {}
 
 StreamCore::~StreamCore() {
   // In a forked child, what the parent's threads were doing never ends.
-  if (engine_.core()->belongs_to_parent()) return;
+  if (source_.engine().core()->belongs_to_parent()) return;
   std::vector<Future> futures;
   Lock lock(mutex_);
   for (const Frame& frame : frames_) {
@@ -59,14 +55,12 @@ StreamCore::~StreamCore() {
 
 Status StreamCore::start() {
   // Of all files, so that a modification of a file that is read later is noticed from now on.
-  if (verify_ == StreamVerify::once) {
-    if (auto begun = versions_.begin(); !begun) return begun;
-  }
+  if (auto begun = source_.begin(); !begun) return begun;
   std::uint64_t resident_bytes = 0;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     if (placement_.resident[unit]) resident_bytes += whole_pages(units_[unit].bytes);
   }
-  auto slots = engine_.allocate(placement_.slots * placement_.slot_bytes);
+  auto slots = source_.engine().allocate(placement_.slots * placement_.slot_bytes);
   if (!slots) return std::unexpected(slots.error());
   slots_ = std::move(*slots);
   auto resident = Buffer::allocate_pageable(resident_bytes);
@@ -171,16 +165,11 @@ void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
   if (reading_++ == 0) reading_since_ = Clock::now();
   lock.unlock();
 
-  const auto file_version = version_of(units_[unit]);
+  const auto file_version = source_.version_of(unit);
   std::vector<Request> requests;
-  for (const StreamPart& part : parts) {
-    requests.push_back({.op = Op::read,
-                        .file = &files_[part.file],
-                        .memory = {frame.data + part.at, part.bytes},
-                        .offset = part.offset});
-  }
+  source_.add_reads(unit, frame.data, requests);
   std::vector<Future> futures;
-  if (file_version) futures = engine_.submit(requests);
+  if (file_version) futures = source_.engine().submit(requests);
 
   lock.lock();
   if (frame.reading == reading && frame.state == State::reading) frame.futures = futures;
@@ -412,54 +401,15 @@ Status StreamCore::release(std::size_t unit) {
   return {};
 }
 
-Result<std::uint64_t> StreamCore::version_of(const StreamUnit& unit) {
-  if (verify_ != StreamVerify::once) return 0;
-  std::uint64_t latest = 0;
-  std::size_t last = kNone;
-  for (const StreamPart& part : unit.parts) {
-    if (std::exchange(last, part.file) == part.file) continue;
-    auto file_version = versions_.version_of(part.file);
-    if (!file_version) return file_version;
-    latest = std::max(latest, *file_version);
-  }
-  return latest;
-}
-
 Status StreamCore::check(const Frame& frame) {
   const StreamUnit& unit = units_[frame.unit];
-  if (verify_ == StreamVerify::never) return {};
-  if (verify_ == StreamVerify::once && !is_slot(frame) && checked_[frame.unit]) return {};
-  const auto file_version = version_of(unit);
+  if (source_.verify() == StreamVerify::never) return {};
+  if (source_.verify() == StreamVerify::once && !is_slot(frame) && checked_[frame.unit]) return {};
+  const auto file_version = source_.version_of(frame.unit);
   if (!file_version) return std::unexpected(file_version.error());
-  if (verify_ == StreamVerify::once && checked_[frame.unit] == *file_version) return {};
+  if (source_.verify() == StreamVerify::once && checked_[frame.unit] == *file_version) return {};
   const trace::Span span(kCheckUnit, unit.name, unit.bytes);
-  return check_sums(unit, frame.data, *file_version);
-}
-
-Status StreamCore::check_sums(const StreamUnit& unit, const std::byte* data,
-                              std::uint64_t file_version) const {
-  for (const StreamPart& part : unit.parts) {
-    const std::string& path = files_[part.file].path();
-    if (!part.checksum) {
-      if (file_version == 0) continue;
-      return std::unexpected(make_error(
-          ErrorKind::corrupt,
-          fmt::format("cannot read {} from {}: the file was modified since it was opened, and there is no "
-                      "checksum to show whether these bytes were; open it again",
-                      unit.name, path),
-          path));
-    }
-    const std::uint32_t found = crc32c({data + part.at, part.bytes});
-    if (found == *part.checksum) continue;
-    return std::unexpected(make_error(
-        ErrorKind::corrupt,
-        fmt::format(
-            "reading {}: bytes {} to {} of {} have the checksum {:08x}, but {:08x} was recorded; they "
-            "changed after they were written",
-            unit.name, part.offset, part.offset + part.bytes, path, found, *part.checksum),
-        path));
-  }
-  return {};
+  return source_.check_sums(frame.unit, frame.data, *file_version);
 }
 
 }  // namespace trunkline

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "stream/file_versions.h"
 #include "stream/ring_schedule.h"
+#include "stream/unit_source.h"
 #include "trunkline/stream.h"
 
 namespace trunkline {
@@ -91,18 +91,13 @@ class StreamCore {
   bool wait(Lock& lock, const Deadline& deadline);
   Result<MemoryView> take(Lock& lock, Frame& frame);
   Status check(const Frame& frame);
-  Status check_sums(const StreamUnit& unit, const std::byte* data, std::uint64_t file_version) const;
-  Result<std::uint64_t> version_of(const StreamUnit& unit);
 
-  const Engine engine_;
-  const std::vector<File> files_;
-  const std::vector<StreamUnit> units_;
+  UnitSource source_;
+  const std::vector<StreamUnit>& units_;
   const StreamPlacement placement_;
-  const StreamVerify verify_;
   Buffer slots_;
   Buffer resident_;
   std::array<MemoryView, 2> memory_;
-  FileVersions versions_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -6,37 +6,13 @@
 #include "base/log.h"
 #include "device/device.h"
 #include "stream/stream_core.h"
+#include "stream/unit_source.h"
 #include "stream/upload_ring.h"
 #include "trunkline/stream.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
-
-Status check_units(const std::vector<File>& files, const std::vector<StreamUnit>& units) {
-  const auto wrong = [](const StreamUnit& unit, std::string_view what) {
-    return std::unexpected(
-        make_error(ErrorKind::invalid_argument, fmt::format("units: {} {}", unit.name, what)));
-  };
-  if (units.empty()) return std::unexpected(make_error(ErrorKind::invalid_argument, "units: there are none"));
-  for (const File& file : files) {
-    if (!file.valid())
-      return std::unexpected(make_error(ErrorKind::invalid_argument, "files: one is not open"));
-  }
-  for (const StreamUnit& unit : units) {
-    if (unit.bytes == 0) return wrong(unit, "is empty");
-    std::uint64_t total = 0;
-    for (const StreamPart& part : unit.parts) {
-      if (part.file >= files.size()) return wrong(unit, "has a part in a file that does not exist");
-      if (part.at > unit.bytes || part.bytes > unit.bytes - part.at)
-        return wrong(unit, "has a part that reaches past its end");
-      if (part.offset + part.bytes < part.offset) return wrong(unit, "has a part past the end of any file");
-      total += part.bytes;
-      if (total > unit.bytes) return wrong(unit, "has parts that overlap");
-    }
-  }
-  return {};
-}
 
 Status check_device_memory(const StreamCore& core, const MemoryView& memory) {
   if (memory.device->host_accessible()) {

@@ -62,21 +62,25 @@ class Manifest:
             "weights": weights,
             "recipe": asdict(self.recipe),
             "source": [asdict(file) for file in self.source],
-            "tensors": [
-                {
-                    "name": stored.name,
-                    "dtype": dtype_name(stored.dtype),
-                    "shape": stored.shape,
-                    "offset": stored.offset,
-                    "crc32c": stored.checksum,
-                }
-                for stored in self.tensors
-            ],
+            "tensors": [_described(stored) for stored in self.tensors],
         }
         contents = json.dumps(document, indent=1).encode()
         layout = FileLayout(directory / NAME, len(contents))
         layout.add(0, contents)
         write_layouts([layout])
+
+
+def _described(stored: FileTensor) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": stored.name,
+        "dtype": dtype_name(stored.dtype),
+        "shape": stored.shape,
+        "offset": stored.offset,
+        "crc32c": stored.checksum,
+    }
+    if stored.slice_checksums:
+        described["slices_crc32c"] = stored.slice_checksums
+    return described
 
 
 def file_version(directory: Path) -> tuple[int, int, int] | None:
@@ -133,17 +137,7 @@ def _of(document: dict[str, Any]) -> Manifest:
         volumes=int(weights["volumes"]),
         recipe=Recipe(**document["recipe"]),
         source=[SourceFile(**file) for file in document["source"]],
-        tensors=[
-            FileTensor(
-                str(entry["name"]),
-                0,
-                int(entry["offset"]),
-                dtype_named(entry["dtype"]),
-                tuple(int(extent) for extent in entry["shape"]),
-                int(entry["crc32c"]),
-            )
-            for entry in document["tensors"]
-        ],
+        tensors=[_tensor_of(entry) for entry in document["tensors"]],
         directories=list(map(str, weights.get("directories", []))),
     )
     if manifest.directories and len(manifest.directories) != manifest.volumes:
@@ -151,8 +145,24 @@ def _of(document: dict[str, Any]) -> Manifest:
     if "/" in manifest.weights or manifest.weights in ("", ".", ".."):
         raise ValueError(f"{manifest.weights!r} is not a file name for its weights")
     for stored in manifest.tensors:
-        if not 0 <= (stored.checksum or 0) < 1 << 32:
-            raise ValueError(f"the checksum of {stored.name!r} is not a CRC-32C")
+        if any(not 0 <= (checksum or 0) < 1 << 32 for checksum in (stored.checksum, *stored.slice_checksums)):
+            raise ValueError(f"a checksum of {stored.name!r} is not a CRC-32C")
+        if stored.slices and stored.shape[:1] != (stored.slices,):
+            raise ValueError(f"the tensor {stored.name!r} does not have {stored.slices} slices")
         if min((stored.offset, *stored.shape)) < 0 or stored.offset + stored.nbytes > manifest.nbytes:
             raise ValueError(f"the tensor {stored.name!r} is outside of the file")
     return manifest
+
+
+def _tensor_of(entry: dict[str, Any]) -> FileTensor:
+    slice_checksums = tuple(int(checksum) for checksum in entry.get("slices_crc32c", ()))
+    return FileTensor(
+        str(entry["name"]),
+        0,
+        int(entry["offset"]),
+        dtype_named(entry["dtype"]),
+        tuple(int(extent) for extent in entry["shape"]),
+        int(entry["crc32c"]),
+        len(slice_checksums),
+        slice_checksums,
+    )

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 
 import torch
 
 from trunkline import _core
-from trunkline._core import File, crc32c
+from trunkline._core import File, crc32c, crc32c_combine
 from trunkline._errors import Corrupt, Format
 from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
@@ -187,7 +188,7 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
                 )
             data = bytes_of(contiguous(tensor))
             writing = file.async_pwrite(data, stored.offset) if stored.nbytes else None
-            written[name] = replace(stored, checksum=crc32c(data) if stored.nbytes else 0)
+            written[name] = _with_checksums(stored, data)
             if writing is not None:
                 writing.result()
             progress.add(stored.nbytes)
@@ -198,6 +199,18 @@ def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tenso
     if missing:
         raise Format(None, f"cannot make the pack: the tensors {sorted(missing)[:4]} are missing")
     return [written[stored.name] for stored in layout.tensors]
+
+
+def _with_checksums(stored: FileTensor, data: torch.Tensor) -> FileTensor:
+    """Return the tensor with the checksums of its bytes."""
+    if not stored.nbytes:
+        return replace(stored, checksum=0)
+    if not stored.slices:
+        return replace(stored, checksum=crc32c(data))
+    nbytes = stored.nbytes // stored.slices
+    slices = tuple(crc32c(data[at : at + nbytes]) for at in range(0, stored.nbytes, nbytes))
+    whole = reduce(lambda checksum, of_slice: crc32c_combine(checksum, of_slice, nbytes), slices, 0)
+    return replace(stored, checksum=whole, slice_checksums=slices)
 
 
 def _common_mode(headers: Sequence[Header]) -> int:

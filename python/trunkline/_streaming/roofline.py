@@ -13,25 +13,64 @@ Compute = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
+class ExpertSizes:
+    """The routed experts of a layer: how many there are, and the bytes of each matrix of one of them."""
+
+    count: int
+    per_token: int  # how many of them a token uses
+    matrix_bytes: tuple[int, ...]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return sum(self.matrix_bytes)
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """Bytes of a model's weights: those that always stay in memory, and the units that may be streamed."""
+    """Bytes of a model's weights: those that always stay in memory, and the units that may be streamed.
+
+    `experts`: weights apart from these, which are read as tokens are routed to them.
+    """
 
     resident_bytes: int
     unit_bytes: tuple[int, ...]
     unit_weights: tuple[int, ...] = ()  # how many weights each unit holds; (): one each
+    experts: tuple[ExpertSizes, ...] = ()
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all weights but routed experts."""
+        return self.resident_bytes + sum(self.unit_bytes)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return self.resident_bytes + sum(self.unit_bytes)
+        return self.dense_bytes + sum(each.count * each.expert_bytes for each in self.experts)
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the weights that a token uses."""
+        return self.dense_bytes + sum(each.per_token * each.expert_bytes for each in self.experts)
+
+    @property
+    def least_cache_bytes(self) -> int:
+        """The least memory for experts."""
+        return least_cache_bytes(
+            [(each.count, nbytes) for each in self.experts for nbytes in each.matrix_bytes]
+        )
+
+    @property
+    def cache_bytes_of_a_step(self) -> int:
+        """Room for the experts that a token uses in one layer, and two more."""
+        return self.least_cache_bytes // 2 * (max((each.per_token for each in self.experts), default=0) + 2)
 
     @property
     def least_budget(self) -> int:
         """The smallest memory_budget that is accepted."""
         counts = self.unit_weights or (1,) * len(self.unit_bytes)
-        return self.resident_bytes + slots_bytes(
-            [max_unit_bytes(nbytes, count) for nbytes, count in zip(self.unit_bytes, counts, strict=True)]
-        )
+        most = [max_unit_bytes(nbytes, count) for nbytes, count in zip(self.unit_bytes, counts, strict=True)]
+        return self.resident_bytes + slots_bytes(most) + self.least_cache_bytes
 
 
 @dataclass(frozen=True)
@@ -79,6 +118,28 @@ def paged_bytes(unit_bytes: Sequence[int]) -> int:
 def slots_bytes(unit_bytes: Sequence[int]) -> int:
     """Return the least memory that units need: two slots of the largest one, or room for all of them."""
     return min(paged_bytes(unit_bytes), 2 * _whole_pages(max(unit_bytes, default=0)))
+
+
+def least_cache_bytes(matrices: Sequence[tuple[int, int]]) -> int:
+    """Return the least memory for experts: two of each size, or all of them.
+
+    `matrices`: how many there are of a size, and the size, in any order.
+    """
+    counts: dict[int, int] = {}
+    for count, nbytes in matrices:
+        counts[nbytes] = counts.get(nbytes, 0) + count
+    return sum(min(2, count) * _whole_pages(max_unit_bytes(nbytes, 1)) for nbytes, count in counts.items())
+
+
+def split_memory(budget: int, dense_bytes: Sequence[int], least: int, wanted: int) -> int:
+    """Return how much of `budget` experts get; the other units, of these sizes in memory, get the rest.
+
+    Those are used for each token, so they stay in memory before experts do. `least`: of the experts. But they
+    get `wanted`, which is room for the experts of one token and layer, before the others get more than their
+    least.
+    """
+    room = budget - slots_bytes(dense_bytes)
+    return max(least, budget - paged_bytes(dense_bytes), min(wanted, room))
 
 
 def _whole_pages(nbytes: int) -> int:
@@ -131,7 +192,8 @@ def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]
             f"({sizes.resident_bytes} bytes) and two units; the least is {least} bytes "
             f"({least / 1e9:.3f} GB)",
         )
-    return _passing(sizes.unit_bytes, memory_budget - sizes.resident_bytes, slots)
+    room = memory_budget - sizes.resident_bytes - cache_bytes(sizes, memory_budget)
+    return _passing(sizes.unit_bytes, room, slots)
 
 
 def _passing(unit_bytes: Sequence[int], memory_bytes: int, slots: int) -> list[int]:
@@ -141,13 +203,50 @@ def _passing(unit_bytes: Sequence[int], memory_bytes: int, slots: int) -> list[i
     return [nbytes for nbytes, stays in zip(unit_bytes, placed["resident"], strict=True) if not stays]
 
 
-def rate(sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute) -> Rate:
+def cache_bytes(sizes: Sizes, memory_budget: int) -> int:
+    """Return how much memory experts get of a budget that is not too small."""
+    if not sizes.experts:
+        return 0
+    room = memory_budget - sizes.resident_bytes
+    return split_memory(room, sizes.unit_bytes, sizes.least_cache_bytes, sizes.cache_bytes_of_a_step)
+
+
+def expert_bytes_read(sizes: Sizes, memory: int, rows: int, skew: float) -> tuple[float, float]:
+    """Return the bytes of experts that a step of `rows` tokens reads, and those that it uses.
+
+    The experts used most are in `memory`. Tokens choose among the experts of a layer independently, uniformly
+    for a `skew` of 0, else by a Zipf distribution with that exponent.
+    """
+    total = sum(each.count * each.expert_bytes for each in sizes.experts)
+    share = min(1.0, memory / total) if total else 1.0
+    read = used = 0.0
+    for each in sizes.experts:
+        cached = share * each.count
+        for rank, probability in enumerate(_probabilities(each, skew)):
+            nbytes = each.expert_bytes * (1 - (1 - probability) ** rows)
+            used += nbytes
+            read += nbytes * min(1.0, max(0.0, rank + 1 - cached))
+    return read, used
+
+
+def _probabilities(experts: ExpertSizes, skew: float) -> list[float]:
+    """Return for each expert, the most popular first, how probable it is that a token uses it."""
+    weights = [(rank + 1) ** -skew for rank in range(experts.count)]
+    left, rest = float(experts.per_token), sum(weights)
+    found: list[float] = []
+    for weight in weights:
+        found.append(min(1.0, left * weight / rest))
+        left, rest = left - found[-1], max(rest - weight, 1e-300)
+    return found
+
+
+def rate(
+    sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute, skew: float = 0.0
+) -> Rate:
     """Return the rate of decoding; `bandwidth`: of the storage, in bytes per second."""
-    return Rate(
-        batch_size,
-        streamed_bytes(sizes, memory_budget) / bandwidth,
-        compute(sizes.weight_bytes, batch_size),
-    )
+    read = streamed_bytes(sizes, memory_budget)
+    of_experts, _ = expert_bytes_read(sizes, cache_bytes(sizes, memory_budget), batch_size, skew)
+    return Rate(batch_size, (read + of_experts) / bandwidth, compute(sizes.active_bytes, batch_size))
 
 
 def rate_on_gpu(

@@ -29,6 +29,8 @@ class FileTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     checksum: int | None = None  # CRC-32C
+    slices: int = 0  # if it is used in slices of its first dimension: how many
+    slice_checksums: tuple[int, ...] = ()  # CRC-32C of each
 
     @property
     def nbytes(self) -> int:
@@ -40,6 +42,15 @@ class FileTensor:
         """Its offset modulo TENSOR_ALIGNMENT; 0 if the dtype could not be viewed there in a mapped file."""
         found = self.offset % TENSOR_ALIGNMENT
         return found if found % self.dtype.itemsize == 0 else 0
+
+    def slice(self, index: int) -> "FileTensor":
+        """Return one element of the first dimension."""
+        shape = self.shape[1:]
+        nbytes = prod(shape) * self.dtype.itemsize
+        checksum = self.slice_checksums[index] if self.slice_checksums else None
+        return FileTensor(
+            f"{self.name}[{index}]", self.file, self.offset + index * nbytes, self.dtype, shape, checksum
+        )
 
 
 def of_headers(headers: Sequence[Header]) -> dict[str, FileTensor]:

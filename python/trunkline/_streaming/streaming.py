@@ -4,7 +4,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trunkline._core import WeightStream
+from trunkline._core import UnitCache, WeightStream
 
 
 class Passes(Protocol):
@@ -24,6 +24,9 @@ class Streaming:
     streamed_bytes: int  # through slots, in each pass
     pack: str  # the file that is read, or the folder of the checkpoint
     gpu_slots_bytes: int | None = None  # of a model on a GPU, which holds all of resident_bytes
+    experts: UnitCache | None = None  # None: no experts are read as tokens are routed to them
+    expert_bytes: int = 0  # of all of those
+    expert_matrices: int = 1  # of each
 
 
 streaming_of: "weakref.WeakKeyDictionary[Any, Streaming]" = weakref.WeakKeyDictionary()
@@ -47,6 +50,12 @@ def stats(model: Any) -> dict[str, Any]:
     there are not read again, so that each pass reads "storage_bytes". "seconds" are those of the host: work
     that the GPU has yet to finish does not count.
 
+    For a model whose experts are read as tokens are routed to them, "experts" is a dict: "hits", "misses" and
+    "hit_rate" of the matrices that steps needed, "bytes_read", "bytes_per_pass", "evictions", "steps" (of a
+    layer each), "used_per_step" (experts), "cached_bytes" that the cache has room for, and "total_bytes" of
+    all experts. "streamed_bytes" are then those of all other weights; all other bytes and seconds include the
+    experts.
+
     `model` may be wrapped by torch.compile. Raises TypeError for any other model. Thread-safe.
     """
     model = getattr(model, "_orig_mod", model)
@@ -57,18 +66,22 @@ def stats(model: Any) -> dict[str, Any]:
             f"{type(model).__name__}"
         )
     counts: dict[str, Any] = {} if streaming.stream is None else streaming.stream.stats()
+    cached: dict[str, Any] = {} if streaming.experts is None else streaming.experts.stats()
     placement = {"memory_bytes": 0, "slots": 0} if streaming.stream is None else streaming.stream.placement
     passes = 0 if streaming.hooks is None else streaming.hooks.passes
     seconds = 0.0 if streaming.hooks is None else streaming.hooks.seconds
-    wait, verify = counts.get("wait_seconds", 0.0), counts.get("verify_seconds", 0.0)
+    wait, verify = (_sum(counts, cached, name) for name in ("wait_seconds", "verify_seconds"))
     slots = placement["slots"] * placement.get("slot_bytes", 0)
     compute = max(0.0, seconds - wait - verify)
-    streamed = streaming.streamed_bytes * passes
-    storage = counts.get("bytes_read", 0) / counts["read_seconds"] if counts.get("read_seconds") else 0.0
+    read = _sum(counts, cached, "bytes_read")
+    read_seconds = max(counts.get("read_seconds", 0.0), cached.get("read_seconds", 0.0))
+    storage = read / read_seconds if read_seconds else 0.0
     on_gpu = streaming.gpu_slots_bytes is not None
     stays_in_main_memory = placement["memory_bytes"] - slots if on_gpu else 0
     from_storage = max(0, streaming.streamed_bytes - stays_in_main_memory)
-    limit = max(from_storage * passes / storage if storage else 0.0, compute)
+    from_cache = cached.get("bytes_read", 0)
+    limit = max((from_storage * passes + from_cache) / storage if storage else 0.0, compute)
+    cache_bytes = 0 if streaming.experts is None else streaming.experts.placement["memory_bytes"]
     host_bytes = placement["memory_bytes"] + (0 if on_gpu else streaming.resident_bytes)
     found = {
         "passes": passes,
@@ -78,14 +91,20 @@ def stats(model: Any) -> dict[str, Any]:
         "compute_seconds": compute,
         "limit_seconds": limit,
         "of_limit": min(1.0, limit / seconds) if seconds else None,
-        "gb_s": streamed / seconds / 1e9 if seconds else 0.0,
-        "bytes_read": counts.get("bytes_read", 0),
+        "gb_s": (streaming.streamed_bytes * passes + from_cache) / seconds / 1e9 if seconds else 0.0,
+        "bytes_read": read,
         "storage_gb_s": storage / 1e9,
         "streamed_bytes": streaming.streamed_bytes,
         "resident_bytes": streaming.resident_bytes if on_gpu else host_bytes - slots,
-        "memory_bytes": streaming.resident_bytes + (streaming.gpu_slots_bytes or 0) if on_gpu else host_bytes,
+        "memory_bytes": (
+            streaming.resident_bytes + (streaming.gpu_slots_bytes or 0)
+            if on_gpu
+            else host_bytes + cache_bytes
+        ),
         "source": streaming.pack,
     }
+    if streaming.experts is not None:
+        found["experts"] = _of_experts(cached, cache_bytes, streaming, passes)
     if on_gpu:
         found |= {
             "host_bytes": host_bytes,
@@ -93,3 +112,26 @@ def stats(model: Any) -> dict[str, Any]:
             "bytes_copied": counts.get("bytes_copied", 0),
         }
     return found
+
+
+def _sum(counts: dict[str, Any], cached: dict[str, Any], name: str) -> Any:
+    return counts.get(name, 0) + cached.get(name, 0)
+
+
+def _of_experts(
+    cached: dict[str, Any], cache_bytes: int, streaming: Streaming, passes: int
+) -> dict[str, Any]:
+    needed = cached["hits"] + cached["misses"]
+    steps = cached["requests"]
+    return {
+        "hits": cached["hits"],
+        "misses": cached["misses"],
+        "hit_rate": cached["hits"] / needed if needed else None,
+        "bytes_read": cached["bytes_read"],
+        "bytes_per_pass": cached["bytes_read"] / passes if passes else None,
+        "evictions": cached["evictions"],
+        "steps": steps,
+        "used_per_step": needed / streaming.expert_matrices / steps if steps else None,
+        "cached_bytes": cache_bytes,
+        "total_bytes": streaming.expert_bytes,
+    }

@@ -35,6 +35,7 @@ def plan(
     volumes: "Sequence[Path] | None" = None,
     dtype: torch.dtype | str | None = None,
     flops: float | None = None,
+    skew: float = 0.0,
 ) -> dict[str, Any]:
     """Predict how fast a model of trunkline.transformers.from_pretrained generates; needs no weights.
 
@@ -49,13 +50,19 @@ def plan(
     `bus_bandwidth`: bytes per second from main memory to the GPU; None measures it. No GPU is needed if
     `memory_budget`, `bus_bandwidth` and `flops` are given.
 
+    Of a mixture of experts on a CPU, each step reads the experts that its tokens use and that are not in
+    memory. How many of those are depends on the router; `skew` is the exponent of the Zipf distribution by
+    which it is assumed to choose (0: uniformly; measure yours by the "hit_rate" of stats()).
+
     Returns a dict: "model", "weight_bytes", "least_budget", "memory_budget", "resident_bytes" that stay in
     memory with it ("least_resident_bytes" with any budget), "streamed_bytes" in each step, "bandwidth",
     "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
     "compute_seconds", "bound" ("storage" or "compute"); and the speed with other choices: "batch_sizes",
     "memory" and "disks", lists of dicts with "tokens_per_second". On a GPU also "host_memory",
     "copied_bytes" to it in each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
-    "bus".
+    "bus". Where experts are read as tokens are routed to them, "experts" is a dict: their "total_bytes", how
+    many bytes are cached ("cached_bytes"), used and read in a step ("used_bytes", "read_bytes"; these are not
+    in "streamed_bytes"), and the "hit_rate".
 
     Raises OutOfBudget, which names the least budget; Unsupported as from_pretrained does; FileNotFoundError
     if there is no file to measure; ValueError for arguments out of range.
@@ -65,13 +72,16 @@ def plan(
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
     folder = FilePath(path_name(model_dir, "model_dir"))
-    sizes, model_dtype, name = sizes_of(folder, dtype)
+    if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
+        raise ValueError(f"skew: must be a number from 0, not {skew!r}")
+    sizes, routed, model_dtype, name = sizes_of(folder, dtype)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
     predictor: _CpuPredictor | _GpuPredictor
     if target.type == "cpu":
-        predictor = _CpuPredictor(sizes, compute)
+        predictor = _CpuPredictor(sizes, routed, compute, float(skew))
+        sizes = predictor.sizes(budget)
     else:
         host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
         bus = (
@@ -80,7 +90,7 @@ def plan(
             else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
         )
         predictor = _GpuPredictor(sizes, compute, host, bus)
-    least = sizes.least_budget
+    least = predictor.least_budget
     return {
         "device": str(target),
         "model": name,
@@ -106,26 +116,56 @@ def plan(
 
 
 class _CpuPredictor:
-    """A model whose weights are in main memory and in storage."""
+    """A model whose weights are in main memory and in storage.
 
-    def __init__(self, sizes: Sizes, compute: Compute) -> None:
-        self._sizes = sizes
+    `routed`: its sizes with experts that are read as tokens are routed to them; None if it has none.
+    """
+
+    def __init__(self, whole: Sizes, routed: Sizes | None, compute: Compute, skew: float) -> None:
+        self._whole = whole
+        self._routed = routed
         self._compute = compute
+        self._skew = skew
+        self.least_budget = min(each.least_budget for each in (whole, routed) if each is not None)
+
+    def sizes(self, budget: int) -> Sizes:
+        """Return the sizes with which from_pretrained loads the model."""
+        whole, routed = self._whole, self._routed
+        if routed is None:
+            return whole
+        fits = rooflines.paged_bytes(whole.unit_bytes) <= budget - whole.resident_bytes
+        if budget >= whole.least_budget and (fits or budget < routed.least_budget):
+            return whole
+        return routed
 
     def streamed_fields(self, budget: int) -> dict[str, int]:
         """Return the bytes that stay in memory, and those that each step streams."""
-        streamed = rooflines.streamed_bytes(self._sizes, budget)
-        return {"resident_bytes": self._sizes.weight_bytes - streamed, "streamed_bytes": streamed}
+        sizes = self.sizes(budget)
+        streamed = rooflines.streamed_bytes(sizes, budget)
+        return {"resident_bytes": sizes.dense_bytes - streamed, "streamed_bytes": streamed}
 
     def rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
         """Return the predicted speed."""
-        return _rate_fields(rooflines.rate(self._sizes, budget, bandwidth, rows, self._compute))
+        rate = rooflines.rate(self.sizes(budget), budget, bandwidth, rows, self._compute, self._skew)
+        return _rate_fields(rate)
 
     possible_rate = rate
 
     def extra_fields(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
-        """Return further fields of the result: none."""
-        return {}
+        """Return further fields of the result: those of experts."""
+        sizes = self.sizes(budget)
+        if not sizes.experts:
+            return {}
+        cached = rooflines.cache_bytes(sizes, budget)
+        read, used = rooflines.expert_bytes_read(sizes, cached, rows, self._skew)
+        experts = {
+            "total_bytes": sizes.weight_bytes - sizes.dense_bytes,
+            "cached_bytes": cached,
+            "used_bytes": round(used),
+            "read_bytes": round(read),
+            "hit_rate": 1 - read / used,
+        }
+        return {"experts": experts}
 
 
 class _GpuPredictor:
@@ -139,6 +179,7 @@ class _GpuPredictor:
         self._compute = compute
         self._host = host
         self._bus = bus
+        self.least_budget = sizes.least_budget
 
     def streamed_fields(self, budget: int) -> dict[str, int]:
         """Return the bytes that stay in the GPU's memory, and those that each step streams from storage."""
@@ -226,19 +267,21 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
     return bytes_per_second
 
 
-def sizes_of(folder: FilePath, dtype: torch.dtype | str | None) -> tuple[Sizes, torch.dtype, str]:
-    """Return the sizes of the weights of the model in a folder, its dtype, and its name."""
-    from trunkline.transformers import layers
+def sizes_of(
+    folder: FilePath, dtype: torch.dtype | str | None
+) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
+    """Return the sizes of the weights of the model in a folder, its dtype, and its name.
+
+    The second sizes are those with experts that are read as tokens are routed to them; None if it has none.
+    """
     from trunkline.transformers import skeleton as model_skeleton
-    from trunkline.transformers.stored_model import dtype_argument
+    from trunkline.transformers.stored_model import divide, dtype_argument
 
     model = model_skeleton.make(folder, dtype_argument(dtype))
-    _, units = layers.cut(model)
-    stored = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
-    total = sum(stored.values())
-    streamed = tuple(unit.nbytes for unit in units)
-    sizes = Sizes(total - sum(streamed), streamed, tuple(len(unit.weights) for unit in units))
-    return sizes, model.dtype, f"{type(model).__name__} ({folder.name})"
+    _, whole, routed = divide(model)
+    sizes = [None if each is None else each.sizes(model.config) for each in (whole, routed)]
+    assert sizes[0] is not None
+    return sizes[0], sizes[1], model.dtype, f"{type(model).__name__} ({folder.name})"
 
 
 def computing_at(flops: float, bytes_per_weight: int) -> Compute:

@@ -58,6 +58,13 @@ def _parser() -> Parser:
         "--volumes", nargs="+", metavar="DIR", help="directories on other disks, measured all at once"
     )
     plan.add_argument("--flops", type=float, metavar="N", help="operations per second (measured)")
+    plan.add_argument(
+        "--skew",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="Zipf exponent of a router's choices (0: uniform)",
+    )
     plan.set_defaults(run=_plan)
     for each in (pack, plan):
         each.add_argument("--dtype", help="bfloat16, float16 or float32 (as in the config)")
@@ -98,6 +105,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         volumes=options.volumes,
         dtype=options.dtype,
         flops=options.flops,
+        skew=options.skew,
     )
     return document, table(document)
 
@@ -117,6 +125,7 @@ def table(document: dict[str, Any]) -> str:
         f"  memory for weights {_gb(document['memory_budget'])} (at least {_gb(document['least_budget'])}): "
         f"{_gb(document['streamed_bytes'])} are read in each step",
         *([_gpu_line(document)] if on_gpu else []),
+        *([_experts_line(document["experts"])] if "experts" in document else []),
         f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
         f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
         f"({times})",
@@ -145,6 +154,16 @@ def _gpu_line(document: dict[str, Any]) -> str:
     return (
         f"  on {document['device']}: {copied} are copied to it in each step, at {rate:.2f} GB/s; "
         f"main memory for the rest {_gb(document['host_memory'])}"
+    )
+
+
+def _experts_line(experts: dict[str, Any]) -> str:
+    total, cached, used, read = (
+        _gb(experts[name]) for name in ("total_bytes", "cached_bytes", "used_bytes", "read_bytes")
+    )
+    return (
+        f"  experts {total}: of the {used} that each step uses, it reads {read} (hit rate "
+        f"{experts['hit_rate']:.0%} with {cached} of memory)"
     )
 
 

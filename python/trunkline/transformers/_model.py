@@ -26,12 +26,12 @@ from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import skeleton
 from trunkline.transformers._bound_unit import UnitMemory, advised
+from trunkline.transformers._expert_hooks import route
 from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._packing import location_argument, opened, planned
 from trunkline.transformers._tiers import (
     Memory,
     MemoryPlan,
-    StoredUnit,
     memory_arguments,
     plan_placement,
 )
@@ -125,7 +125,7 @@ def _load(
         paths = [source] = [str(location.directories[0] / manifest.weights)]
         remedy = f"remove {location.directories[0] / pack_manifest.NAME} to rebuild the pack"
 
-    names = [*checkpoint.resident, *plan.resident]
+    names = plan.resident
     with advised(remedy), span("stream", "read the weights that stay", source):
         kept = stored_tensors.read([places[name] for name in names], reopened, paths, memory.device)
     for name, tensor in zip(names, kept, strict=True):
@@ -134,7 +134,11 @@ def _load(
     skeleton.finish(checkpoint.model, folder, memory.device)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
-        _stream(streaming, checkpoint.layers, plan.streamed, streamed, memory, remedy)
+        _stream(streaming, checkpoint.layers, plan, streamed, memory, remedy)
+    if plan.experts is not None:
+        streaming.experts = route(plan.experts, streamed, remedy)
+        streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
+        streaming.expert_matrices = len(plan.experts.experts[0].weights)
     _log_placement(checkpoint, plan, memory, streaming)
     pack.check_unchanged(in_place, before)  # from here on the stream checks them
     _reject_saving_and_conversion(checkpoint.model)
@@ -144,9 +148,15 @@ def _load(
 
 def _log_placement(checkpoint: Checkpoint, plan: MemoryPlan, memory: Memory, streaming: Streaming) -> None:
     """Log which weights are where, and the budgets that decided it."""
-    on_device = len(checkpoint.units) - len(plan.streamed)
+    on_device = len(checkpoint.whole.units) - len(plan.streamed)
     in_memory = 0 if streaming.stream is None else sum(streaming.stream.placement["resident"])
     from_disk = len(plan.streamed) - in_memory
+    if plan.experts is not None:
+        _log.info(
+            "%s: experts are read as tokens are routed to them; %d bytes hold those that are used most",
+            checkpoint.folder,
+            plan.experts.memory_bytes,
+        )
     _log.info(
         "%s: on %s stay %d bytes: embeddings, norms, head%s; of %d other units, %d stay in main memory%s, "
         "and %d are read from %s in each pass (memory_budget: %d bytes%s)",
@@ -203,19 +213,17 @@ def _put(model: Any, names: Sequence[str], tensor: torch.Tensor) -> None:
 def _stream(
     streaming: Streaming,
     layers: nn.ModuleList,
-    passing: Sequence[StoredUnit],
+    plan: MemoryPlan,
     files: Sequence[File],
     memory: Memory,
     remedy: str,
 ) -> None:
     """Stream the units."""
-    slots = None
-    host_bytes = memory.host_bytes - streaming.resident_bytes
+    passing, slots = plan.streamed, None
     if streaming.gpu_slots_bytes is not None:
         slots = empty_bytes(streaming.gpu_slots_bytes, memory.device)
-        host_bytes = memory.host_bytes
     stream = WeightStream(
-        list(files), [each.described for each in passing], memory_bytes=host_bytes, device_memory=slots
+        list(files), [each.described for each in passing], memory_bytes=plan.host_bytes, device_memory=slots
     )
     views = [each.views(memory) for each in passing]
     streaming.stream = stream

@@ -73,7 +73,10 @@ def _existing(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None
     if found is None:
         return None
     if list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
-        _log.info("%s: the pack there is not used: its weights are laid out otherwise", location.display_name)
+        _log.info(
+            "%s: the pack there is not used: it has another layout, or no checksums of experts",
+            location.display_name,
+        )
         return None
     return found
 
@@ -136,7 +139,9 @@ def planned(checkpoint: Checkpoint) -> list[FileTensor]:
 
 
 def _layout(checkpoint: Checkpoint) -> Layout:
-    return lay_out(_wanted(checkpoint), names_first(checkpoint.units) | set(checkpoint.resident[:1]))
+    return lay_out(
+        _wanted(checkpoint), names_first(checkpoint.whole.units) | set(checkpoint.whole.resident[:1])
+    )
 
 
 def _recipe(checkpoint: Checkpoint) -> Recipe:
@@ -152,12 +157,15 @@ def _wanted(checkpoint: Checkpoint) -> list[FileTensor]:
     weights that are stored in the model's dtype, and allocates all others. Kernels for smaller elements do
     not depend on it, and with 0 reading takes the fewest requests.
     """
+    routed = [] if checkpoint.routed is None else checkpoint.routed.experts
+    slices = {weight.path: each.count for each in routed for weight in each.weights}
     wanted = []
     for name in checkpoint.order:
         stored, dtype = checkpoint.weights.stored.get(name), checkpoint.dtypes[name]
         is_mapped = stored is not None and stored.dtype == dtype and dtype.itemsize >= _ROUNDED_BYTES
         offset = stored.misalignment if stored is not None and is_mapped else 0
-        wanted.append(FileTensor(name, 0, offset, dtype, checkpoint.shapes[name]))
+        shape = checkpoint.shapes[name]
+        wanted.append(FileTensor(name, 0, offset, dtype, shape, slices=slices.get(name, 0)))
     return wanted
 
 
@@ -204,8 +212,8 @@ def pack(
     }
 
 
-def _described(stored: FileTensor) -> tuple[str, torch.dtype, tuple[int, ...], int]:
-    return stored.name, stored.dtype, stored.shape, stored.misalignment
+def _described(stored: FileTensor) -> tuple[str, torch.dtype, tuple[int, ...], int, int]:
+    return stored.name, stored.dtype, stored.shape, stored.misalignment, stored.slices
 
 
 def _source(checkpoint: Checkpoint) -> Source:

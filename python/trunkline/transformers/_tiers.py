@@ -1,7 +1,7 @@
 """Plans which weights of a streamed model stay in the memory they are used in; the others are streamed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,12 +10,13 @@ from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline._streaming.memory import budget_argument, default_budget
-from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, slots_bytes
+from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, paged_bytes, slots_bytes
 from trunkline._streaming.stored import FileTensor, StreamUnit
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline.transformers._bound_unit import WeightView
+from trunkline.transformers._expert_plan import ExpertPlan, plan_experts
 from trunkline.transformers.layers import Unit
-from trunkline.transformers.stored_model import Checkpoint
+from trunkline.transformers.stored_model import Checkpoint, Division
 
 
 @dataclass(frozen=True)
@@ -85,41 +86,62 @@ class StoredUnit:
 
 @dataclass
 class MemoryPlan:
-    """The units that are streamed; on a GPU also the weights that stay, and the size of all slots.
+    """The units that are streamed, the weights that stay, and the main memory for units.
 
-    In main memory the stream itself decides which units stay.
+    In main memory the stream itself decides which units stay. `experts`: those that are read as tokens are
+    routed to them. `gpu_slots_bytes`: on a GPU, the size of all slots.
     """
 
     streamed: list[StoredUnit]
-    resident: list[str] = field(default_factory=list)
+    resident: list[str]
+    host_bytes: int
     gpu_slots_bytes: int | None = None
+    experts: ExpertPlan | None = None
 
 
 def plan_placement(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
     """Plan where the weights are. Raises OutOfBudget, which names the least budget."""
-    units = [StoredUnit.of(unit, places) for unit in checkpoint.units]
-    return (
-        _plan_on_gpu(memory, checkpoint, units) if memory.on_gpu else _plan_on_cpu(memory, checkpoint, units)
-    )
+    return (_plan_on_gpu if memory.on_gpu else _plan_on_cpu)(memory, checkpoint, places)
 
 
-def _plan_on_cpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[StoredUnit]) -> MemoryPlan:
-    most = [unit.unit.max_bytes for unit in units]
-    least = checkpoint.resident_bytes + slots_bytes(most)
-    if memory.budget < least:
-        raise _too_small(memory, checkpoint, max(most, default=0), least)
-    return MemoryPlan(list(units))
+def _plan_on_cpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
+    whole, routed = checkpoint.whole, checkpoint.routed
+    units = [StoredUnit.of(unit, places) for unit in whole.units]
+    room = memory.budget - whole.resident_bytes
+    config = checkpoint.model.config
+    least = whole.sizes(config).least_budget
+    least_routed = sys.maxsize if routed is None else routed.sizes(config).least_budget
+    fits = paged_bytes([unit.nbytes for unit in units]) <= room
+    if memory.budget >= least and (fits or memory.budget < least_routed):
+        return MemoryPlan(units, whole.resident, room)
+    if routed is not None and memory.budget >= least_routed:
+        return _plan_routed(memory, routed, checkpoint, places)
+    if routed is not None and least_routed < least:
+        raise _too_small(memory, checkpoint, routed, least_routed)
+    raise _too_small(memory, checkpoint, whole, least)
 
 
-def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[StoredUnit]) -> MemoryPlan:
+def _plan_routed(
+    memory: Memory, routed: Division, checkpoint: Checkpoint, places: dict[str, FileTensor]
+) -> MemoryPlan:
+    units = [StoredUnit.of(unit, places) for unit in routed.units]
+    budget = memory.budget - routed.resident_bytes
+    plan = plan_experts(routed, checkpoint.model.config, places, [unit.nbytes for unit in units], budget)
+    return MemoryPlan(units, routed.resident, budget - plan.memory_bytes, experts=plan)
+
+
+def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
+    whole = checkpoint.whole
+    units = [StoredUnit.of(unit, places) for unit in whole.units]
     sizes = [_core.device_slot_bytes([unit.described]) for unit in units]
-    least = checkpoint.resident_bytes + slots_bytes(sizes)
+    least = whole.resident_bytes + slots_bytes(sizes)
     if memory.budget < least:
-        raise _too_small(memory, checkpoint, max(sizes, default=0), least)
+        raise _too_small(memory, checkpoint, whole, least)
     if not units:
-        return MemoryPlan([], gpu_slots_bytes=0)
-    placement = _core.place_units(sizes, memory.budget - checkpoint.resident_bytes, GPU_SLOTS)
-    plan = MemoryPlan([], gpu_slots_bytes=placement["slots"] * placement["slot_bytes"])
+        return MemoryPlan([], whole.resident, memory.host_bytes, 0)
+    placement = _core.place_units(sizes, memory.budget - whole.resident_bytes, GPU_SLOTS)
+    slots = placement["slots"] * placement["slot_bytes"]
+    plan = MemoryPlan([], list(whole.resident), memory.host_bytes, slots)
     for unit, stays in zip(units, placement["resident"], strict=True):
         if stays:
             plan.resident += [weight.path for weight in unit.unit.weights]
@@ -136,12 +158,14 @@ def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, units: Sequence[StoredU
     return plan
 
 
-def _too_small(memory: Memory, checkpoint: Checkpoint, largest: int, least: int) -> OutOfBudget:
+def _too_small(memory: Memory, checkpoint: Checkpoint, division: Division, least: int) -> OutOfBudget:
+    largest = max((unit.max_bytes for unit in division.units), default=0)
+    experts = " and two experts" if division.experts else ""
     return OutOfBudget(
         None,
         f"memory_budget: {memory.budget} bytes cannot hold the weights of {checkpoint.folder} that stay in "
-        f"memory ({checkpoint.resident_bytes} bytes of embeddings, norms and head) and two units of up to "
-        f"{largest} bytes; the least is {least} bytes ({least / 1e9:.3f} GB), or less with a smaller "
-        "unit_bytes if units hold several weights",
+        f"memory ({division.resident_bytes} bytes of embeddings, norms and head) and two units of up to "
+        f"{largest} bytes{experts}; the least is {least} bytes ({least / 1e9:.3f} GB), or less with a "
+        "smaller unit_bytes if units hold several weights",
         str(checkpoint.folder),
     )

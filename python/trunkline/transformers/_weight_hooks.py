@@ -153,7 +153,7 @@ _NOT_COMPILED = (
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 
-def _not_compiled(hook: _Hook) -> _Hook:
+def not_compiled(hook: _Hook) -> _Hook:
     """Keep torch.compile away: it would run the hook once, and then never again."""
     made: _Hook = torch.compiler.disable(hook, reason=_NOT_COMPILED)  # type: ignore[no-untyped-call]
     return made
@@ -173,7 +173,7 @@ class MatchStockMatmul(NotCopied):
         model.register_forward_pre_hook(self.before, prepend=True)
         model.register_forward_hook(self.after, always_call=True)
 
-    @_not_compiled
+    @not_compiled
     def before(self, module: nn.Module, arguments: Any) -> None:
         """What is called before the model runs."""
         if not torch.is_grad_enabled():
@@ -181,7 +181,7 @@ class MatchStockMatmul(NotCopied):
             for weight in self._changed:
                 weight.requires_grad_(True)
 
-    @_not_compiled
+    @not_compiled
     def after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """What is called when it has run, or failed."""
         while self._changed:
@@ -189,8 +189,8 @@ class MatchStockMatmul(NotCopied):
 
 
 def _hook(module: nn.Module, before: Any, after: Any) -> None:
-    module.register_forward_pre_hook(_not_compiled(before), prepend=True, with_kwargs=True)
-    module.register_forward_hook(_not_compiled(after), always_call=True)
+    module.register_forward_pre_hook(not_compiled(before), prepend=True, with_kwargs=True)
+    module.register_forward_hook(not_compiled(after), always_call=True)
 
 
 def _requires_grad(value: Any) -> bool:

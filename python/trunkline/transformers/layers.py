@@ -1,6 +1,6 @@
 """The decoder layers of a model, and how their weights are grouped into units."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,17 +82,25 @@ def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
     return max(found, key=lambda each: sum(parameter.nbytes for parameter in each[1].parameters()))
 
 
-def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[Unit]]:
-    """Return the decoder layers, and their streamed weights in units, in the order of their modules.
-
-    Tied weights stay in memory, as everything outside of the layers does.
-    """
-    path, layers = find_layers(model)
+def streamable_weights(model: Any) -> set[int]:
+    """Return the ids of the parameters that are not tied: those may be out of memory."""
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    streamable = {key for key, count in uses.items() if count == 1}
-    by_layer = [_parts(f"{path}.{index}", layer, streamable) for index, layer in enumerate(layers)]
+    return {key for key, count in uses.items() if count == 1}
+
+
+def cut(
+    model: Any, unit_bytes: int | None = None, apart: Set[int] = frozenset()
+) -> tuple[nn.ModuleList, list[Unit]]:
+    """Return the decoder layers, and their streamed weights in units, in the order of their modules.
+
+    Tied weights stay in memory, as everything outside of the layers does. `apart`: ids of parameters that are
+    neither streamed nor stay.
+    """
+    path, layers = find_layers(model)
+    streamable = streamable_weights(model)
+    by_layer = [_parts(f"{path}.{index}", layer, streamable, apart) for index, layer in enumerate(layers)]
     largest = max((_bytes(parts) for groups in by_layer for parts in groups), default=0)
     bound = max(UNIT_BYTES if unit_bytes is None else unit_bytes, largest)
     units: list[Unit] = []
@@ -101,12 +109,12 @@ def cut(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, list[
     return layers, units
 
 
-def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[list[Part]]:
+def _parts(path: str, layer: nn.Module, streamable: set[int], apart: Set[int]) -> list[list[Part]]:
     """Return the modules with streamed weights, in groups: a module and those within it.
 
     The outer module needs its weights while the inner ones run: separate units would all be in use at once.
     """
-    total = sum(parameter.nbytes for parameter in layer.parameters())
+    total = sum(parameter.nbytes for parameter in layer.parameters() if id(parameter) not in apart)
     groups: list[list[Part]] = []
     outer: str | None = None
     for inner, module in layer.named_modules():
@@ -115,6 +123,7 @@ def _parts(path: str, layer: nn.Module, streamable: set[int]) -> list[list[Part]
             Weight(f"{prefix}.{name}", name, parameter.nbytes)
             for name, parameter in module.named_parameters(recurse=False)
             if id(parameter) in streamable
+            and id(parameter) not in apart
             and parameter.dim() >= _MIN_DIMENSIONS
             and parameter.nbytes >= total * _SMALL_SHARE
         ]

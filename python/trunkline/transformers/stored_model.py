@@ -13,6 +13,7 @@ from trunkline._errors import Unsupported, exception_of
 from trunkline._formats.safetensors.folder import folder_headers
 from trunkline._formats.safetensors.loader import Header, dtype_and_shape
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.roofline import ExpertSizes, Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
@@ -20,16 +21,43 @@ from trunkline.transformers import _weights, skeleton
 from trunkline.transformers import layers as model_layers
 from trunkline.transformers._folder import check_model_folder, check_weights
 from trunkline.transformers._weights import Weights
+from trunkline.transformers.experts import Experts, experts_per_token, find_experts, routed_parameters
 from trunkline.transformers.layers import Unit
 
 _MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass
+class Division:
+    """How a model's weights are brought into memory: in units, by routing, or once, to stay there.
+
+    A tied weight is listed under one of its names.
+    """
+
+    units: list[Unit]
+    experts: list[Experts]
+    resident: list[str]
+    resident_bytes: int
+
+    def sizes(self, config: Any) -> Sizes:
+        """Return its sizes; `config`: of the model."""
+        return Sizes(
+            self.resident_bytes,
+            tuple(unit.nbytes for unit in self.units),
+            tuple(len(unit.weights) for unit in self.units),
+            tuple(
+                ExpertSizes(each.count, experts_per_token(config, each.count), tuple(each.matrix_bytes))
+                for each in self.experts
+            ),
+        )
+
+
+@dataclass
 class Checkpoint:
     """A folder, its model (on the meta device), and the model's weights by their names in the model.
 
-    A tied weight is listed under one of its names. `order`: the order of use; streamed weights come first.
+    `whole`: with units of all streamed weights; `routed`: with routed experts apart from them, None if the
+    model has none. `order`: the order of use; streamed weights come first.
     """
 
     folder: Path
@@ -38,19 +66,12 @@ class Checkpoint:
     model: Any
     weights: Weights
     layers: nn.ModuleList
-    units: list[Unit]
-    resident: list[str]
+    whole: Division
+    routed: Division | None
     order: list[str]
     dtypes: dict[str, torch.dtype]
     shapes: dict[str, tuple[int, ...]]
     aliases: dict[str, list[str]]  # all names of a weight
-
-    @property
-    def resident_bytes(self) -> int:
-        """Size of the weights that are not streamed."""
-        return sum(
-            torch.Size(self.shapes[name]).numel() * self.dtypes[name].itemsize for name in self.resident
-        )
 
     def why_not_in_place(self) -> str | None:
         """Return why the files cannot be read in place; None if they can.
@@ -77,8 +98,7 @@ def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: i
     tensors = stored_tensors.of_headers(headers)
     model = skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers))
     weights = _weights.find(model, tensors, str(folder))
-    layers, units = model_layers.cut(model, unit_bytes)
-    streamed = [weight.path for unit in units for weight in unit.weights]
+    layers, whole, routed = divide(model, unit_bytes)
 
     state = model.state_dict(keep_vars=True)
     names_of: dict[int, list[str]] = {}
@@ -88,8 +108,9 @@ def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: i
     for names in names_of.values():
         _check_tied([weights.stored[name] for name in names if name in weights.stored], headers)
     aliases = {next(name for name in names if name in known): names for names in names_of.values()}
-    streamed_names = set(streamed)
-    resident = [name for name in aliases if name not in streamed_names]
+    for division in (whole, routed):
+        if division is not None:
+            division.resident = _resident(division, list(aliases))
     return Checkpoint(
         folder=folder,
         headers=headers,
@@ -97,13 +118,51 @@ def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: i
         model=model,
         weights=weights,
         layers=layers,
-        units=units,
-        resident=resident,
-        order=[*streamed, *resident],
+        whole=whole,
+        routed=routed,
+        order=[*_streamed(whole), *whole.resident],
         dtypes={name: value.dtype for name, value in state.items()},
         shapes={name: tuple(state[name].shape) for name in aliases},
         aliases=aliases,
     )
+
+
+def divide(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, Division, Division | None]:
+    """Return the decoder layers, and how weights are divided without and with routed experts.
+
+    `resident` names all weights that stay, tied ones under all of their names.
+    """
+    layers, units = model_layers.cut(model, unit_bytes)
+    state = model.state_dict(keep_vars=True)
+    path, _ = model_layers.find_layers(model)
+    whole = _division(state, units, [])
+    experts = find_experts(model, path, layers)
+    if not experts:
+        return layers, whole, None
+    _, dense = model_layers.cut(model, unit_bytes, routed_parameters(experts))
+    # Without other weights to stream there is nothing to bring in between.
+    return layers, whole, _division(state, dense, experts) if dense else None
+
+
+def _division(state: dict[str, torch.Tensor], units: list[Unit], experts: list[Experts]) -> Division:
+    division = Division(units, experts, [], 0)
+    division.resident = _resident(division, list(state))
+    division.resident_bytes = sum(
+        {id(state[name]): state[name].nbytes for name in division.resident}.values()
+    )
+    return division
+
+
+def _streamed(division: Division) -> list[str]:
+    return [
+        *(weight.path for unit in division.units for weight in unit.weights),
+        *(weight.path for experts in division.experts for weight in experts.weights),
+    ]
+
+
+def _resident(division: Division, names: list[str]) -> list[str]:
+    streamed = set(_streamed(division))
+    return [name for name in names if name not in streamed]
 
 
 def _headers(folder: Path) -> list[Header]:

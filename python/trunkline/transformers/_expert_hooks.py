@@ -1,0 +1,84 @@
+"""Routed experts are read when their module learns which ones its tokens use."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trunkline._core import File, UnitCache
+from trunkline.transformers._expert_plan import ExpertPlan
+from trunkline.transformers._routed_weights import ExpertMemory, RoutedMatrices, RoutedWeight
+from trunkline.transformers._weight_hooks import not_compiled
+from trunkline.transformers.experts import Experts, routing_of
+
+# A step that uses at least this share of a layer's experts will use most of the next layer's as well.
+_MOST = 0.9
+
+
+def route(plan: ExpertPlan, files: Sequence[File], remedy: str) -> UnitCache:
+    """Let the modules read their experts from the files; return the cache that they are in."""
+    cache = UnitCache(list(files), plan.units, memory_bytes=plan.memory_bytes, read_ahead=plan.read_ahead)
+    memory = ExpertMemory(cache, remedy)
+    hooks: list[_ExpertHooks] = []
+    first = 0
+    for experts in plan.experts:
+        last = first + experts.count * len(experts.weights)
+        begins = [parts[0][3] for (_, _, parts), _, _ in plan.units[first:last]]
+        hooks.append(_ExpertHooks(len(hooks), experts, memory, first, begins))
+        first = last
+    for each, following in zip(hooks, [*hooks[1:], *hooks[:1]], strict=True):
+        each.following = following.units
+    return cache
+
+
+class _ExpertHooks:
+    """Hooks on a module with experts. One thread at a time runs the model (WeightHooks)."""
+
+    def __init__(
+        self, group: int, experts: Experts, memory: ExpertMemory, first: int, begins: Sequence[int]
+    ) -> None:
+        """`first`: the number of its first unit. `begins`: where the matrices begin in their units."""
+        module = experts.module
+        self._group = group
+        self._memory = memory
+        self._count = experts.count
+        self._firsts = [first + index * experts.count for index in range(len(experts.weights))]
+        self.units = list(range(first, first + experts.count * len(experts.weights)))
+        self.following: list[int] = []  # units of the next module
+        for unit, weight in zip(self._firsts, experts.weights, strict=True):
+            parameter = module._parameters[weight.name]
+            assert parameter is not None
+            of_weight = begins[unit - first : unit - first + experts.count]
+            matrices = RoutedMatrices(memory, unit, of_weight, parameter)
+            module._parameters[weight.name] = RoutedWeight.routed(weight.path, parameter, matrices)
+        module.forward = _uncompiled_forward(module)
+        module.register_forward_pre_hook(not_compiled(self.before), with_kwargs=True)
+        module.register_forward_hook(not_compiled(self.after), always_call=True)
+
+    def before(self, module: nn.Module, arguments: Any, named: Any) -> None:
+        """Read the experts that the module is going to use."""
+        self._memory.release_all()  # an interrupt may have ended the pass before without calling hooks
+        routing = routing_of(arguments, named)
+        if routing is None or routing.dim() == 0:
+            return
+        counts = torch.bincount(routing.reshape(-1), minlength=self._count)[: self._count].tolist()
+        used = [(expert, tokens) for expert, tokens in enumerate(counts) if tokens]
+        uses = [(first + expert, tokens) for first in self._firsts for expert, tokens in used]
+        expected = self.following if len(used) >= _MOST * self._count else []
+        self._memory.cache.request(self._group, uses, routing.shape[0], expected)
+
+    def after(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        """Let their memory be reused."""
+        self._memory.release_all()
+
+
+def _uncompiled_forward(module: nn.Module) -> Any:
+    """Return the module's forward, which torch.compile leaves alone: it reads weights from files."""
+    kept, forward = weakref.ref(module), type(module).forward
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        return forward(kept(), *arguments, **named)
+
+    return not_compiled(run)
