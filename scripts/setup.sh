@@ -135,6 +135,12 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "setup: $python is $("$python" --version 2>&1), the pinned packages need 3.11 or later; name another one with PYTHON=..." >&2
   exit 1
 fi
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+if [[ ${PYTHON:-} && $(version_of .venv/bin/python) && $(version_of .venv/bin/python) != "$(version_of "$python")" ]]; then
+  echo "setup: .venv has Python $(version_of .venv/bin/python), but PYTHON=$PYTHON is $(version_of "$python");" >&2
+  echo "remove .venv to make it anew: rm -rf .venv" >&2
+  exit 1
+fi
 if ! .venv/bin/python -c '' 2>/dev/null; then
   echo "setup: making .venv with $("$python" --version)"
   rm -rf .venv

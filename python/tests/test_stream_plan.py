@@ -151,7 +151,7 @@ def test_a_gpu_has_three_places_for_weights(tmp_path: Path) -> None:
         tl.stream.plan(folder, memory_budget="40GB", host_memory="1GB")
     with pytest.raises(ValueError, match="bus_bandwidth: must be more than 0"):
         tl.stream.plan(folder, device="cuda", memory_budget="40GB", **{**numbers, "bus_bandwidth": 0})
-    with pytest.raises(tl.Unsupported, match="device: mps is not supported"):
+    with pytest.raises(tl.Unsupported, match='device: "mps" is not supported'):
         tl.stream.plan(folder, device="mps")
     if not torch.cuda.is_available():
         with pytest.raises(tl.Unsupported, match="pass memory_budget, bus_bandwidth and flops"):
@@ -252,7 +252,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for arguments, status, says in (
         (("pack",), 2, "see trunkline pack --help"),
         (("plan", str(folder), "--batch", "many"), 2, "--batch"),
-        (("plan", str(folder), *options, "--dtype", "int8"), 2, "dtype"),
+        (("plan", str(folder), *options, "--dtype", "int8"), 2, "plan: --dtype: must be one of"),
+        (("plan", folder, *options, "--device", "tpu"), 1, 'plan: --device: "tpu" is not supported; use cpu'),
+        (("plan", folder, *options, "--batch", "0"), 2, "plan: --batch: must be a whole number from 1"),
+        (("plan", folder, *options, "--bus-bandwidth", "5GB"), 2, "--host-memory, --bus-bandwidth: only for"),
         (("plan", str(folder), *options[:4], "--memory", "1"), 1, "the least is"),
         (("pack", str(tmp_path / "none"), str(tmp_path / "c")), 1, "no such folder"),
     ):

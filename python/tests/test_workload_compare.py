@@ -44,7 +44,7 @@ def test_a_figure_that_one_run_lacks_has_no_ratio() -> None:
     [
         ({"workload": "text"}, "workload differs: images and text"),
         ({"ranks": 8}, "ranks differs: 2 and 8"),
-        ({"null_device": True}, "null_device differs: False and True"),
+        ({"null_device": True}, "A used storage, B the null device"),
         ({"parameters": {"files": 24, "batch_size": 2}}, "files differs: 12 and 24"),
         ({"parameters": {"files": 12, "batch_size": 2, "epochs": 3}}, "epochs differs: None and 3"),
         ({"parameters": None, "steps": 80}, "steps differs: 40 and 80"),
@@ -64,7 +64,10 @@ def test_other_disks_are_what_is_compared() -> None:
     ("changes", "message"),
     [
         ({"command": "bench"}, "b is not the result of a run; give the output of `trunkline workload run"),
-        ({"command": "workload run", "error": {}}, "b is not the result of a run; give"),
+        (
+            {"command": "workload run", "error": {"message": "no disk"}},
+            r"b is of a run that failed \(no disk\); run",
+        ),
         ({"schema": 2}, "b: schema 2 is not supported; upgrade trunkline"),
         ({"ranks": "2"}, "b is not the result of a run: it has no ranks; give"),
         ({"gb_s": "fast"}, "b: gb_s is fast, not a number"),
@@ -124,4 +127,4 @@ def test_numbers_are_readable() -> None:
     assert [quantity(each) for each in (0.00012, 999.5, 1000, 1.5e6)] == [
         *("0.00012", "999.5", "1,000", "1,500,000")
     ]
-    assert [size(each) for each in (999, 1e3, 2.5e9, 5e15)] == ["999 B", "1 KB", "2.5 GB", "5e+03 TB"]
+    assert [size(each) for each in (999, 1e3, 2.5e9, 5e15)] == ["999 B", "1 kB", "2.5 GB", "5e+03 TB"]

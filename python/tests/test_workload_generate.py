@@ -16,7 +16,7 @@ import trunkline as tl
 from trunkline import workload as workloads
 from trunkline.workload import Workload, _generate, cli
 from trunkline.workload._content import Content, sample_sizes
-from trunkline.workload._data_files import DataFile
+from trunkline.workload._data_files import DataFile, data_files, files_in
 from trunkline.workload._generate import generate
 from trunkline.workload._parse import parse_text
 from trunkline.workload._spec import Normal
@@ -207,8 +207,8 @@ def test_another_data_set_is_not_mixed_in(tmp_path: Path) -> None:
     generate(workload(), [tmp_path])
     before = contents(tmp_path)
     for other, what in (
-        (workload(files=7), "its train differs"),
-        (workload(record="6000"), "its record_bytes differs"),
+        (workload(files=7), "6 training files there, 7 requested"),
+        (workload(record="6000"), "record_bytes is 5000 there, 6000 requested"),
     ):
         with pytest.raises(FileExistsError, match=what):
             generate(other, [tmp_path])
@@ -225,7 +225,39 @@ def test_it_refuses_to_fill_the_disk(tmp_path: Path) -> None:
     ) as raised:
         generate(workload("jpeg", 6, record=huge), [tmp_path])
     assert raised.value.errno == 28
-    assert not data_of(tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+    generate(workload("jpeg", 1, record="500"), [tmp_path])  # as the message advises: a smaller one
+    assert len(data_of(tmp_path)) == 1
+
+
+def test_room_is_checked_before_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(*arguments: Any) -> None:
+        raise AssertionError("files were listed")
+
+    monkeypatch.setattr(_generate, "data_files", listed)
+    with pytest.raises(OSError, match="tiny needs"):
+        generate(workload("jpeg", 10**12, num_files_eval=5), [tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+
+
+def test_files_of_each_directory_are_counted_as_they_are_placed() -> None:
+    for train, valid in ((1, 0), (7, 5), (3, 2), (6, 6)):
+        dataset = workload(files=train, num_files_eval=valid).dataset
+        places = [Path(name) for name in ("a", "b", "c")]
+        parents = [file.path.parts[0] for file in data_files(dataset, places)]
+        assert files_in(dataset, 3) == [parents.count(str(place)) for place in places]
+
+
+def test_a_truncated_file_is_not_kept(tmp_path: Path) -> None:
+    generate(workload("jpeg"), [tmp_path])
+    damaged = tmp_path / "train/img_3_of_6.jpeg"
+    os.truncate(damaged, 100)
+    message = "img_3_of_6.jpeg has 100 bytes instead of 5000; remove it, and run"
+    for call in (generate, workloads.run):
+        with pytest.raises(tl.CutOff, match=message):
+            call(workload("jpeg"), [tmp_path])
+    damaged.unlink()
+    assert generate(workload("jpeg"), [tmp_path])["files_made"] == 1
+    assert workloads.run(workload("jpeg"), [tmp_path])["samples"] == 6
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,16 +338,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document["bytes_made"] == 5000
     assert {each["key"] for each in document["ignored"]} == {"framework", "reader.colour"}
     assert "reader.colour: not supported: unknown key" in captured.err
-    assert f"generating tiny: 10 files, 5 KB, in {tmp_path / 'a'}, {tmp_path / 'b'}" in captured.err
+    assert f"generating tiny: 10 files, 5 kB, in {tmp_path / 'a'}, {tmp_path / 'b'}" in captured.err
     assert len(data_of(tmp_path / "a")) == len(data_of(tmp_path / "b")) == 5
     assert cli.main([*arguments, "--scale", "5KB", "--set", "dataset.record_length=500"]) == 0
     assert "wrote 0 files of tiny, 0 B, kept 10 that were there" in capsys.readouterr().out
     assert cli.main([*arguments, "--scale", "100"]) == 2
     assert "--scale: one file of tiny has" in capsys.readouterr().err
     assert cli.main([*arguments, "--scale", "6KB"]) == 1
-    assert "has a different data set (its train differs)" in capsys.readouterr().err
+    assert "has a different data set (10 training files there, 12 requested)" in capsys.readouterr().err
     assert cli.main([*arguments, str(tmp_path / "a")]) == 2
-    assert "directories: one is given twice" in capsys.readouterr().err
+    assert "--data: one is given twice" in capsys.readouterr().err
 
 
 def test_a_failure_is_reported_as_the_library_reports_it(
@@ -372,6 +404,6 @@ def test_what_is_not_a_workload_or_a_list_is_refused(tmp_path: Path, monkeypatch
             call("retinanet", [tmp_path])  # type: ignore[arg-type, operator]
     with pytest.raises(ValueError, match="ranks: must be at least 1, not 0"):
         workloads.run(workloads.load("retinanet"), [tmp_path], ranks=0)
-    with pytest.raises(ValueError, match=r"train\.epoch.*there is no key train\.epoch; check its spelling"):
+    with pytest.raises(ValueError, match=r"there is no key train\.epoch; did you mean train\.epochs"):
         workloads.load("retinanet", ["train.epoch=1"])
     assert not list(tmp_path.iterdir())

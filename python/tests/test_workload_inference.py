@@ -116,7 +116,7 @@ def test_logs_are_kept_unless_they_are_to_be_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "inference-logs").iterdir()] == ["000001"]
     assert first["logs"] == str(tmp_path / "inference-logs" / "000001")
     assert (first["log"]["records"], first["log"]["bytes"], first["log"]["syncs"]) == (20, 2000, 3)
-    assert "20 records, 2 KB, 3 times made durable (group)" in text_of_inference(first)
+    assert "20 records, 2 kB, 3 times made durable (group)" in text_of_inference(first)
     assert ", removed" in text_of_inference(second)
 
 
@@ -217,15 +217,18 @@ def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("inference.mode=batch", "inference.mode: must be one of server, offline"),
-        ("inference.arrival_rate=0", "arrival_rate: must be more than 0 queries a second, not 0"),
-        ("inference.arrival_rate=null", "arrival_rate: is missing; write a number"),
-        ("inference.percentile=101", "percentile: must be at most 100, not 101"),
-        ("inference.computation_time=null", "computation_time: is missing"),
+        ("inference.mode=batch", "--set inference.mode=batch: must be one of server, offline"),
+        (
+            "inference.arrival_rate=0",
+            "arrival_rate=0: must be more than 0 queries a second, not 0",
+        ),
+        ("inference.arrival_rate=null", "arrival_rate is missing; write a number"),
+        ("inference.percentile=101", "--set inference.percentile=101: must be at most 100, not 101"),
+        ("inference.computation_time=null", "computation_time is missing"),
         ("inference.logging={fsync: always}", "logging.fsync: must be one of each, group, interval, off"),
         ("inference.queris=5", "there is no key inference.queris"),
-        ("workflow.checkpoint=true", "workflow.inference: is a workload of its own"),
-        ("workflow.train=true", "workflow.inference: is a workload of its own"),
+        ("workflow.checkpoint=true", "workflow.inference is a workload of its own"),
+        ("workflow.train=true", "workflow.inference is a workload of its own"),
         ("dataset.format=parquet", "reads single samples, which Parquet does not support"),
     ],
 )

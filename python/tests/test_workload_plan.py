@@ -293,6 +293,8 @@ def test_disks_as_they_were_measured(tmp_path: Path) -> None:
     assert disk.sources["read_gb_s"] == f"{tmp_path}/large: read, random, blocks of 1024 KiB, of 2 disks"
     assert disk.sources["iops"] == f"{tmp_path}/small: read, random, blocks of 4 KiB"
     assert disk.sources["write_gb_s"] == f"{tmp_path}/tune: sequential write, tuned, of 2 disks"
+    assert disk.iops_block_bytes == 4096  # of the file that it is from
+    assert with_given(disk, {"iops": 5.0}).iops_block_bytes is None
     given = with_given(disk, {"iops": 5.0, "read_gb_s": None})
     assert (given.read_gb_s, given.iops, given.sources["iops"]) == (3.0, 5.0, "given")
 
@@ -343,8 +345,17 @@ def test_kinds_of_accelerators() -> None:
         name_of_kind("unet3d", None)
     with pytest.raises(ValueError, match="unet3d is not built in for x9; it is for a100, b200, h100"):
         name_of_kind("unet3d_h100", "x9")
-    with pytest.raises(ValueError, match="bert: not built in for kinds of accelerators"):
+    with pytest.raises(ValueError, match="bert has no variants for kinds"):
         name_of_kind("bert", "h100")
+
+
+def test_reads_that_were_measured_with_large_blocks_are_a_warning() -> None:
+    small = spec(record_length_bytes=20_000)
+    [warning] = plan(small, 1, disk=Disk(iops=600, iops_block_bytes=1 << 20))["warnings"][:1]
+    assert "measured with blocks of 1024 KiB, but the training reads 20 kB at a time" in warning
+    assert "--read --random --block 20KiB --json" in warning
+    for disk in (Disk(iops=600), Disk(iops=600, iops_block_bytes=20 << 10)):
+        assert not [each for each in plan(small, 1, disk=disk)["warnings"] if "measured" in each]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +389,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--plot", "x.png"], "--plot: x.png must end with .svg (a chart) or .html (a page)"),
         (["--mtbf-hours", "5"], "options of checkpoints have no effect without --checkpoint-size"),
         (["--disk-capacity", "much"], "--disk-capacity"),
-        (["--disk-gb-s", "-1"], "Disk.read_gb_s: must be above 0, not -1.0"),
+        (["--disk-gb-s", "-1"], "workload: --disk-gb-s: must be above 0, not -1.0"),
+        (["--target", "2"], "workload: --target: must be above 0 and at most 1"),
+        (["--bench", "/nowhere/a"], "--bench: cannot read /nowhere/a: no such file"),
+        (["--plot", "/nowhere/a.svg"], "--plot: cannot write /nowhere/a.svg: no such file"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

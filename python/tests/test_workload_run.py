@@ -163,7 +163,7 @@ def test_steps_are_bounded() -> None:
 
 
 def test_data_that_is_missing_or_another_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="^--data: there is no directory .*/mistyped; check the path$"):
+    with pytest.raises(ValueError, match="^directories: there is no directory .*/mistyped; check the path$"):
         run(workload(), [tmp_path / "mistyped"])
     with pytest.raises(ValueError, match="no folder train in .*; make the data set with"):
         run(workload(), [tmp_path])
@@ -171,7 +171,7 @@ def test_data_that_is_missing_or_another_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="was generated with a different record_bytes"):
         run(workload(dataset__record_length_bytes=6000), [tmp_path])
     (tmp_path / "train/img_05_of_12.jpeg").unlink()
-    with pytest.raises(ValueError, match="11 samples in .*, and 12 in tiny; finish the data set with"):
+    with pytest.raises(ValueError, match="train: 11 samples, but tiny has 12; make the missing ones with"):
         run(workload(), [tmp_path])
     with pytest.raises(ValueError, match="tiny has no training: workflow.train is false"):
         run(workload(workflow__train=False), [tmp_path])
@@ -184,9 +184,9 @@ def test_data_that_is_missing_or_another_one(tmp_path: Path) -> None:
 def test_directories_are_all_given_in_their_order(tmp_path: Path) -> None:
     both = [tmp_path / "a", tmp_path / "b"]
     generate(workload(), both)
-    with pytest.raises(ValueError, match="is number 1 of the 2 directories that the data set was"):
+    with pytest.raises(ValueError, match="was generated as directory 1 of 2; pass exactly these 2"):
         run(workload(), both[:1])
-    with pytest.raises(ValueError, match="give all of them, in their order"):
+    with pytest.raises(ValueError, match="these 2, in their order"):
         run(workload(), both[::-1])
     (tmp_path / "c").mkdir()
     with pytest.raises(ValueError, match="has no trunkline-workload.json"):
@@ -196,6 +196,23 @@ def test_directories_are_all_given_in_their_order(tmp_path: Path) -> None:
 def test_a_scaled_data_set_is_found_as_it_is(tmp_path: Path) -> None:
     generate(workload(dataset__num_files_train=6), [tmp_path])
     assert run(workload(), [tmp_path])["steps"] == 9  # 6 of the declared 12 files are there
+
+
+def test_a_number_of_files_without_effect_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(workload(dataset__num_files_train=6), [tmp_path / "data"])
+    file = tmp_path / "tiny.yaml"
+    file.write_text(
+        "model: {name: tiny}\ndataset: {format: jpeg, num_files_train: 12, record_length_bytes: 5000}\n"
+        "reader: {batch_size: 2}\ntrain: {computation_time: 0.001}\n"
+    )
+    command = ["workload", "run", str(file), "--data", str(tmp_path / "data")]
+    assert cli.main([*command, "--set", "dataset.num_files_train=64"]) == 0
+    err = capsys.readouterr().err
+    assert "--set dataset.num_files_train=64 has no effect: 6 files were generated in" in err
+    assert cli.main(command) == 0
+    assert "no effect" not in capsys.readouterr().err
 
 
 def test_data_of_others_is_read(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_both_spellings_are_read() -> None:
         ("model: {model_datatype: fp4}", "model_datatype: must be one of int8"),
         ("model: {optimization_groups: [1, -1]}", "optimization_groups: must be a list of whole numbers"),
         ("model: {layer_parameters: 7}", "layer_parameters: must be a list of whole numbers"),
-        ("checkpoint: {num_checkpoints_write: 1, num_checkpoints: 2}", "num_checkpoints: is the same as"),
+        ("checkpoint: {num_checkpoints_write: 1, num_checkpoints: 2}", "num_checkpoints is the same as"),
     ],
 )
 def test_what_is_wrong_is_named(changes: str, message: str) -> None:

@@ -120,9 +120,9 @@ workload:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  batch_size: 7\n", "", "x.yaml:22: reader.batch_size: is missing; write a number"),
-        ("computation_time: 0.323", "time: 1", "train.computation_time: is missing"),
-        ("  record_length_bytes: 146600628\n", "", "record_length_bytes: is missing (or record_length)"),
+        ("  batch_size: 7\n", "", "x.yaml:22: reader.batch_size is missing; write a number"),
+        ("computation_time: 0.323", "time: 1", "train.computation_time is missing"),
+        ("  record_length_bytes: 146600628\n", "", "record_length_bytes is missing (or record_length)"),
         (
             "computation_time: 0.323",
             "computation_time: 1e300",
@@ -138,14 +138,18 @@ workload:
         ("batch_size: 7", "batch_size: 2001-09-09", "reader.batch_size: must be a number"),
         ("batch_size: 7", "batch_size: true", "reader.batch_size: must be a number"),
         ("batch_size: 7", "batch_size: ${other}", "references such as ${other} are not supported"),
-        ("batch_size: 7", "batch_size: 7\n  batch_size: 8", "batch_size: is given twice, first in line 24"),
+        (
+            "batch_size: 7",
+            "batch_size: 7\n  batch_size: 8",
+            "batch_size is duplicated; it is first in line 24",
+        ),
         ("batch_size: 7", "batch_size: [7]", "reader.batch_size: must be a single value"),
         ("format: npz", "format: hdf5", "dataset.format: must be one of npz, npy"),
         ("file_shuffle: seed", "file_shuffle: maybe", "must be one of off, seed, random, not 'maybe'"),
         ("au: 0.90", "au: 90", "metric.au: must be a share of 1, such as 0.9, not 90"),
         ("  train: True", "  train: perhaps", "workflow.train: must be true or false"),
         ("record_length_bytes_resize", "record_length", "is the same as record_length_bytes"),
-        ("framework: pytorch", "dataset.format.x: 1", "format: is given twice, first in line 6"),
+        ("framework: pytorch", "dataset.format.x: 1", "format is duplicated; it is first in line 6"),
         ("framework: pytorch", "framework: [", "x.yaml:9: not valid YAML"),
         ("framework: pytorch", "a: 1\na.b: 1", "x.yaml:7: a.b: a is a value, not a section"),
         ("epochs: 5", "epochs: 1e20", "must be a whole number"),
@@ -156,6 +160,29 @@ def test_what_is_wrong_is_named(old: str, new: str, message: str) -> None:
     assert old in UNET3D
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_text(UNET3D.replace(old, new, 1), "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("reader:", "readr:", "reader.batch_size is missing; line 22 has readr: did you mean reader?"),
+        ("batch_size:", "batchsize:", "line 24 has reader.batchsize: did you mean reader.batch_size?"),
+    ],
+)
+def test_misspelled_keys_are_recognized(old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_text(UNET3D.replace(old, new, 1), "x.yaml")
+
+
+def test_wrong_overrides_are_named_as_they_were_given() -> None:
+    for override, message in (
+        ("reader.batch_size=x", "--set reader.batch_size=x: must be a number, not 'x'"),
+        ("reader=x", "--set reader=x: must be a section with keys below it"),
+        ("reader.batchsize=1", "there is no key reader.batchsize; did you mean reader.batch_size?"),
+        ("batch", "--set batch: must be KEY=VALUE"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            parse_text(UNET3D, "x.yaml", [override])
 
 
 def test_images_are_files_of_one_sample() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from trunkline._cli_errors import print_error_document, report_error
@@ -64,6 +64,7 @@ def run_command(
     arguments: Sequence[str],
     interrupted: Callable[[argparse.Namespace], str],
     finish: Callable[[argparse.Namespace, dict[str, Any]], object] = lambda options, document: None,
+    option_names: Mapping[str, str] | None = None,
     *,
     status_of: Callable[[dict[str, Any]], int] = lambda document: OK,
     usage_errors: tuple[type[OSError], ...] = (),
@@ -72,7 +73,8 @@ def run_command(
 
     `interrupted`: what Ctrl-C has left, for the message. `finish`: what comes after the document is printed,
     which it cannot take back. `status_of`: the exit status of a command that has not failed, by its document.
-    `usage_errors`: errors that count as wrong usage.
+    `usage_errors`: errors that count as wrong usage. `option_names`: the option
+    for each argument that an error may name.
     """
     wants_json = "--json" in arguments
     options = argparse.Namespace(command="")
@@ -81,10 +83,10 @@ def run_command(
         action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
         document, text = action(options)
     except ValueError as error:
-        report_error(name, error, wants_json)
+        report_error(name, error, wants_json, option_names)
         return USAGE
     except OSError as error:
-        report_error(name, error, wants_json)
+        report_error(name, error, wants_json, option_names)
         return USAGE if isinstance(error, usage_errors) else FAILED
     except KeyboardInterrupt:
         message = f"interrupted{interrupted(options)}"

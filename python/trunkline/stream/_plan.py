@@ -67,7 +67,7 @@ def plan(
     Raises OutOfBudget, which names the least budget; Unsupported as from_pretrained does; FileNotFoundError
     if there is no file to measure; ValueError for arguments out of range.
     """
-    target = torch.device(device)
+    target = _device_argument(device)
     _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
@@ -214,17 +214,25 @@ class _GpuPredictor:
         }
 
 
+def _device_argument(device: "str | torch.device") -> torch.device:
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        target = None
+    if target is None or target.type not in ("cpu", "cuda"):
+        raise Unsupported(None, f'device: "{device}" is not supported; use cpu or cuda')
+    return target
+
+
 def _check_device(
     target: torch.device,
     host_memory: int | str | None,
     bus_bandwidth: float | str | None,
     measured_on_gpu: "tuple[object, ...]",
 ) -> None:
-    if target.type not in ("cpu", "cuda"):
-        raise Unsupported(None, f'device: {target} is not supported; use "cpu" or "cuda"')
     if target.type == "cpu" and (host_memory is not None or bus_bandwidth is not None):
         raise ValueError(
-            'host_memory, bus_bandwidth: only for a model on a GPU; pass device="cuda", or omit them'
+            "host_memory, bus_bandwidth: only for a model on a GPU; set the device to cuda, or omit them"
         )
     if target.type == "cuda" and None in measured_on_gpu and not torch.cuda.is_available():
         raise Unsupported(

@@ -8,12 +8,26 @@ from typing import Any
 from trunkline._command import Parser, run_command
 from trunkline._errors import Unsupported
 
+_OPTIONS = {
+    "model_dir": "MODEL_DIR",
+    "batch_size": "--batch",
+    "memory_budget": "--memory",
+    "device": "--device",
+    "dtype": "--dtype",
+    "host_memory": "--host-memory",
+    "bus_bandwidth": "--bus-bandwidth",
+    "host_memory, bus_bandwidth": "--host-memory, --bus-bandwidth",
+    "bandwidth": "--bandwidth",
+    "volumes": "--volumes",
+    "flops": "--flops",
+}  # by the arguments of plan() and pack()
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run `pack ...` or `plan ...`; return the exit status."""
     command = arguments[0]
     left = "; the incomplete pack was removed" if command == "pack" else ""
-    return run_command(command, _parser(), arguments, lambda _: left)
+    return run_command(command, _parser(), arguments, lambda _: left, option_names=_OPTIONS)
 
 
 def _parser() -> Parser:

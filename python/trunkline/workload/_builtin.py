@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trunkline._paths import path_name
 from trunkline.workload._parse import parse_file, parse_text
 from trunkline.workload._spec import Workload
 
@@ -41,8 +42,12 @@ def name_of_kind(name: str, kind: str | None) -> str:
         if kind in _kinds_of(each):
             return f"{each}_{kind}"
     if _kinds_of(family):
-        raise ValueError(f"{family} is not built in for {kind}; it is for {', '.join(_kinds_of(family))}")
-    raise ValueError(f"{name}: not built in for kinds of accelerators; `trunkline workload list` shows those")
+        kinds = ", ".join(_kinds_of(family))
+        raise ValueError(f"--accelerator-kind: {family} is not built in for {kind}; it is for {kinds}")
+    raise ValueError(
+        f"--accelerator-kind: {name} has no variants for kinds of accelerators; those that have, such as "
+        "unet3d_h100, are in `trunkline workload list`"
+    )
 
 
 def _kinds_of(family: str) -> list[str]:
@@ -58,6 +63,8 @@ def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Wo
     overrides: KEY=VALUE pairs that replace keys of the file, such as "reader.batch_size=4".
     Raises ValueError with the line and the key if it is not valid, OSError if there is no such file.
     """
+    if not isinstance(name_or_file, str):
+        name_or_file = path_name(name_or_file, "name_or_file")
     if name_or_file in builtin_names():
         text = (_FOLDER / f"{name_or_file}.yaml").read_text(encoding="utf-8")
         return parse_text(text, name_or_file, overrides)

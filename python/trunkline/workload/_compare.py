@@ -53,9 +53,13 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    said = [
+    said = []
+    if bool(a.get("null_device")) != bool(b.get("null_device")):
+        used = {True: "the null device", False: "storage"}
+        said.append(f"A used {used[bool(a.get('null_device'))]}, B {used[bool(b.get('null_device'))]}")
+    said += [
         f"{key} differs: {a.get(key)} and {b.get(key)}"
-        for key in ("workload", "ranks", "null_device", "device_gb_s")
+        for key in ("workload", "ranks", "device_gb_s")
         if a.get(key) != b.get(key)
     ]
     one, other = a.get("parameters"), b.get("parameters")

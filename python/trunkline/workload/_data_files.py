@@ -1,11 +1,13 @@
 """Which files a data set has, and where: named as DLIO names them, spread over directories."""
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trunkline._errors import CutOff
 from trunkline._paths import absolute_path
 from trunkline.workload._spec import Dataset, Part
 
@@ -37,6 +39,33 @@ def data_files(dataset: Dataset, directories: Sequence[Path]) -> Iterator[DataFi
         for number in range(part.files):
             directory = directories[number % len(directories)]
             yield DataFile(name, number, directory / name / _relative(dataset, part, number))
+
+
+def files_in(dataset: Dataset, directories: int) -> list[int]:
+    """Return how many files are in each of so many directories."""
+    parts = [part_of(dataset, name).files for name in PARTS]
+    return [
+        sum(-(-(files - number) // directories) for files in parts if files > number)
+        for number in range(directories)
+    ]
+
+
+def exact_file_bytes(dataset: Dataset) -> int | None:
+    """Return the size of every file where it is known without reading any: of images of one size."""
+    if dataset.format not in ("jpeg", "png") or dataset.record_bytes.stdev:
+        return None
+    return max(1, round(dataset.record_bytes.mean))
+
+
+def check_size(dataset: Dataset, path: Path, nbytes: int) -> None:
+    """Raise CutOff if a generated file has a different size, where sizes are known."""
+    wanted = exact_file_bytes(dataset)
+    if wanted is not None and nbytes != wanted:
+        message = (
+            f"{path} has {nbytes} bytes instead of {wanted}; remove it, and run "
+            "`trunkline workload generate` again"
+        )
+        raise CutOff(errno.EINVAL, message, str(path))
 
 
 def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:

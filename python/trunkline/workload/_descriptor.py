@@ -28,10 +28,10 @@ def descriptor_of(workload: Workload, directory: int, directories: int) -> dict[
     }
 
 
-def claim(workload: Workload, directories: Sequence[Path]) -> None:
-    """Write the descriptors, or find that they are those of the same data set.
+def missing_descriptors(workload: Workload, directories: Sequence[Path]) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the directories that have no descriptor yet, and what write_descriptor() is to write there.
 
-    Raises FileExistsError, before anything is written, if a directory has another data set or other files.
+    Raises FileExistsError if a directory has another data set or other files.
     """
     missing = []
     for number, directory in enumerate(directories):
@@ -48,8 +48,7 @@ def claim(workload: Workload, directories: Sequence[Path]) -> None:
                 "directory, or remove this one",
                 str(directory),
             )
-    for directory, wanted in missing:
-        write_descriptor(directory, wanted)
+    return missing
 
 
 def read_descriptor(directory: Path) -> dict[str, Any] | None:
@@ -79,16 +78,18 @@ def generated_files(directories: Sequence[Path], dataset: Dataset) -> tuple[int,
     wanted = _plain(dataset)
     for number, (directory, each) in enumerate(zip(directories, found, strict=True)):
         if each is None:
-            raise ValueError(f"--data: {directory} has no {NAME}, as {directories[0]} has")
+            raise ValueError(f"directories: {directory} has no {NAME}, but {directories[0]} has one")
         expected = (number, len(directories))
         if (each["directory"], each["directories"]) != expected:
             raise ValueError(
-                f"--data: {directory} is number {each['directory'] + 1} of the {each['directories']} "
-                "directories that the data set was generated in; give all of them, in their order"
+                f"directories: {directory} was generated as directory {each['directory'] + 1} of "
+                f"{each['directories']}; pass exactly these {each['directories']}, in their order"
             )
         differing = [key for key in wanted if key not in PARTS and wanted[key] != each["dataset"].get(key)]
         if differing:
-            raise ValueError(f"--data: {directory} was generated with a different {', '.join(differing)}")
+            raise ValueError(
+                f"directories: {directory} was generated with a different {', '.join(differing)}"
+            )
     first = found[0]
     assert first is not None
     return first["dataset"]["train"]["files"], first["dataset"]["valid"]["files"]
@@ -106,8 +107,24 @@ def _difference(present: dict[str, Any], wanted: dict[str, Any]) -> str:
         if key != "dataset" and present.get(key) != value:
             return f"{key} {present.get(key)!r}, not {value!r}"
     there = present["dataset"] if isinstance(present.get("dataset"), dict) else {}
-    keys = [key for key, value in wanted["dataset"].items() if there.get(key) != value]
-    return f"its {', '.join(keys)} differ" if len(keys) > 1 else f"its {''.join(keys)} differs"
+    return "; ".join(
+        _dataset_difference(key, there.get(key), value)
+        for key, value in wanted["dataset"].items()
+        if there.get(key) != value
+    )
+
+
+def _dataset_difference(key: str, there: Any, wanted: Any) -> str:
+    if key in PARTS and isinstance(there, dict) and there.get("files") != wanted["files"]:
+        what = "training" if key == "train" else "evaluation"
+        return f"{there.get('files')} {what} files there, {wanted['files']} requested"
+    return f"{key} is {_shown(there)} there, {_shown(wanted)} requested"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() == {"mean", "stdev"}:
+        return f"{value['mean']:g}" + (f" +- {value['stdev']:g}" if value["stdev"] else "")
+    return str(value)[:80]
 
 
 def _check_vacant(directory: Path) -> None:

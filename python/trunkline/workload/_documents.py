@@ -22,7 +22,11 @@ def read_results(path: str) -> dict[str, Any]:
 def check_results(name: str, results: object) -> None:
     """Raise ValueError, with `name` for the results, if they are not those of a run."""
     command = results.get("command", "workload run") if isinstance(results, Mapping) else None
-    if command != "workload run" or not isinstance(results, Mapping) or "error" in results:
+    if command == "workload run" and isinstance(results, Mapping) and "error" in results:
+        error = results["error"]
+        why = error.get("message") if isinstance(error, Mapping) else None
+        raise ValueError(f"{name} is of a run that failed ({str(why)[:200]}); run it again")
+    if command != "workload run" or not isinstance(results, Mapping):
         raise ValueError(f"{name} is not the result of a run; {_EXPECTED}")
     if results.get("schema", 1) != 1:
         raise ValueError(f"{name}: schema {results['schema']} is not supported; upgrade trunkline")

@@ -15,12 +15,12 @@ from trunkline._errors import Error, Unsupported, exception_of, system_error
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
-from trunkline.workload._data_files import DataFile, data_files, directories_of
-from trunkline.workload._descriptor import claim
+from trunkline.workload._data_files import DataFile, check_size, data_files, directories_of, files_in
+from trunkline.workload._descriptor import missing_descriptors, write_descriptor
 from trunkline.workload._inference_model import write_model
 from trunkline.workload._require_torch import require_torch
 from trunkline.workload._room import require_room
-from trunkline.workload._spec import Workload, check_workload
+from trunkline.workload._spec import Dataset, Workload, check_workload
 from trunkline.workload._writers import Source, write_file
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class _Work:
     missing: list[DataFile]
     kept: int
     file_bytes: int  # on average, for the progress
+
+    def missing_in(self, directories: Sequence[Path]) -> list[int]:
+        """Return how many files are missing in each directory."""
+        counts = [0] * len(directories)
+        for file in self.missing:
+            counts[file.number % len(directories)] += 1
+        return counts
 
 
 def generate(
@@ -70,9 +77,13 @@ def generate(
     with ExitStack() as held:
         for place in places:
             _lock(held.enter_context(DirectoryLock(place)))
-        claim(workload, places)
+        undescribed = missing_descriptors(workload, places)
+        if len(undescribed) == len(places):  # nothing is there yet: listing millions of files takes long
+            _check_room(workload, files_in(workload.dataset, len(places)), places)
         work = _work(workload, places, stop)
-        _check_room(workload, work, places)
+        _check_room(workload, work.missing_in(places), places)
+        for place, descriptor in undescribed:
+            write_descriptor(place, descriptor)
         written = _run(work, workers or _default_workers(workload), stop, workload.name)
         if model_bytes:
             write_model(places[0], model_bytes, workload.seed)
@@ -121,28 +132,36 @@ def _work(workload: Workload, directories: Sequence[Path], stop: threading.Event
             raise _Stopped
 
     dataset = workload.dataset
-    files = list(data_files(dataset, directories))
-    missing = [file for file in files if not file.path.exists()]
+    missing, kept = [], 0
+    for file in data_files(dataset, directories):
+        if file.path.exists():
+            check_size(dataset, file.path, file.path.stat().st_size)
+            kept += 1
+        else:
+            missing.append(file)
     source = Source(dataset, workload.seed, Content(workload.seed), check)
-    file_bytes = round(dataset.samples_per_file * dataset.record_bytes.mean)
-    return _Work(source, missing, len(files) - len(missing), file_bytes)
+    return _Work(source, missing, kept, _file_bytes(dataset))
 
 
-def _check_room(workload: Workload, work: _Work, directories: Sequence[Path]) -> None:
-    """Raise OSError if a file system has less room than the missing files need."""
+def _file_bytes(dataset: Dataset) -> int:
+    return round(dataset.samples_per_file * dataset.record_bytes.mean)
+
+
+def _check_room(workload: Workload, missing: Sequence[int], directories: Sequence[Path]) -> None:
+    """Raise OSError if a file system has less room than the missing files of its directories need."""
     counts: dict[int, int] = {}
     place: dict[int, Path] = {}
-    devices = [directory.stat().st_dev for directory in directories]
-    for device, directory in zip(devices, directories, strict=True):
+    for directory, count in zip(directories, missing, strict=True):
+        device = directory.stat().st_dev
         place.setdefault(device, directory)
-    for file in work.missing:
-        device = devices[file.number % len(directories)]
-        counts[device] = counts.get(device, 0) + 1
+        counts[device] = counts.get(device, 0) + count
     dataset = workload.dataset
     spread = dataset.record_bytes.stdev * math.sqrt(dataset.samples_per_file)
     for device, count in counts.items():
+        if not count:
+            continue
         # Four standard deviations of the sum: less would be too little once in 30,000 times.
-        needed = round(count * (work.file_bytes + _FILE_OVERHEAD_BYTES) + 4 * spread * math.sqrt(count))
+        needed = round(count * (_file_bytes(dataset) + _FILE_OVERHEAD_BYTES) + 4 * spread * math.sqrt(count))
         todo = "choose another directory, or a smaller data set with --scale"
         require_room(place[device], needed, f"{workload.name} needs", todo)
 

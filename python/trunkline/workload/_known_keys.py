@@ -76,19 +76,19 @@ _EFFECTS = {
     "output.folder": "ignored: results go to standard output",
     "output.log_file": "ignored: results go to standard output",
 }
-_UNKNOWN = "not supported: unknown key; check its spelling"
+_UNKNOWN = "not supported: unknown key; "
 
 
-def effect_of(key: str) -> str:
-    """Return what is so about a key that nothing asked for."""
+def effect_of(key: str, suggestion: str | None) -> str:
+    """Return what is so about a key that nothing asked for. `suggestion`: a known key that is like it."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         effect = _EFFECTS.get(".".join(parts[:length]))
         if effect is not None:
             return effect
-    return _UNKNOWN
+    return _UNKNOWN + (f"did you mean {suggestion}?" if suggestion else "check its spelling")
 
 
 def is_unknown(effect: str) -> bool:
     """Whether it is the effect of a key that DLIO does not know, either."""
-    return effect == _UNKNOWN
+    return effect.startswith(_UNKNOWN)

@@ -45,7 +45,7 @@ def parse_file(path: str, overrides: Sequence[str] = ()) -> Workload:
     except OSError as error:
         raise system_error(error, f"read the workload file {path}", path) from None
     except UnicodeDecodeError as error:
-        raise SpecError(path, None, "", "is not text in UTF-8") from error
+        raise SpecError(path, None, "", "is not UTF-8 text") from error
     return parse_text(text, path, overrides)
 
 
@@ -102,18 +102,21 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
 def _override(document: Node, override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key.strip("+"):
-        raise SpecError("--set", None, override, "must be KEY=VALUE, such as reader.batch_size=4")
-    changed = Node({}, 1)
-    insert(changed, key, parse_yaml(f"value: {value}", "--set").value["value"], "--set")
+        raise SpecError(f"--set {override}", None, "", "must be KEY=VALUE, such as reader.batch_size=4")
+    changed = Node({}, 1, override)
+    node = parse_yaml(f"value: {value}", f"--set {override}").value["value"]
+    insert(changed, key, Node(node.value, node.line, override), f"--set {override}")
     _replace(document, changed)
 
 
 def _reject_unknown_overrides(overrides: Sequence[str], ignored: Sequence[Ignored]) -> None:
-    unknown = {each.key for each in ignored if is_unknown(each.effect)}
+    unknown = {each.key: each.effect for each in ignored if is_unknown(each.effect)}
     for override in overrides:
         key = override.partition("=")[0].lstrip("+").removeprefix("workload.")
         if key in unknown:
-            raise SpecError("--set", None, override, f"there is no key {key}; check its spelling")
+            raise SpecError(
+                f"--set {override}", None, "", f"there is no key {key}; {unknown[key].rpartition('; ')[2]}"
+            )
 
 
 def _replace(place: Node, changed: Node) -> None:
@@ -264,7 +267,7 @@ def _ignored(root: Section, is_on: dict[str, bool]) -> tuple[Ignored, ...]:
     for key, line in root.unknown():
         section = key.partition(".")[0]
         if is_on.get(section, True):
-            found.append(Ignored(key, line, effect_of(key)))
+            found.append(Ignored(key, line, effect_of(key, root.suggestion(key))))
         else:
             flag = "train" if section in (*_OF_TRAININGS, "dataset") else section
             found.append(Ignored(key, line, f"ignored: workflow.{flag} is false"))

@@ -8,6 +8,7 @@ from typing import Any
 from trunkline.workload._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload._demand import READ_BYTES, Demand, demand_of
 from trunkline.workload._numbers import check_count, check_not_negative, check_positive, check_share
+from trunkline.workload._readable import size
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._storage import Disk, Needs, Server, disks_for, servers_for
 from trunkline.workload._totals import totals_of
@@ -89,7 +90,7 @@ def plan(
         "checkpoint_budget": None if checkpoints is None else dict(checkpoints.__dict__),
         **rows[-1],
         "scaling": rows,
-        "warnings": _warnings(rows[-1], totals_of(workload).samples),
+        "warnings": _warnings(rows[-1], totals_of(workload).samples, disk),
     }
 
 
@@ -164,8 +165,16 @@ def _saving_at(checkpoints: CheckpointBudget, mtbf: float, gb_s: float) -> dict[
     return {"gb_s": gb_s, "save_seconds": save, "interval_seconds": interval, "lost_share": lost}
 
 
-def _warnings(row: dict[str, Any], samples: int) -> Sequence[str]:
+def _warnings(row: dict[str, Any], samples: int, disk: Disk) -> Sequence[str]:
     said = []
+    read_bytes = row["training"]["gb_s"] * 1e9 / row["training"]["reads_per_second"]
+    if disk.iops_block_bytes is not None and disk.iops_block_bytes > 2 * read_bytes:
+        kib = max(4, -(-round(read_bytes) // 4096) * 4)
+        said.append(
+            f"reads/s were measured with blocks of {disk.iops_block_bytes // 1024} KiB, but the training "
+            f"reads {size(read_bytes)} at a time, and a disk may do more of them; measure "
+            f"with `trunkline bench DIR --read --random --block {kib}KiB --json`"
+        )
     steps, saving = row["training"]["steps_per_epoch"], row["checkpoints"]
     if steps < _ENOUGH_STEPS:
         said.append(

@@ -3,9 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trunkline._core import parse_size
+from trunkline._errors import errno_reason
+from trunkline._html import check_writable
 from trunkline.workload._builtin import name_of_kind
 from trunkline.workload._disk_numbers import measured_disk, with_given
 from trunkline.workload._plan import CheckpointBudget, plan
@@ -18,6 +21,23 @@ DESCRIPTION = (
     "needs on any number of accelerators, and inference with its model, and how many disks that is. Nothing "
     "is read or measured: what a disk can do is given, or comes from measurements."
 )
+
+PLAN_OPTIONS = {
+    "accelerators": "--accelerators",
+    "target": "--target",
+    "inference_ratio": "--inference-ratio",
+    "Disk.read_gb_s": "--disk-gb-s",
+    "Disk.iops": "--disk-iops",
+    "Disk.write_gb_s": "--disk-write-gb-s",
+    "Disk.capacity_bytes": "--disk-capacity",
+    "Server.gb_s": "--server-gb-s",
+    "Server.disks": "--server-disks",
+    "CheckpointBudget.nbytes": "--checkpoint-size",
+    "CheckpointBudget.share": "--checkpoint-budget",
+    "CheckpointBudget.mtbf_hours": "--mtbf-hours",
+    "CheckpointBudget.restart_seconds": "--restart-seconds",
+    "CheckpointBudget.kept": "--checkpoints-kept",
+}  # by the arguments of plan()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +91,9 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--checkpoint-size", metavar="SIZE", help="size of a checkpoint of all ranks: how fast must saves be"
+        "--checkpoint-size",
+        metavar="SIZE",
+        help="size of a checkpoint of all ranks: also compute how fast saves must be",
     )
     parser.add_argument(
         "--checkpoint-budget",
@@ -101,7 +123,7 @@ def run_plan(
 ) -> tuple[dict[str, Any], str]:
     """Compute the plan, and draw it; return the document, and the text."""
     if options.plot is not None:
-        check_plot_name(options.plot)
+        _check_plot(options.plot)
     options.workload = name_of_kind(options.workload, options.accelerator_kind)
     document = plan(
         load(options),
@@ -116,6 +138,15 @@ def run_plan(
         write_plot(document, options.plot)
         print(f"plot: {options.plot}", file=sys.stderr)
     return document, plan_text(document)
+
+
+def _check_plot(path: str) -> None:
+    """Raise ValueError, before anything is computed, if no plot can be written."""
+    check_plot_name(path)
+    try:
+        check_writable(Path(path))
+    except OSError as error:
+        raise ValueError(f"--plot: cannot write {path}: {errno_reason(error.errno or 0)}") from error
 
 
 def _disk(options: argparse.Namespace) -> Disk:

@@ -156,9 +156,7 @@ def _basis(plan: Mapping[str, Any]) -> list[str]:
             value = size(disk[name]) if name == "capacity_bytes" else quantity(disk[name])
             lines.append(f"a disk {shown.format(value)} ({disk['sources'].get(name, 'given')})")
     if not lines:
-        lines.append(
-            "nothing is known of the disks: --disk-gb-s, --disk-iops, --disk-capacity or --bench say it"
-        )
+        lines.append("to get a number of disks, pass --disk-gb-s, --disk-iops, --disk-capacity or --bench")
     if server is not None:
         parts = [] if server["gb_s"] is None else [f"carries {server['gb_s']:g} GB/s"]
         parts += [] if server["disks"] is None else [f"has {server['disks']} disks"]

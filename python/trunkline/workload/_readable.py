@@ -3,7 +3,7 @@
 
 def size(count: float) -> str:
     """A number of bytes: 13.5 GB."""
-    for unit in ("B", "KB", "MB", "GB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000

@@ -33,6 +33,7 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "running_seconds": running,
         "compute_seconds": max(each["busy_ns"] for each in ranks) / 1e9,
         "waited_seconds": max(each["running_ns"] - each["busy_ns"] for each in ranks) / 1e9,
+        "first_step_seconds": max(each["first_running_ns"] for each in ranks) / 1e9,
         "late_loop_seconds": max(each["late_loop_ns"] for each in ranks) / 1e9,
         "loop_cpu_seconds": max(each["loop_cpu_ns"] for each in ranks) / 1e9,
         "step_seconds": percentiles(steps),
@@ -142,6 +143,8 @@ def text_of(document: dict[str, Any]) -> str:
         f"  read                {document['gb_s']:.3f} GB/s, {document['samples_per_second']:.6g} samples/s",
         f"  steps               {document['steps']} in {document['running_seconds']:.3f} s, "
         f"{document['compute_seconds']:.3f} s of them computing, {document['waited_seconds']:.3f} s waiting",
+        f"  first step          {duration(document['first_step_seconds'])} with its wait; left out of the "
+        "utilization, as readers start in it",
         f"  step time           {_row(document['step_seconds'])}",
         f"  wait before a step  {_row(document['wait_seconds'])}",
     ]

@@ -66,11 +66,15 @@ def run(
     places = None if directories is None else directories_of(directories)
     if workload.inference is not None:
         if places is None:
-            raise ValueError(f"{workload.name} runs inference, which needs its data set; pass --data DIR")
+            raise ValueError(
+                f"{workload.name} runs inference, which needs its data set; pass its directories (--data DIR)"
+            )
         return run_inference(workload, places, ranks or 1, remove)
     if workload.train is None and workload.checkpoint is not None:
         if places is None:
-            raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; pass --data DIR")
+            raise ValueError(
+                f"{workload.name} saves checkpoints, which needs a directory; pass one (--data DIR)"
+            )
         return run_checkpoints(workload, places, ranks, scale_bytes, remove)
     if workload.train is None:
         raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")

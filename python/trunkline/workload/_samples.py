@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from trunkline.data import Index, index
-from trunkline.workload._data_files import PartName, part_folders, part_of
-from trunkline.workload._descriptor import generated_files
+from trunkline.workload._data_files import PartName, check_size, exact_file_bytes, part_folders, part_of
+from trunkline.workload._descriptor import NAME, generated_files
 from trunkline.workload._spec import Dataset, Workload
 from trunkline.workload._totals import with_files
 from trunkline.workload._writers import NPY_HEADER_BYTES
@@ -47,10 +49,10 @@ def open_part(workload: Workload, name: PartName, directories: Sequence[Path]) -
     folders = [folder for folder in part_folders(name, directories) if folder.is_dir()]
     missing = [str(directory) for directory in directories if not directory.is_dir()]
     if missing:
-        raise ValueError(f"--data: there is no directory {', '.join(missing)}; check the path")
+        raise ValueError(f"directories: there is no directory {', '.join(missing)}; check the path")
     if not folders:
         raise ValueError(
-            f"--data: no folder {name} in {', '.join(map(str, directories))}; "
+            f"directories: no folder {name} in {', '.join(map(str, directories))}; "
             "make the data set with `trunkline workload generate`"
         )
     found = index(_paths(dataset, folders), **_options(dataset))
@@ -58,11 +60,21 @@ def open_part(workload: Workload, name: PartName, directories: Sequence[Path]) -
     if len(found) != wanted:
         what = "row groups" if dataset.format == "parquet" else "samples"
         raise ValueError(
-            f"--data: {len(found)} {what} in {', '.join(map(str, folders))}, and {wanted} in "
-            f"{workload.name}; finish the data set with `trunkline workload generate`, or set "
-            "dataset.num_files_train with --set"
+            f"directories: {', '.join(map(str, folders))}: {len(found)} {what}, but {workload.name} has "
+            f"{wanted}; make the missing ones with `trunkline workload generate`"
         )
+    if (directories[0] / NAME).exists():  # those of others have other sizes
+        _check_sizes(dataset, found)
     return found
+
+
+def _check_sizes(dataset: Dataset, found: Index) -> None:
+    """Raise CutOff if a file has a different size than it was generated with, where that is known."""
+    wanted = exact_file_bytes(dataset)
+    if wanted is None:
+        return
+    for number in numpy.flatnonzero(found._sizes != wanted)[:1].tolist():
+        check_size(dataset, Path(found.paths[number]), int(found._sizes[number]))
 
 
 def _paths(dataset: Dataset, folders: Sequence[Path]) -> list[Path]:

@@ -1,5 +1,6 @@
 """A section of a workload file: typed access to its keys, which remembers those that nothing asked for."""
 
+import difflib
 import math
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -7,6 +8,7 @@ from typing import Any, NoReturn
 from trunkline.workload._spec_error import SpecError
 from trunkline.workload._yaml import Node
 
+_ALIKE = 0.85  # batchsize and batch_size are, num_files_eval and num_files_train are not
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
@@ -16,15 +18,19 @@ class Section:
     Methods accept several spellings of a key, of which the file may have one.
     """
 
-    def __init__(self, source: str, name: str, node: Node) -> None:
+    def __init__(self, source: str, name: str, node: Node, parent: "Section | None" = None) -> None:
         """`name`: the path of the section, empty for the document."""
+        self._parent = parent
         self._source = source
         self._name = name
         self._line = node.line
         if node.value is None:
             node = Node({}, node.line)
         if not isinstance(node.value, dict):
-            raise SpecError(source, node.line, name, "must be a section with keys below it")
+            problem = "must be a section with keys below it"
+            if node.override:
+                raise SpecError(f"--set {node.override}", None, "", problem)
+            raise SpecError(source, node.line, name, problem)
         self._nodes: dict[str, Node] = node.value
         self._known: set[str] = set()
         self._sections: dict[str, Section] = {}
@@ -40,6 +46,8 @@ class Section:
     def fail(self, key: str, problem: str) -> NoReturn:
         """Raise SpecError about a key."""
         node = self._nodes.get(key)
+        if node is not None and node.override:
+            raise SpecError(f"--set {node.override}", None, "", problem)
         raise SpecError(self._source, node.line if node else self._line, self.path(key), problem)
 
     def path(self, key: str) -> str:
@@ -50,7 +58,7 @@ class Section:
         """The section of this name, empty if it is missing."""
         if key not in self._sections:
             node = self._nodes.get(key) or Node({}, self._line)
-            self._sections[key] = Section(self._source, self.path(key), node)
+            self._sections[key] = Section(self._source, self.path(key), node, self)
         return self._sections[key]
 
     def value(self, *keys: str) -> Any:
@@ -170,9 +178,28 @@ class Section:
                 self._source,
                 self._line if self._nodes else None,
                 self.path(keys[0]),
-                f"is missing{also}; write {wanted}",
+                f"is missing{also}; {self._misspelled(keys[0]) or f'write {wanted}'}",
             )
         return default
+
+    def suggestion(self, path: str) -> str | None:
+        """The key that was asked for and is most like a path that was not; None if none is."""
+        return next(iter(difflib.get_close_matches(path, self._known_paths(), 1, _ALIKE)), None)
+
+    def _known_paths(self) -> list[str]:
+        inner = [each for section in self._sections.values() for each in section._known_paths()]
+        return [self.path(key) for key in self._known] + inner
+
+    def _misspelled(self, key: str) -> str | None:
+        """What may be meant by a key, or its section, that is missing."""
+        section, wanted = self, key
+        if not self._nodes and self._parent is not None:
+            section, wanted = self._parent, self._name.rpartition(".")[2]
+        others = [each for each in section._nodes if each not in section._known | section._sections.keys()]
+        for found in difflib.get_close_matches(wanted, others, 1, _ALIKE):
+            line, present = section._nodes[found].line, section.path(found)
+            return f"line {line} has {present}: did you mean {section.path(wanted)}?"
+        return None
 
 
 def _leaves(path: str, node: Node) -> Iterator[tuple[str, int]]:

@@ -19,6 +19,8 @@ class Disk:
     """Reads per second."""
     write_gb_s: float | None = None
     """Bandwidth of writing, in 10^9 bytes per second."""
+    iops_block_bytes: int | None = None
+    """Size of the reads that `iops` counts; None: that of the samples."""
     capacity_bytes: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each number is from, by its name."""

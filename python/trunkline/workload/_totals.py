@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trunkline.workload._readable import size
 from trunkline.workload._spec import Workload
 
 
@@ -74,7 +75,7 @@ def scaled(workload: Workload, scale_bytes: int) -> Workload:
     files = int(scale_bytes // each)
     if files < 1:
         raise ValueError(
-            f"--scale: one file of {workload.name} has {each / 1e9:.3g} GB, and sizes of samples are kept; "
+            f"--scale: one file of {workload.name} has {size(each)}, and --scale keeps the sizes of samples; "
             "choose a larger size"
         )
     valid = dataset.valid.files

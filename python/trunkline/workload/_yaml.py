@@ -15,6 +15,7 @@ class Node:
 
     value: Any
     line: int
+    override: str = ""  # the KEY=VALUE of --set that it is from
 
 
 def parse_yaml(text: str, source: str) -> Node:
@@ -61,7 +62,7 @@ def insert(root: Node, key: str, node: Node, source: str) -> None:
         for name, each in node.value.items():
             insert(present, name, each, source)
     elif present is not None:
-        raise SpecError(source, node.line, key, f"is given twice, first in line {present.line}")
+        raise SpecError(source, node.line, key, f"is duplicated; it is first in line {present.line}")
     else:
         place.value[last] = node
 

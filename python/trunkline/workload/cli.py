@@ -17,16 +17,26 @@ from trunkline.workload._data_files import directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
-from trunkline.workload._plan_cli import DESCRIPTION, add_options, run_plan
+from trunkline.workload._plan_cli import DESCRIPTION, PLAN_OPTIONS, add_options, run_plan
 from trunkline.workload._readable import size
 from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
+from trunkline.workload._samples import found_workload
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import mean_file_bytes, scaled, totals_of
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[Parser]
+
+
+_OPTIONS = {
+    "directories": "--data",
+    "ranks": "--ranks",
+    "device_gb_s": "--device-gb-s",
+    "workers": "--workers",
+    **PLAN_OPTIONS,
+}  # by the arguments of run(), generate() and plan()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     def interrupted(options: argparse.Namespace) -> str:
         return "; run the same command again to continue" if options.command == "generate" else ""
 
-    return run_command("workload", make_parser(), arguments[1:], interrupted, _write_report)
+    return run_command("workload", make_parser(), arguments[1:], interrupted, _write_report, _OPTIONS)
 
 
 def make_parser() -> Parser:
@@ -104,8 +114,9 @@ def _add_run(commands: "_Commands") -> Parser:
         "--ranks",
         type=int,
         metavar="N",
-        help="how many accelerators to emulate, each in a process of its own (default: 1; for checkpoints "
-        "alone, all ranks of the model). Fewer than the model has are its first ones",
+        help="how many accelerators to emulate, one process per emulated accelerator (default: 1; for "
+        "checkpoints alone, all ranks of the model). With fewer ranks than the model has, the first N are "
+        "run",
     )
     parser.add_argument(
         "--scale",
@@ -240,6 +251,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     workload = _load(options)
     if options.report is not None:
         _check_report(options.report, workload)
+    _warn_of_files(options, workload)
     scale = None if options.scale is None else parse_size(options.scale, "--scale")
     document = run(
         workload,
@@ -253,6 +265,23 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if workload.inference is not None:
         text = text_of_inference
     return {**_head(options), **document, "ignored": _ignored(workload)}, text(document)
+
+
+def _warn_of_files(options: argparse.Namespace, workload: Workload) -> None:
+    """Say on stderr if a number of files has no effect, as others were generated."""
+    if not options.data or not workload.has_dataset:
+        return
+    found = found_workload(workload, directories_of(options.data)).dataset
+    for key, there, wanted in (
+        ("dataset.num_files_train", found.train.files, workload.dataset.train.files),
+        ("dataset.num_files_eval", found.valid.files, workload.dataset.valid.files),
+    ):
+        if there != wanted and any(key in each.partition("=")[0] for each in options.set):
+            print(
+                f"--set {key}={wanted} has no effect: {there} files were generated in "
+                f"{', '.join(options.data)}, and all are read",
+                file=sys.stderr,
+            )
 
 
 def _check_report(path: str, workload: Workload) -> None:
