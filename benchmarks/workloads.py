@@ -26,7 +26,7 @@ JOBS: dict[str, list[str]] = {
     "unet3d_h100": [
         "dataset.num_files_train=64",
         "dataset.record_length_bytes=18325078",  # an eighth of the published ones
-        # With so few files, a spread as published would leave one disk with a tenth more bytes than the others.
+        # With a spread as published, one disk would have a tenth more bytes than the others.
         "dataset.record_length_bytes_stdev=1000000",
         "reader.prefetch_size=24",  # nearly as many bytes ahead as published
     ],

@@ -33,6 +33,6 @@ def line(results: dict[str, Any]) -> str:
     if "error" in results:
         return f"emulated training job: not run: {results['error']}"
     return (
-        f"emulated training job (ResNet-50 on one H100, {results['steps']} steps, waits instead of computation): "
+        f"emulated training job (ResNet-50 on one H100, {results['steps']} steps of waits): "
         f"busy {results['utilization']:.1%} of the time, at {results['gb_s']:.2f} GB/s"
     )

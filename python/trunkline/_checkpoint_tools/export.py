@@ -7,9 +7,9 @@ from trunkline._checkpoint_tools.source import find_source, open_state
 from trunkline._core import Engine
 from trunkline._export.exported import SAFETENSORS_SUFFIX, Exported, export_state
 from trunkline._export.output import check_target
+from trunkline._formats.suffixes import PT_SUFFIXES
 from trunkline._paths import absolute_path, path_name
 from trunkline._trace import span
-from trunkline.checkpoint.save import PT_SUFFIXES
 
 
 def export_checkpoint(
