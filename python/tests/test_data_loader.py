@@ -21,7 +21,7 @@ import numpy
 import pytest
 
 import trunkline as tl
-from trunkline.data import Batch, Index, Loader, _stream
+from trunkline.data import Batch, Index, Loader, _loader, _stream
 
 Array: TypeAlias = "numpy.ndarray[Any, Any]"
 
@@ -152,6 +152,25 @@ def test_a_state_goes_on_with_the_same_rest(index: Index) -> None:
         assert seen == expected[:batches]
         assert after == expected[batches:epoch_end], batches
         assert rest.epoch == (1 if batches < 23 else 2)
+
+
+def test_a_loader_follows_ranks_that_come_later(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [
+        [batch.indices.tolist() for batch in Loader(index, 4, rank=rank, world_size=3)] for rank in range(3)
+    ]
+    early = pickle.dumps(Loader(index, 4))
+    given = Loader(index, 4, rank=0, world_size=1)
+    for rank in range(3):
+        loader = pickle.loads(early)
+        monkeypatch.setattr(_loader, "initialized_ranks", lambda rank=rank: (rank, 3))
+        assert len(loader) == len(expected[rank])
+        assert [batch.indices.tolist() for batch in loader] == expected[rank]
+        assert sum(len(batch.indices) for batch in given) == len(index)
+    monkeypatch.setattr(_loader, "initialized_ranks", lambda: None)
+    few = Loader(index, len(index), drop_last=True)
+    monkeypatch.setattr(_loader, "initialized_ranks", lambda: (0, 2))
+    with pytest.raises(ValueError, match="no batch is left"):
+        next(iter(few))
 
 
 def test_a_state_goes_on_with_other_ranks(index: Index) -> None:
@@ -458,8 +477,8 @@ def test_many_processes_without_torch_distributed_are_warned_of(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.warns(UserWarning, match="this process gets all samples"):
-        Loader(index, 8)
-    Loader(index, 8, rank=1, world_size=4)
+        next(iter(Loader(index, 8)))
+    next(iter(Loader(index, 8, rank=1, world_size=4)))
 
 
 def test_a_forked_child_reads_on_its_own(index: Index) -> None:

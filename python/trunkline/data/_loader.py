@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trunkline._core import BatchReader, Engine
 from trunkline._errors import Unsupported
 from trunkline.data._index import Index
-from trunkline.data._ranks import rank_and_world_size
+from trunkline.data._ranks import given_ranks, initialized_ranks, warn_of_missing_group
 from trunkline.data._state import Cursor, cursor_of, state_of
 from trunkline.data._stream import DecodedBatches, Decoding, Item, RawBatches, Skipped
 from trunkline.data.native import has_tfrecord_framing, table_of
@@ -26,10 +26,10 @@ class Loader:
     index: an Index, or paths for tl.data.index. batch_size: samples of each rank's batch. shuffle: True, each
     sample on its own; False, the order of the data; an int above 1: blocks of as many consecutive samples are
     shuffled, each read at once (for disks that need sequential reads). seed: chooses the order, together
-    with the epoch. rank, world_size: None: those of torch.distributed if it is initialized, else one rank.
-    drop_last: leave out the last step of an epoch if it has not batch_size samples for every rank; else its
-    samples are divided evenly, and where there are fewer than ranks, those without one repeat the first of
-    the epoch: all ranks always have the same number of batches.
+    with the epoch. rank, world_size: None: those of torch.distributed if it is initialized when a loop
+    begins, else one rank. drop_last: leave out the last step of an epoch if it has not batch_size samples for
+    every rank; else its samples are divided evenly, and where there are fewer than ranks, those without one
+    repeat the first of the epoch: all ranks always have the same number of batches.
 
     prefetch: buffers, the one of the batch that you hold among them (at least 2). They are pinned, and as
     large as the largest batch, so that memory is bounded by prefetch x batch. decode: called for each
@@ -70,10 +70,12 @@ class Loader:
         self._batch_size = _number(batch_size, "batch_size", 1)
         self._block = _block(shuffle)
         self._seed = _number(seed, "seed", 0) % 2**64
-        self._rank, self._world_size = rank_and_world_size(
+        given = given_ranks(
             None if rank is None else _number(rank, "rank", 0),
             None if world_size is None else _number(world_size, "world_size", 1),
         )
+        self._follows_group = given is None
+        self._rank, self._world_size = given or initialized_ranks() or (0, 1)
         self._drop_last = bool(drop_last)
         self._prefetch = max(2, _number(prefetch, "prefetch", 1))
         if on_error not in ("raise", "skip"):
@@ -112,6 +114,21 @@ class Loader:
                 f"of a step (batch_size {self._batch_size} x {self._world_size} ranks)"
             )
 
+    def _adopt_ranks(self) -> bool:
+        """Take over the ranks of torch.distributed, unless others were given; return if it is initialized.
+
+        It may have been initialized since the Loader was made, which may have come here from another process.
+        """
+        ranks = initialized_ranks() if self._follows_group else None
+        if ranks is None:
+            return False
+        if ranks != (self._rank, self._world_size):
+            self._rank, self._world_size = ranks
+            self._check_steps()
+            if not self._was_left:
+                self._set_cursor(self._cursor)  # fewer samples than a step of all ranks may be left
+        return True
+
     @property
     def index(self) -> Index:
         """Where the samples are."""
@@ -129,6 +146,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, the same for every rank."""
+        self._adopt_ranks()
         step = self._batch_size * self._world_size
         return len(self._index) // step if self._drop_last else -(-len(self._index) // step)
 
@@ -138,6 +156,8 @@ class Loader:
 
     def _epoch(self, share: int, shares: int) -> Iterator[Any]:
         """Iterate over number `share` of `shares` of a rank's batches."""
+        if not self._adopt_ranks() and self._follows_group and share == 0:
+            warn_of_missing_group()
         if self._was_left:
             self._set_cursor(Cursor(self._cursor.epoch + 1))
         if shares > 1:
