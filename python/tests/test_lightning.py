@@ -404,6 +404,16 @@ def test_an_error_in_the_background_ends_the_run(tmp_path: Path, plugin: Any, fa
         new_trainer(tmp_path, plugin).fit(new_model(), batches())
 
 
+@pytest.mark.parametrize("name", ["~/runs/last.ckpt", "s3:/bucket/last.ckpt"])
+def test_makes_no_folders_with_names_of_homes_and_urls(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="expanduser|is a URL"):
+        tl.lightning.CheckpointIO(background=False).save_checkpoint({"state_dict": {}}, name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_removes_files_folders_and_nothing(tmp_path: Path) -> None:
     plugin = tl.lightning.CheckpointIO()
     (tmp_path / "folder.ckpt").mkdir()

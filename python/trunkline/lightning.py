@@ -124,6 +124,7 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
             self._settle_or_warn()  # also if the save before failed: the job ends after this one
         else:
             self._settle()
+        absolute_path(name)  # rejects paths that would make folders named "~" or "s3:"
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         state = savable(checkpoint)
         if Path(name).is_symlink():
