@@ -120,6 +120,26 @@ def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["mine"]
 
 
+def test_two_at_a_time_are_refused_also_where_they_share_one_directory(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("a", "b")]
+    (places[1] / "checkpoints").mkdir(parents=True)
+    with DirectoryLock(places[1] / "checkpoints") as lock:
+        assert lock.try_lock()
+        with pytest.raises(OSError, match="another process saves checkpoints in .*/b/"):
+            run(workload(), places, 1, remove=True)
+
+
+def test_ranks_import_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "calendar.py").write_text("raise SystemExit('the calendar of the working directory')")
+    (tmp_path / "json.py").write_text("raise SystemExit('the json of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    overrides = ("model.parallelism.data=1",)
+    document = run(workload(*overrides, num_checkpoints_write=1, num_checkpoints_read=0), [tmp_path / "a"])
+    assert document["ranks"] == 2
+
+
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with DirectoryLock(tmp_path / "checkpoints") as lock:

@@ -148,16 +148,17 @@ def checkpoint_document(
 
 
 def hold(folder: CheckpointFolder, held: ExitStack) -> list[Path]:
-    """Make the folders, and lock the first one until `held` is closed; return those that did not exist."""
+    """Make the folders, and lock them until `held` is closed; return those that did not exist."""
     made = folder.make()
-    lock = held.enter_context(DirectoryLock(folder.places[0]))
-    if not lock.try_lock():
-        raise exception_of(
-            "system",
-            errno.EBUSY,
-            f"another process saves checkpoints in {lock.directory}",
-            str(lock.directory),
-        )
+    for place in folder.places:  # another run may share one of them only
+        lock = held.enter_context(DirectoryLock(place))
+        if not lock.try_lock():
+            raise exception_of(
+                "system",
+                errno.EBUSY,
+                f"another process saves checkpoints in {lock.directory}",
+                str(lock.directory),
+            )
     return made
 
 

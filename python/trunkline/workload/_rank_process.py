@@ -38,7 +38,8 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run main(), and end the process."""
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

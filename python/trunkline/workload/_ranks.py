@@ -22,6 +22,11 @@ from trunkline.workload._rank_progress import UNKNOWN, RankProgress, Report
 
 ABORTED = 3  # exit status of a rank that ended because another one did
 _POLL_SECONDS = 0.02
+# Imports nothing from the working directory, which `-m` would: a calendar.py there is not the library's.
+_RANK_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from trunkline.workload._rank_process import run; run()"
+)
 _BARRIER_BYTES = len(PARTS) * StepBarrierMemory.size()
 
 
@@ -97,8 +102,8 @@ def _run(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(ranks):
-            command = [sys.executable, "-m", "trunkline.workload._rank_process"]
-            command += [str(descriptor), str(rank), str(ranks), str(os.getpid())]
+            arguments = map(str, (descriptor, rank, ranks, os.getpid()))
+            command = [sys.executable, "-c", _RANK_PROGRAM, *arguments]
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=outputs[rank], pass_fds=(descriptor,)
             )
