@@ -11,6 +11,7 @@ DLPack:
 """
 
 import logging as _logging_first  # noqa: F401 - so that its exit handler runs after ours
+import os as _os
 from typing import TYPE_CHECKING, Any
 
 from trunkline._core import (
@@ -57,6 +58,7 @@ from trunkline._trace import trace
 if TYPE_CHECKING:
     from trunkline import data as data
     from trunkline import dcp as dcp
+    from trunkline import deepspeed as deepspeed
     from trunkline import lightning as lightning
     from trunkline import stream as stream
     from trunkline import torch as torch
@@ -109,9 +111,14 @@ __all__ = [
 
 _configure_logging()
 
+if _os.environ.get("TRUNKLINE_DEEPSPEED", "") not in ("", "0"):
+    from trunkline._deepspeed_hook import watch as _watch_for_deepspeed
+
+    _watch_for_deepspeed()
+
 # Imported at first use: modules that need torch, or a library on top of it, which the rest works without, and
 # what few programs need.
-_LAZY_MODULES = ("data", "dcp", "lightning", "stream", "torch", "transformers")
+_LAZY_MODULES = ("data", "dcp", "deepspeed", "lightning", "stream", "torch", "transformers")
 _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",

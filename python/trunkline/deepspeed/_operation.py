@@ -1,0 +1,108 @@
+"""One read or write of a tensor, as DeepSpeed asks for it."""
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trunkline._core import open as open_file
+from trunkline._errors import exception_of, system_error
+
+if TYPE_CHECKING:
+    from trunkline._core import File
+
+_NEW_FILE_MODE = 0o600  # as DeepSpeed creates files
+_COMPARED_BYTES = 16 << 20  # at a time
+
+
+class Operation:
+    """A transfer that has begun. Its file is open until it has ended."""
+
+    def __init__(self, buffer: torch.Tensor, file: "File", name: str, offset: int, *, reads: bool) -> None:
+        """Begin it. Takes the file over."""
+        self._name = name
+        self._offset = offset
+        self._reads = reads
+        self._file = file
+        self._target = buffer
+        try:
+            if reads:
+                self._check_size(buffer.nbytes)
+            # The engine takes contiguous memory.
+            self._memory = buffer.detach() if buffer.is_contiguous() else buffer.detach().contiguous()
+            begin = file.async_pread if reads else file.async_pwrite
+            self._future = begin(self._memory, offset)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def read(cls, buffer: torch.Tensor, path: str, offset: int) -> "Operation":
+        """Begin to read. Raises EndOfFile if the file is too short, OSError if it cannot be opened."""
+        return cls(buffer, open_file(path, "r"), path, offset, reads=True)
+
+    @classmethod
+    def write(cls, buffer: torch.Tensor, path: str, offset: int) -> "Operation":
+        """Begin to write into the file, which is made if there is none; what it has elsewhere stays."""
+        return cls(buffer, _open_or_make(path), path, offset, reads=False)
+
+    @classmethod
+    def write_to(cls, buffer: torch.Tensor, fd: int, offset: int) -> "Operation":
+        """Begin to write into an open file, which the caller may close at once."""
+        path = f"/proc/self/fd/{fd}"  # the same file, also if it has been removed
+        try:
+            os.fstat(fd)
+            return cls(buffer, open_file(path, "r+"), path, offset, reads=False)
+        except OSError as error:
+            raise system_error(error, f"write to the file descriptor {fd}", path) from error
+
+    def finish(self, *, validate: bool = False) -> None:
+        """Wait until it has ended. Raises what it failed with; `validate`: Corrupt if the file differs."""
+        try:
+            self._future.result()
+            if self._reads and self._memory.data_ptr() != self._target.data_ptr():
+                self._target.detach().copy_(self._memory)
+        finally:
+            self._file.close()
+        if validate:
+            self._compare()
+
+    def _check_size(self, nbytes: int) -> None:
+        size = self._file.size
+        if self._offset + nbytes > size:
+            raise exception_of(
+                "end_of_file",
+                0,
+                f"{self._name} has {size} bytes, which end before byte {self._offset + nbytes}: "
+                f"{nbytes} bytes from {self._offset} were asked for; check whether it was written as a whole",
+                self._name,
+            )
+
+    def _compare(self) -> None:
+        """Read through the page cache what was moved, and compare."""
+        expected = self._memory.to("cpu").reshape(-1).view(torch.uint8).numpy()
+        with Path(self._name).open("rb") as file:
+            file.seek(self._offset)
+            for begin in range(0, len(expected), _COMPARED_BYTES):
+                part = expected[begin : begin + _COMPARED_BYTES]
+                if file.read(len(part)) != part.tobytes():
+                    raise exception_of(
+                        "corrupt",
+                        errno.EBADMSG,
+                        f"{self._name} differs from the buffer within {len(part)} bytes from "
+                        f"{self._offset + begin}; is another program writing it?",
+                        self._name,
+                    )
+
+
+def _open_or_make(path: str) -> "File":
+    try:
+        return open_file(path, "r+")
+    except FileNotFoundError:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _NEW_FILE_MODE))
+        except OSError as error:
+            raise system_error(error, f"make {path}", path) from error
+        return open_file(path, "r+")
