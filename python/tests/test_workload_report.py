@@ -218,6 +218,17 @@ def test_run_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert re.search(r"--report: cannot write .*out.html: no such file or directory", capsys.readouterr().err)
 
 
+def test_a_report_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(WORKLOAD)
+    (tmp_path / "published").mkdir()
+    link = tmp_path / "link.html"
+    link.symlink_to("published/page.html")
+    arguments = ["run", str(tmp_path / "tiny.yaml"), "--null-device", "--report", str(link)]
+    assert cli.main(["workload", *arguments]) == 0
+    assert link.is_symlink()
+    assert (tmp_path / "published" / "page.html").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -61,4 +61,4 @@ def check_writable(path: Path) -> None:
     with path.open("a"):
         pass
     if not existed:
-        path.unlink()
+        path.resolve().unlink()  # what was made, also where `path` is a link to it
