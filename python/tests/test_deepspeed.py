@@ -238,6 +238,12 @@ STAND_IN = {
         "class CPUAdamBuilder(OpBuilder):\n"
         "    NAME = 'cpu_adam'\n"
     ),
+    "deepspeed/ops/op_builder/cpu.py": (  # an accelerator without gds
+        "from . import AsyncIOBuilder, OpBuilder\n"
+        "class NotImplementedBuilder(OpBuilder):\n"
+        "    NAME = 'deepspeed_not_implemented'\n"
+        "GDSBuilder = UtilsBuilder = NotImplementedBuilder\n"
+    ),
 }
 
 
@@ -261,14 +267,23 @@ def run_beside_stand_in(tmp_path: Path, code: str, **environment: str) -> str:
 def test_install_and_uninstall(tmp_path: Path) -> None:
     code = """
 import sys, trunkline.deepspeed as ours
+import deepspeed.ops.op_builder.cpu
 ours.install()
 ours.install()
 import deepspeed
+from deepspeed.ops.op_builder.cpu import UtilsBuilder
 from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, GDSBuilder, PinMemoryBuilder
 for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder):
     assert builder().load() is ours is builder().load(verbose=True)
 assert AsyncIOBuilder().is_compatible() and AsyncIOBuilder().is_compatible(verbose=True)
-assert not CPUAdamBuilder().is_compatible()
+for builder in (CPUAdamBuilder, UtilsBuilder):
+    assert not builder().is_compatible()
+    try:
+        builder().load()
+    except RuntimeError as error:
+        assert str(error) == 'would compile'
+    else:
+        raise AssertionError(builder)
 assert deepspeed.ops.__compatible_ops__ == {'async_io': True, 'pin_memory': True, 'cpu_adam': False}
 ours.uninstall()
 ours.uninstall()
