@@ -188,6 +188,26 @@ def test_the_cache_folder_is_used_if_the_data_are_read_only(
     assert len(scanned) == 3
 
 
+@pytest.mark.parametrize("home", ["relative", "~"])
+def test_no_folder_is_made_for_a_user_without_a_home(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    write = _cache._write
+
+    def refusing(path: str, *arguments: object) -> None:
+        if path.startswith(str(data)):
+            raise OSError(30, "read-only")
+        write(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_cache, "_write", refusing)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", home)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert len(tl.data.index(data)) == 33
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 def test_no_place_for_a_cache_file_is_no_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

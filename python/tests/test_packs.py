@@ -87,6 +87,23 @@ def test_a_pack_is_no_more_readable_than_the_weights(folder: Path, disks: list[P
     assert [path.stat().st_mode & 0o777 for path in members] == count * [0o640]
 
 
+@pytest.mark.parametrize(("others", "expected"), [(0o640, 0o600), (0o644, 0o644)])
+def test_a_pack_is_not_readable_by_a_group_that_may_not_read_the_weights(
+    folder: Path, disks: list[Path], others: int, expected: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give files to another group")
+    before = os.umask(0o022)
+    try:
+        for path in folder.glob("*.safetensors"):
+            os.chown(path, -1, 6001)
+            path.chmod(others)
+        tl.transformers.pack(folder, disks[:1])
+    finally:
+        os.umask(before)
+    assert (disks[0] / WEIGHTS).stat().st_mode & 0o777 == expected
+
+
 def test_striped_files_of_others_are_never_replaced(folder: Path, disks: list[Path]) -> None:
     a, b, s = disks
     # Of one stripe, which lies in the first directory only, and of several.

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 from trunkline import _core
@@ -44,12 +46,15 @@ class PackLocation:
             return _core.open(self.directories[0] / WEIGHTS, mode)  # type: ignore[arg-type]
         return self._volume.open(WEIGHTS, mode)  # type: ignore[arg-type]
 
-    def restrict_access(self, mode: int) -> None:
-        """Take permissions of group and others that `mode` lacks from the weights; the owner's stay."""
+    def restrict_access(self, sources: Sequence[str]) -> None:
+        """Take permissions from the weights that group and others do not have for all of the files."""
         for member in self._members:
-            present = stat.S_IMODE(member.stat().st_mode)
-            if present & ~(mode | stat.S_IRWXU):
-                member.chmod(present & (mode | stat.S_IRWXU))
+            status = member.stat()
+            present = stat.S_IMODE(status.st_mode)
+            allowed = stat.S_IRWXU
+            allowed |= reduce(and_, (_shared_permissions(path, status.st_gid) for path in sources))
+            if present & ~allowed:
+                member.chmod(present & allowed)
 
     @property
     def display_name(self) -> str:
@@ -294,3 +299,24 @@ def parse_descriptor(text: bytes) -> tuple[str, int, int]:
     """Return id, member and number of members. Raises NOT_A_DESCRIPTOR."""
     found = json.loads(text)
     return str(found["id"]), found["member"], found["members"]
+
+
+def _shared_permissions(path: str, group: int) -> int:
+    """Return what a group, and others, may do with a file, as bits of a mode.
+
+    A group that is not the file's, or for which an access control list decides, may do what all others may.
+    """
+    status = os.stat(path)  # noqa: PTH116 - a str, as messages show it
+    mode = stat.S_IMODE(status.st_mode)
+    others = mode & stat.S_IRWXO
+    if status.st_gid == group and not _has_access_list(path):
+        return mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return others << 3 & mode | others
+
+
+def _has_access_list(path: str) -> bool:
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except OSError:  # none, or the filesystem has no lists
+        return False
+    return True

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -146,7 +145,7 @@ def make(
         file = location.open("x")  # from here on the file is this pack's
         try:
             with file:
-                location.restrict_access(_common_mode(headers))  # before anything is written
+                location.restrict_access([header.path for header in headers])  # before anything is written
                 manifest = Manifest(WEIGHTS, layout.nbytes, len(location.directories), recipe, [])
                 if manifest.volumes > 1:
                     manifest.directories = [str(directory.resolve()) for directory in location.directories]
@@ -211,14 +210,6 @@ def _with_checksums(stored: FileTensor, data: torch.Tensor) -> FileTensor:
     slices = tuple(crc32c(data[at : at + nbytes]) for at in range(0, stored.nbytes, nbytes))
     whole = reduce(lambda checksum, of_slice: crc32c_combine(checksum, of_slice, nbytes), slices, 0)
     return replace(stored, checksum=whole, slice_checksums=slices)
-
-
-def _common_mode(headers: Sequence[Header]) -> int:
-    """Return the permissions that all of the files give."""
-    mode = 0o777
-    for header in headers:
-        mode &= stat.S_IMODE(os.stat(header.path).st_mode)  # noqa: PTH116 - a str, as messages show it
-    return mode
 
 
 def open_weights(location: PackLocation, manifest: Manifest, count: int) -> list[File] | None:

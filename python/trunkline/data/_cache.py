@@ -55,10 +55,9 @@ class Cache:
         if cache != "auto":
             self._places = [cache]
         else:
-            self._places = [
-                os.fsdecode(listing.root) + f".trunkline-index-{digest}",
-                f"{_cache_folder()}/index-{digest}",
-            ]
+            self._places = [os.fsdecode(listing.root) + f".trunkline-index-{digest}"]
+            if (folder := _cache_folder()) is not None:
+                self._places.append(f"{folder}/index-{digest}")
         self._required = cache != "auto"
         if self._required:
             _check_given(cache, listing)
@@ -115,11 +114,12 @@ def reopen(path: str, checksum: int) -> Index:
     return index
 
 
-def _cache_folder() -> str:
+def _cache_folder() -> str | None:
+    """Return the user's folder; None for one without a home, for whom a folder named ~ would be made."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not base.startswith("/"):  # as its specification says
         base = os.path.expanduser("~/.cache")  # noqa: PTH111
-    return f"{base}/trunkline"
+    return f"{base}/trunkline" if base.startswith("/") else None
 
 
 def _check_given(cache: str, listing: Listing) -> None:
