@@ -154,6 +154,13 @@ def test_a_state_goes_on_with_the_same_rest(index: Index) -> None:
         assert rest.epoch == (1 if batches < 23 else 2)
 
 
+def test_a_state_names_shuffles_as_they_are_passed(index: Index) -> None:
+    for was, now in ((True, False), (False, True), (16, True), (True, 16)):
+        state = Loader(index, 4, shuffle=was).state_dict()
+        with pytest.raises(ValueError, match=f"saved with shuffle={was}, and this loader has shuffle={now}$"):
+            Loader(index, 4, shuffle=now).load_state_dict(state)
+
+
 def test_a_loader_follows_ranks_that_come_later(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [
         [batch.indices.tolist() for batch in Loader(index, 4, rank=rank, world_size=3)] for rank in range(3)

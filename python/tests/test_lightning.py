@@ -477,6 +477,9 @@ def test_other_objects_need_consent(tmp_path: Path) -> None:
 
 def test_arguments_that_it_has_no_use_for(tmp_path: Path) -> None:
     plugin = tl.lightning.CheckpointIO()
+    for name in ("background", "durable"):
+        with pytest.raises(TypeError, match=f"^{name}: must be True or False, not 'yes'"):
+            tl.lightning.CheckpointIO(**{name: "yes"})
     with pytest.raises(TypeError, match="storage_options"):
         plugin.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
     with pytest.raises(tl.Unsupported, match="s3://bucket/a.ckpt is not a local path"):

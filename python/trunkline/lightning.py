@@ -30,6 +30,7 @@ except ModuleNotFoundError as _error:
         raise
     from lightning_fabric.plugins import CheckpointIO as _Interface
 
+from trunkline._arguments import bool_argument
 from trunkline._core import Engine, fsync_directory
 from trunkline._errors import Unsupported
 from trunkline._formats.pt.loader import TRUST
@@ -81,13 +82,13 @@ class CheckpointIO(_Interface):  # type: ignore[misc] # the library may not be i
     ) -> None:
         """See the class."""
         super().__init__()
-        self._background = background
-        self._durable = durable
+        self._background = bool_argument(background, "background")
+        self._durable = bool_argument(durable, "durable")
         self._staging_bytes = staging_bytes
         self._engine = engine
         self._saving: SaveHandle | None = None
         self._to_remove: list[str] = []
-        if background:  # on all ranks, though only the first one saves
+        if self._background:  # on all ranks, though only the first one saves
             _watch_trainer()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -509,7 +509,9 @@ class SaveHandle:
 
     def _wait(self, flag: Flag, timeout: float | None) -> None:
         if not self._wait_for(flag, None if timeout is None else seconds_argument(timeout)):
-            raise Timeout(None, f"{self._what}: not finished after {timeout} s; it goes on")
+            raise Timeout(
+                None, f"{self._what}: not finished after {timeout} s; the save continues, wait again"
+            )
         if self._error is not None:
             self._observed = True
             raise self._error

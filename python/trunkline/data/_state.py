@@ -58,7 +58,8 @@ def cursor_of(state: Mapping[str, Any], block: int, fingerprint: str, samples: i
             "since it was saved, or the index was made with different arguments"
         )
     if shuffle != block:
-        raise ValueError(f"state: was saved with shuffle={shuffle}, and this loader has shuffle={block}")
+        was, now = (each if each > 1 else bool(each) for each in (shuffle, block))
+        raise ValueError(f"state: was saved with shuffle={was}, and this loader has shuffle={now}")
     if position > samples:
         raise ValueError(f"state: is at sample {position} of {samples}")
     return Cursor(epoch, position, others), seed

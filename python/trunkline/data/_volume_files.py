@@ -17,7 +17,9 @@ def list_volume(volume: Volume, names: Any, format: str) -> Listing:  # noqa: A0
         raise TypeError(f"volume: must be a trunkline.Volume, not {type(volume).__name__}")
     if format != "records":
         raise Unsupported(
-            None, f'volume: only format "records" is supported in files of a volume, not {format!r}'
+            None,
+            f'volume: format {format!r} is not supported; files of a volume are read as format "records": '
+            "pass record_bytes, or put the files into a folder",
         )
     given = (
         [names] if isinstance(names, str | bytes | os.PathLike) or not isinstance(names, Iterable) else names
