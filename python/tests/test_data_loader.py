@@ -696,7 +696,7 @@ def test_records_on_a_volume(tmp_path: Path, contents: Array) -> None:
     for each in (index, pickle.loads(pickle.dumps(index))):
         for batch in Loader(each, 16):
             assert numpy.array_equal(batch.array(), contents[batch.indices])
-    with pytest.raises(tl.Unsupported, match="are read as format \"records\": pass record_bytes"):
+    with pytest.raises(tl.Unsupported, match='are read as format "records": pass record_bytes'):
         tl.data.index("set", volume=volume, format="tfrecord")
     with pytest.raises(tl.FileNotFoundError):
         tl.data.index("other", volume=volume, format="records", record_bytes=RECORD)
