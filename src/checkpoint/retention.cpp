@@ -58,15 +58,15 @@ std::vector<Candidate> find_candidates(const Retention& retention, const std::ve
 }
 
 // Its value of a metric; nothing where it has none, or one that is not a number.
-Result<std::optional<double>> value_of(const Candidate& candidate, const Retention& retention,
-                                       KnownMetrics& known) {
+Result<std::optional<double>> value_of(const Candidate& candidate, const std::string& directory,
+                                       const std::string& name, KnownMetrics& known) {
   auto found = known.find(candidate.commit);
   if (found == known.end()) {
-    auto manifest = read_manifest_of(retention.directory, candidate.commit.step, candidate.commit.number);
+    auto manifest = read_manifest_of(directory, candidate.commit.step, candidate.commit.number);
     if (!manifest) return std::unexpected(manifest.error());
     found = known.emplace(candidate.commit, std::move(manifest->metrics)).first;
   }
-  const auto metric = std::ranges::find(found->second, retention.also.best->metric, &Metric::name);
+  const auto metric = std::ranges::find(found->second, name, &Metric::name);
   if (metric == found->second.end() || std::isnan(metric->value)) return std::optional<double>();
   return std::optional(metric->value);
 }
@@ -77,19 +77,20 @@ std::set<std::uint64_t> find_best(const std::vector<Candidate>& candidates, cons
                                   KnownMetrics& known, std::vector<Error>& problems) {
   std::set<std::uint64_t> best;
   if (!retention.also.best) return best;
-  const double sign = retention.also.best->order == BestRule::Order::min ? 1 : -1;
+  const BestRule& rule = *retention.also.best;
+  const double sign = rule.order == BestRule::Order::min ? 1 : -1;
   std::vector<std::pair<double, std::uint64_t>> ranking;
   for (const Candidate& each : candidates) {
-    const auto value = value_of(each, retention, known);
+    const auto value = value_of(each, retention.directory, rule.metric, known);
     if (!value) {
       problems.push_back(value.error());
       best.insert(each.commit.number);
-    } else if (*value) {
-      ranking.emplace_back(sign * **value, each.commit.number);
+    } else if (const std::optional<double> number = *value) {
+      ranking.emplace_back(sign * *number, each.commit.number);
     }
   }
   std::ranges::sort(ranking);
-  ranking.resize(std::min<std::size_t>(ranking.size(), retention.also.best->count));
+  ranking.resize(std::min<std::size_t>(ranking.size(), rule.count));
   for (const auto& [value, number] : ranking) best.insert(number);
   std::erase_if(known, [&](const auto& each) {  // of checkpoints that are gone
     return std::ranges::none_of(candidates, [&](const Candidate& c) { return c.commit == each.first; });
