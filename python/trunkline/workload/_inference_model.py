@@ -1,13 +1,13 @@
 """The model that an inference loads at start: a safetensors file `model/weights.safetensors`."""
 
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trunkline._errors import Corrupt, exception_of
 from trunkline.workload._pattern import Pattern
+from trunkline.workload._room import require_room
 
 if TYPE_CHECKING:
     import torch
@@ -39,16 +39,7 @@ def write_model(directory: Path, nbytes: int, seed: int) -> bool:
                 str(path),
             )
         return False
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
-    if nbytes > free:
-        raise exception_of(
-            "system",
-            errno.ENOSPC,
-            f"the model needs {nbytes / 1e9:.2f} GB in {directory}, which has {free / 1e9:.2f} GB left; set "
-            "a smaller inference.model_size_bytes with --set",
-            str(directory),
-        )
+    require_room(directory, nbytes, "the model needs", "set a smaller inference.model_size_bytes with --set")
     path.parent.mkdir(exist_ok=True)
     save(_tensors(nbytes, Pattern(seed).fill), path)
     return True
