@@ -4,6 +4,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from trunkline._errors import Unsupported
 
 _MODULE = "trunkline.deepspeed"
@@ -20,7 +22,7 @@ def install() -> None:
     """Make DeepSpeed's ops async_io, gds and pin_memory come from Trunkline, in this process. Idempotent.
 
     Call it before engines or handles are made; those that exist keep what they have. Imports deepspeed.
-    Raises Unsupported if it is not installed, or has other builders than those of 0.15 to 0.19.
+    Raises Unsupported if it is not installed, or has other builders than those of 0.19.
     """
     if _replaced:
         return
@@ -34,7 +36,7 @@ def install() -> None:
         raise Unsupported(
             None,
             f"install: deepspeed {getattr(deepspeed, '__version__', '')} has no AsyncIOBuilder in "
-            "deepspeed.ops.op_builder; use a version from 0.15 to 0.19",
+            "deepspeed.ops.op_builder; use version 0.19, with which this was tried",
         )
     module = sys.modules[_MODULE]
     for builder in builders:
@@ -87,10 +89,4 @@ def _known_compatible() -> dict[str, bool]:
 
 
 def _is_compatible(builder: Any, verbose: bool = False) -> bool:
-    return builder.NAME != "gds" or _has_gpu()
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return builder.NAME != "gds" or torch.cuda.is_available()
