@@ -41,6 +41,7 @@ def stand_in() -> Any:
         tl.pinned_empty(1, "cuda")  # the driver that was found first stays
     functions.fakeCudaComplaints.restype = ctypes.c_char_p
     functions.fakeCudaLive.restype = ctypes.c_uint64
+    functions.fakeCudaAwaited.restype, functions.fakeCudaAwaited.argtypes = ctypes.c_uint64, [ctypes.c_void_p]
     functions.fakeCudaShadow.restype = ctypes.c_void_p
     functions.cuInit(0)
     return functions

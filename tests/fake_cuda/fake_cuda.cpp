@@ -53,6 +53,7 @@ struct Event {
   std::condition_variable changed;
   std::uint64_t recorded = 0;
   std::uint64_t reached = 0;
+  void* stream = nullptr;  // where it was last recorded
 
   void wait_for(std::uint64_t which) {
     std::unique_lock lock(mutex);
@@ -140,6 +141,7 @@ struct Driver {
   std::string complaints;
   std::uint64_t pageable = 0;
   std::uint64_t copies = 0;
+  std::map<void*, std::uint64_t> awaited;  // by stream: waits of other streams for points in it
   std::size_t allocated[kDevices] = {};
   bool retained[kDevices] = {};
   Stream* capturing = nullptr;
@@ -543,6 +545,7 @@ int cuEventRecord(void* handle, void* stream_handle) {
   {
     const std::scoped_lock lock(event->mutex);
     which = ++event->recorded;
+    event->stream = stream_handle;
   }
   stream->add([event, which] {
     {
@@ -585,9 +588,15 @@ int cuStreamWaitEvent(void* stream_handle, void* handle, unsigned /*flags*/) {
     event = found->second;
   }
   std::uint64_t which = 0;
+  void* recorded_in = nullptr;
   {
     const std::scoped_lock lock(event->mutex);
     which = event->recorded;
+    recorded_in = event->stream;
+  }
+  if (recorded_in != nullptr && recorded_in != stream_handle) {
+    const std::scoped_lock lock(driver().mutex);
+    ++driver().awaited[recorded_in];
   }
   stream->add([event, which] { event->wait_for(which); });
   return kSuccess;
@@ -712,6 +721,7 @@ void fakeCudaReset() {
   state.complaints.clear();
   state.pageable = 0;
   state.copies = 0;
+  state.awaited.clear();
 }
 
 void fakeCudaDelay(unsigned microseconds) {
@@ -795,6 +805,12 @@ std::uint64_t fakeCudaPageableCopies() {
 std::uint64_t fakeCudaCopies() {
   const std::scoped_lock lock(driver().mutex);
   return driver().copies;
+}
+
+std::uint64_t fakeCudaAwaited(void* stream) {
+  const std::scoped_lock lock(driver().mutex);
+  const auto found = driver().awaited.find(stream);
+  return found == driver().awaited.end() ? 0 : found->second;
 }
 
 std::uint64_t fakeCudaLive(const char* what) {

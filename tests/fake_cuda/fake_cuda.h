@@ -51,6 +51,8 @@ const char* fakeCudaComplaints();
 // Copies between the device and unregistered host memory.
 std::uint64_t fakeCudaPageableCopies();
 std::uint64_t fakeCudaCopies();
+// How often other streams were told to wait for a point in this one.
+std::uint64_t fakeCudaAwaited(void* stream);
 // How many still exist: allocations, streams, events, registrations of host memory; "files" and "direct
 // memory" registered with cuFile.
 std::uint64_t fakeCudaLive(const char* what);
