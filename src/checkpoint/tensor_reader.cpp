@@ -191,9 +191,8 @@ Status TensorReader::read(std::span<const TensorRead> reads) const {
       impl_->engine, std::move(*targets),
       {.verify = impl_->options.verify != Verify::never, .workers = impl_->options.workers});
   auto status = reader.read();
-  if (!status && reader.mismatch()) {
-    return std::unexpected(impl_->describe(*reader.mismatch(), layouts[reader.mismatch()->layout]));
-  }
+  const auto& mismatch = reader.mismatch();
+  if (!status && mismatch) return std::unexpected(impl_->describe(*mismatch, layouts[mismatch->layout]));
   return status;
 }
 

@@ -86,10 +86,10 @@ Status Opening::add_safetensors(const std::string& path) {
   if (checksums_) {
     auto found = format::find_safetensors_checksums(header->metadata, *head, *bytes - head->size(), path);
     if (!found) return std::unexpected(found.error());
-    if (*found) {
+    if (auto& checksums = *found) {
       source.has_checksums = true;
-      source.chunk_bytes = (*found)->chunk_bytes;
-      source.crc32c = std::move((*found)->crc32c);
+      source.chunk_bytes = checksums->chunk_bytes;
+      source.crc32c = std::move(checksums->crc32c);
     }
   }
   const std::size_t index = sources_.files.size();

@@ -99,7 +99,7 @@ Result<std::optional<SafetensorsChecksums>> find_safetensors_checksums(const Met
   SafetensorsChecksums found{.chunk_bytes = fixed->chunk_bytes, .crc32c = {}};
   found.crc32c.reserve(chunks);
   for (std::size_t at = kDigits; at < digits.size(); at += kDigits)
-    found.crc32c.push_back(*number<std::uint32_t>(digits.substr(at, kDigits), 16));
+    found.crc32c.push_back(number<std::uint32_t>(digits.substr(at, kDigits), 16).value_or(0));  // hexadecimal
   return found;
 }
 
