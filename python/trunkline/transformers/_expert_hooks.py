@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from trunkline._core import File, UnitCache
+from trunkline._streaming.weight_hooks import not_compiled
 from trunkline.transformers._expert_plan import ExpertPlan
 from trunkline.transformers._routed_weights import ExpertMemory, RoutedMatrices, RoutedWeight
-from trunkline.transformers._weight_hooks import not_compiled
 from trunkline.transformers.experts import Experts, routing_of
 
 # A step that uses at least this share of a layer's experts will use most of the next layer's as well.

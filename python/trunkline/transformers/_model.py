@@ -18,16 +18,17 @@ from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.bound_unit import UnitMemory, advised
 from trunkline._streaming.location import PackLocation
+from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
+from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import skeleton
-from trunkline.transformers._bound_unit import UnitMemory, advised
 from trunkline.transformers._expert_hooks import route
-from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._packing import location_argument, opened, planned
 from trunkline.transformers._tiers import (
     Memory,
@@ -35,7 +36,6 @@ from trunkline.transformers._tiers import (
     memory_arguments,
     plan_placement,
 )
-from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
 
 _log = Log("transformers")

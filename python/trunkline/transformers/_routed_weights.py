@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from trunkline._core import UnitCache
-from trunkline.transformers._bound_unit import advised
-from trunkline.transformers._offloaded import OffloadedWeight
+from trunkline._streaming.bound_unit import advised
+from trunkline._streaming.offloaded import OffloadedWeight
 
 _GROUPED = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}
 

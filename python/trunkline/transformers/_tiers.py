@@ -9,13 +9,13 @@ import torch
 from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
+from trunkline._streaming.bound_unit import WeightView
+from trunkline._streaming.layers import Unit
 from trunkline._streaming.memory import budget_argument, default_budget
 from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, paged_bytes, slots_bytes
 from trunkline._streaming.stored import FileTensor, StreamUnit
 from trunkline._tensor_io.memory import Device, device_argument
-from trunkline.transformers._bound_unit import WeightView
 from trunkline.transformers._expert_plan import ExpertPlan, plan_experts
-from trunkline.transformers.layers import Unit
 from trunkline.transformers.stored_model import Checkpoint, Division
 
 

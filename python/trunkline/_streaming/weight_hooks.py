@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from trunkline._errors import Unsupported
+from trunkline._streaming.bound_unit import BoundUnit, UnitMemory, WeightView
+from trunkline._streaming.layers import Unit
+from trunkline._streaming.offloaded import NotCopied
 from trunkline._trace import span
-from trunkline.transformers._bound_unit import BoundUnit, UnitMemory, WeightView
-from trunkline.transformers._offloaded import NotCopied
-from trunkline.transformers.layers import Unit
 
 _NO_GRADIENTS = (
     "training a model whose weights are streamed, and gradients through it, are not supported; call "

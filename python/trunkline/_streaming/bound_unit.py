@@ -10,8 +10,8 @@ from torch import nn
 
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
-from trunkline.transformers._offloaded import OffloadedWeight
-from trunkline.transformers.layers import Unit, Weight
+from trunkline._streaming.layers import Unit, Weight
+from trunkline._streaming.offloaded import OffloadedWeight
 
 
 class WeightView(NamedTuple):
