@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +35,7 @@ class WeightHooks:
 
     def __init__(
         self,
-        layers: nn.ModuleList,
+        layers: Iterable[nn.Module],
         units: Sequence[Unit],
         views: Sequence[Sequence[WeightView]],
         memory: UnitMemory,

@@ -225,7 +225,7 @@ def _stream(
     stream = WeightStream(
         list(files), [each.described for each in passing], memory_bytes=plan.host_bytes, device_memory=slots
     )
-    views = [each.views(memory) for each in passing]
+    views = [each.views(memory.on_gpu) for each in passing]
     streaming.stream = stream
     unit_memory = UnitMemory(stream, remedy, slots)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)
