@@ -31,6 +31,7 @@ from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
+from trunkline._torch_or_numpy import HAS_TORCH
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
@@ -945,19 +946,24 @@ def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] |
 def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
     if process_group is False:
         return Ranks()
-    if process_group is None:
-        import torch.distributed as dist
-
-        if not (dist.is_available() and dist.is_initialized()):
-            ranks = started_ranks()
-            if ranks > 1:
-                raise ValueError(
-                    f"process_group: {ranks} processes were started together "
-                    "(WORLD_SIZE), but there is no process group; call torch.distributed.init_process_group "
-                    "first, or pass process_group=False if each process saves to a separate directory"
-                )
-            return Ranks()
+    if process_group is None and not _has_default_group():
+        ranks = started_ranks()
+        if ranks > 1:
+            raise ValueError(
+                f"process_group: {ranks} processes were started together "
+                "(WORLD_SIZE), but there is no process group; call torch.distributed.init_process_group "
+                "first, or pass process_group=False if each process saves to a separate directory"
+            )
+        return Ranks()
     return GroupRanks(process_group, timeout, str(directory))
+
+
+def _has_default_group() -> bool:
+    if not HAS_TORCH:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
 
 
 def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
