@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from trunkline._core import Engine
 from trunkline._formats.suffixes import PT_SUFFIXES
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from trunkline._formats.selection import Selection
-    from trunkline._tensor_io.arrays import Framework
+    from trunkline._tensor_io.arrays import Array, Framework
     from trunkline._tensor_io.map_location import DeviceOf, MapLocation
 
 Verify = Literal["auto"] | bool
@@ -30,6 +30,38 @@ class _Options(NamedTuple):
     mmap: bool
     selection: "Selection | None"
     framework: "Framework | None"
+
+
+@overload
+def load(
+    path: Path,
+    *,
+    device: "str | int | torch.device" = "cpu",
+    verify: Verify = "auto",
+    mmap: bool = False,
+    engine: Engine | None = None,
+    map_location: "MapLocation | None" = None,
+    weights_only: Literal[True] | None = True,
+    keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
+    dtype: "torch.dtype | str | None" = None,
+    framework: Literal["numpy", "np"],
+) -> "dict[str, Array]": ...
+
+
+@overload
+def load(
+    path: Path,
+    *,
+    device: "str | int | torch.device" = "cpu",
+    verify: Verify = "auto",
+    mmap: bool = False,
+    engine: Engine | None = None,
+    map_location: "MapLocation | None" = None,
+    weights_only: Literal[True] | None = True,
+    keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
+    dtype: "torch.dtype | str | None" = None,
+    framework: Literal["torch", "pt"] | None = None,
+) -> Any: ...
 
 
 @makes_ordinary_tensors
