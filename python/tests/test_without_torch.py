@@ -82,11 +82,12 @@ def test_errors_say_what_needs_torch(numpy_only: NumpyOnly, tmp_path: Path) -> N
         print(error_of(tl.load, "x.safetensors", framework="torch"))
         print(error_of(tl.load, "x.safetensors", dtype="float16"))
         print(error_of(tl.load, "x.safetensors", device="cuda"))
+        print(error_of(tl.export_checkpoint, "run", "y.safetensors"))
         """,
         tmp_path,
     )
     lines = printed.splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         assert line.startswith("Unsupported: ")
         assert "torch" in line
