@@ -113,6 +113,23 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path) -> None:
     assert (again.steps(), again.latest(), loaded(again)) == ([10, 11, 20], 11, 11)
 
 
+def test_the_latest_is_found_by_the_beginning_of_manifests(tmp_path: Path) -> None:
+    """Those of many tensors have tens of megabytes, most of them behind the number of the commit."""
+    for step, commit, before in ((1, 3, 10), (2, 2, 65_520), (3, 4, 65_530), (4, 1, 200_000)):
+        manifest = tmp_path / f"step-{step:08d}" / "dcp.manifest"
+        manifest.parent.mkdir()
+        manifest.write_bytes(b"x" * before + b'"save_id": "commit-%010d-"' % commit)
+        os.truncate(manifest, 50_000_000)
+    checkpoints = tl.dcp.Checkpointer(tmp_path)
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+    before = bytes_read()
+    assert checkpoints.latest() == 3
+    assert bytes_read() - before < 2_000_000
+
+
 def test_what_holds_something_else_is_refused(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path / "ours").save(1, {"a": 1}, block=True)
     save(state(1), tmp_path / "single")

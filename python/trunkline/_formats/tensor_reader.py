@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from trunkline._errors import Error
 from trunkline._formats.slices import Block, block_of, runs_of
+from trunkline._tensor_io.arrays import array_of
 from trunkline._tensor_io.memory import empty_bytes
+from trunkline._torch_or_numpy import HAS_TORCH, torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,7 +66,7 @@ class TensorReader:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Read a tensor, and verify it as open_tensors() was told. Raises KeyError if there is none."""
-        return self._of(name).read(name)
+        return self._result(name, self._of(name).read(name))
 
     get_tensor = __getitem__  # as safetensors.safe_open
 
@@ -119,6 +119,10 @@ class TensorReader:
             raise KeyError(f"{self._path} has no tensor named {name!r}; keys() has all names")
         return source
 
+    def _result(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what users get of a tensor: where torch is not installed, an array."""
+        return tensor if HAS_TORCH else cast("torch.Tensor", array_of(tensor, name))
+
     def _slice(self, name: str, about: Description, block: Block) -> torch.Tensor:
         source = self._of(name)
         runs = runs_of(block, about.shape, about.dtype.itemsize)
@@ -162,7 +166,8 @@ class TensorSlice:
         Only the bytes of the slice are read, and small gaps between them; of a slice with steps also what the
         steps leave out. Raises TypeError for any other index, IndexError for one outside of the shape.
         """
-        return self._reader._slice(self._name, self._about, block_of(index, self._about.shape))
+        read = self._reader._slice(self._name, self._about, block_of(index, self._about.shape))
+        return self._reader._result(self._name, read)
 
     def __repr__(self) -> str:
         return f"<trunkline.TensorSlice {self._name!r}: {self.dtype}, {list(self.shape)}>"

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from trunkline._torch_or_numpy import torch
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # others, such as torch.Size, hold no tensors
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import torch
-
 from trunkline._core import Engine, FileLayout, FileSet, GcPause, crc32c_of_samples
 from trunkline._errors import Error
+from trunkline._torch_or_numpy import torch
 from trunkline._types import Path
 
 

@@ -182,8 +182,7 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """Return the step that was committed last; None if there is no checkpoint. Not collective."""
-        commits = run_directory.commits_of(self._path)
-        return commits[-1].step if commits else None
+        return run_directory.latest_of(self._path)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending. Not collective."""

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from trunkline.dcp._stored import checkpointer_file, list_torch_metadata
 _COMMIT = re.compile(
     rb'"save_id":\s*"commit-([0-9]{10,19})-'
 )  # quotes within strings are escaped: no other place
+_MAX_COMMIT_BYTES = 100  # that such a match has, with the few spaces that JSON writers put there
+_BLOCK_BYTES = 1 << 16
 _TEMPORARY = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")
 
 _log = Log("checkpoint")
@@ -85,6 +88,36 @@ def commit_of(directory: Path, step: int) -> Commit | None:
         return None
 
 
+def latest_of(directory: Path) -> int | None:
+    """Return the step that was committed last; None if there is none.
+
+    Reads manifests only up to their commit number, and none where there is only one.
+    """
+    steps = steps_of(directory)
+    if len(steps) < 2:
+        return steps[0] if steps else None
+    numbers = {step: number for step in steps if (number := _commit_number(directory, step)) is not None}
+    return max(numbers, key=lambda step: (numbers[step], step), default=None)
+
+
+def _commit_number(directory: Path, step: int) -> int | None:
+    """Return the number of the commit of a step, as commit_of() does."""
+    path = directory / step_name(step) / MANIFEST
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            return 0
+        with path.open("rb") as file:
+            read = b""
+            while block := file.read(_BLOCK_BYTES):
+                read = read[-_MAX_COMMIT_BYTES:] + block
+                found = _COMMIT.search(read)
+                if found:
+                    return int(found[1])
+    except FileNotFoundError:
+        return None
+    return 0
+
+
 def commits_of(directory: Path) -> list[Commit]:
     """Return all checkpoints, in the order in which they were committed."""
     found = (commit_of(directory, step) for step in steps_of(directory))
@@ -95,10 +128,9 @@ def step_directory(directory: "str | os.PathLike[str]", step: int | None) -> Pat
     """Return the folder of a step (None: the one that was committed last). Raises FileNotFoundError."""
     run = Path(directory).absolute()
     if step is None:
-        commits = commits_of(run)
-        if not commits:
+        step = latest_of(run)
+        if step is None:
             raise exception_of("system", errno.ENOENT, f"{run} has no checkpoint yet", str(run))
-        step = commits[-1].step
     folder = run / step_name(step)
     if not (folder / MANIFEST).exists():
         steps = steps_of(run)

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine
@@ -13,6 +12,7 @@ from trunkline._errors import Corrupt
 from trunkline._formats.tensor_reader import Description
 from trunkline._tensor_io.tensors import dtype_named, stored_as
 from trunkline._tensor_io.transfer import read_layouts
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.state.parts import leaves
 from trunkline.checkpoint.state.restore import restore
