@@ -263,6 +263,100 @@ def test_damage_is_never_skipped(tmp_path: Path) -> None:
     assert loaded(checkpoints, 1) == 1
 
 
+def cut(manifest: Path) -> None:
+    manifest.write_bytes(manifest.read_bytes()[:100])
+
+
+def empty(manifest: Path) -> None:
+    manifest.write_bytes(b"")
+
+
+def change(manifest: Path) -> None:
+    manifest.write_bytes(manifest.read_bytes().replace(b"commit-", b"commlt-"))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, change])
+def test_a_damaged_manifest_may_be_that_of_the_latest_step(tmp_path: Path, damage: Any) -> None:
+    """It is not taken for that of an old step, and keep does not remove it."""
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    manifest = run / "step-00000002/dcp.manifest"
+    whole = manifest.read_bytes()
+    damage(manifest)
+    again = tl.dcp.Checkpointer(run, keep=1)
+    for act in (again.latest, lambda: loaded(again)):
+        with pytest.raises(tl.Corrupt, match=r"dcp.manifest is corrupt.* move step-00000002 elsewhere"):
+            act()
+    assert loaded(again, 1) == 1
+    with pytest.raises(tl.Corrupt, match="move step-00000002 elsewhere"):
+        again.save(3, state(3))
+    assert shards(run / "step-00000002")
+    manifest.write_bytes(whole)
+    assert loaded(again) == 2
+
+
+def test_a_second_one_in_this_process_waits_for_a_running_save(tmp_path: Path) -> None:
+    first = tl.dcp.Checkpointer(tmp_path / "run")
+    first.async_save(1, state(1))
+    assert tl.dcp.Checkpointer(tmp_path / "run").latest() == 1
+    first.async_save(2, state(2))
+    second = tl.dcp.Checkpointer(tmp_path / "run")
+    assert loaded(second) == 2
+    second.save(3, state(3))
+    assert first.steps() == [1, 2, 3]
+
+
+def test_the_error_of_a_save_that_nobody_waited_for_is_printed_at_exit(run_script: RunScript) -> None:
+    said = run_script(
+        """
+        import sys, warnings, torch, trunkline as tl
+        from trunkline.dcp import _writer
+
+        warnings.simplefilter("ignore")  # of torch, that this is one process
+        sys.stderr = sys.stdout
+
+        def fail(*arguments):
+            raise OSError(28, "no space left")
+
+        checkpoints = tl.dcp.Checkpointer("run")
+        _writer.format_manifest = fail
+        checkpoints.async_save(1, {"w": torch.zeros(3)})
+        """,
+        expect=1,
+    )
+    assert "saving step 1 to " in said
+    assert "no space left" in said
+
+
+def test_a_forked_child_does_not_wait_for_the_saves_of_its_parent(run_script: RunScript) -> None:
+    run_script(
+        """
+        import os, threading, warnings, torch, trunkline as tl
+        from trunkline.dcp import _writer
+
+        warnings.simplefilter("ignore")  # of torch, that this is one process
+        release, stock = threading.Event(), _writer.format_manifest
+        _writer.format_manifest = lambda *arguments: (release.wait(60), stock(*arguments))[1]
+        checkpoints = tl.dcp.Checkpointer("run")
+        checkpoints.async_save(1, {"w": torch.zeros(3)})
+        child = os.fork()
+        if child == 0:
+            try:
+                assert checkpoints.latest() is None
+                checkpoints.wait()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        release.set()
+        checkpoints.wait()
+        assert checkpoints.latest() == 1
+        """
+    )
+
+
 def test_a_signal_handler_is_told_to_set_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
     stock = _checkpointer.save

@@ -197,3 +197,7 @@ def test_of_two_groups_that_save_into_one_directory_one_fails(tmp_path: Path) ->
     names = tl.dcp.StorageReader(tmp_path / "ckpt").read_metadata().state_dict_metadata
     assert list(names) == ["stage0"]
     assert len(list((tmp_path / "ckpt").glob("*.shard"))) == 1
+
+
+def test_checkpointers_compare_what_ranks_call(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "checkpointer_calls/2", "checkpointer_fails_to_copy/2", "checkpointer_alone/2")
