@@ -76,6 +76,7 @@ class RoutedMatrices:
         self._dtype = parameter.dtype
         self._shape = tuple(parameter.shape[1:])
         self._last: int | None = None  # the unit that one() returned
+        self.in_use = False  # while the module runs: at other times the memory is that of any expert
 
     def one(self, expert: int) -> torch.Tensor:
         """Return the matrix of an expert; it is valid until the next call, and while the module runs."""
@@ -175,7 +176,7 @@ class RoutedWeight(OffloadedWeight):
     ) -> Any:
         """Compute with the experts that are named, as the implementations of transformers do."""
         name = getattr(func, "__name__", str(func))
-        if name == "__getitem__" and not args[0].is_transposed:
+        if name == "__getitem__" and args[0].matrices.in_use and not args[0].is_transposed:
             found = _selected(args[0].matrices, args[1])
             if found is not None:
                 return found
@@ -184,7 +185,11 @@ class RoutedWeight(OffloadedWeight):
         elif name in _GROUPED and len(args) == 2 and isinstance(args[1], cls):
             others = dict(kwargs or {})
             offsets = others.pop("offs", None)
-            if offsets is not None and all(value is None for value in others.values()):
+            if (
+                offsets is not None
+                and args[1].matrices.in_use
+                and all(value is None for value in others.values())
+            ):
                 return args[1].matrices.multiply(args[0], offsets, args[1].is_transposed)
         return super().__torch_function__(func, types, args, kwargs)
 
