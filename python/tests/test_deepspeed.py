@@ -153,6 +153,18 @@ def test_validation_finds_what_differs(handle: aio_handle, tmp_path: Path) -> No
         handle.wait()
 
 
+def test_validation_is_of_the_file_that_was_written(
+    handle: aio_handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the working directory changes, and has another file of that name."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_bytes(bytes(9000))
+    monkeypatch.chdir(tmp_path)
+    handle.pwrite(random_bytes(9000), "file", True, True)
+    monkeypatch.chdir(tmp_path / "other")
+    assert handle.wait() == 1
+
+
 def test_whole_files(tmp_path: Path) -> None:
     path, data = str(tmp_path / "file"), random_bytes(5000)
     assert aio_write(data, path, 1 << 20, 8, False, True, True) == 0
@@ -304,7 +316,10 @@ print('good')
     assert run_beside_stand_in(tmp_path, code) == "good\n"
 
 
-@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n"])
+LOOKS = "import importlib.util\nassert importlib.util.find_spec('deepspeed')\n"  # as accelerate does
+
+
+@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n", LOOKS])
 def test_the_environment_installs_it_when_deepspeed_is_imported(tmp_path: Path, first: str) -> None:
     code = (
         f"{first}import sys\n"

@@ -22,7 +22,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != _WATCHED:
             return None
-        sys.meta_path.remove(self)
+        # Stays: the caller may only ask whether the package is there, as importlib.util.find_spec does.
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
@@ -40,6 +40,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
         _install()
 
     def __getattr__(self, name: str) -> object:  # get_resource_reader, get_source and others

@@ -23,6 +23,7 @@ class Operation:
     def __init__(self, buffer: torch.Tensor, file: "File", name: str, offset: int, *, reads: bool) -> None:
         """Begin it. Takes the file over."""
         self._name = name
+        self._path = Path(os.path.abspath(name))  # noqa: PTH100 - the directory may change until finish()
         self._offset = offset
         self._reads = reads
         self._file = file
@@ -83,7 +84,7 @@ class Operation:
     def _compare(self) -> None:
         """Read through the page cache what was moved, and compare."""
         expected = self._memory.to("cpu").reshape(-1).view(torch.uint8).numpy()
-        with Path(self._name).open("rb") as file:
+        with self._path.open("rb") as file:
             file.seek(self._offset)
             for begin in range(0, len(expected), _COMPARED_BYTES):
                 part = expected[begin : begin + _COMPARED_BYTES]
