@@ -335,3 +335,11 @@ def test_a_folder_of_a_step_is_a_source(checkpoint: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     with pytest.raises(tl.Unsupported, match="is not a checkpoint that can be exported"):
         tl.export_checkpoint(tmp_path / "empty", tmp_path / "two.pt")
+
+
+def test_a_running_save_is_awaited(tmp_path: Path) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run")
+    for step in (1, 2):
+        checkpoints.save(step, {"w": torch.full((1_000_000,), float(step))})
+        tl.export_checkpoint(tmp_path / "run", tmp_path / f"{step}.pt")
+        assert tl.load(tmp_path / f"{step}.pt")["w"][0] == step

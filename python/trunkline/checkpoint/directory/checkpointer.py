@@ -42,7 +42,7 @@ from trunkline.checkpoint.ranks.outcomes import (
     give_up,
     mark_earlier,
 )
-from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
+from trunkline.checkpoint.save import SaveHandle, await_saves_into, raise_unobserved, take_failures
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -764,10 +764,7 @@ class Checkpointer:
         For example after a notebook cell that makes the Checkpointer is run again: reading before these saves
         end would continue from an earlier step.
         """
-        for handle, owner in saves_into(self._absolute):
-            # In a signal handler that interrupted a save which has not begun yet, waiting would never end.
-            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
-                handle._join()
+        await_saves_into(self._absolute)
 
     def _agree(
         self,
