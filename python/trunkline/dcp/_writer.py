@@ -53,6 +53,7 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
+from trunkline.dcp._shared_group import warn_of_shared_group
 from trunkline.dcp._staging import find_staged_state, stage, working_directory
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -251,6 +252,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the state in CPU memory, within the call of async_save()."""
+        warn_of_shared_group(sys._getframe())
         return stage(state_dict)
 
     def synchronize_staging(self) -> None:
