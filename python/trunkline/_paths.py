@@ -49,7 +49,7 @@ def check_is_local(name: str, argument: str) -> None:
     if first == "~":
         raise ValueError(
             f"{argument}: {name} begins with ~, which only shells expand to the home directory, and none is "
-            f"known: HOME is not set, and the user (uid {os.getuid()}) has no entry in the password database. "
+            f"known: HOME is not set, and the user (uid {os.getuid()}) is not in the password database. "
             f"Pass an absolute path, or ./{name} for a directory of that name"
         )
 
