@@ -288,6 +288,36 @@ def saving(rank: int, path: Path, argument: str) -> None:
     assert torch.equal(again["mine"], mine["mine"])
 
 
+def sharing_a_group(rank: int, path: Path, argument: str) -> None:
+    """async_save over the group of the training warns, at its line, once."""
+
+    def warned(**options: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            future = dcp.async_save(
+                {"a": torch.ones(9)},
+                storage_writer=tl.dcp.StorageWriter(path / f"group-{rank if 'no_dist' in options else 0}"),
+                **options,
+            )
+            future.result(timeout=90)
+            dist.barrier()
+        ours = [each for each in caught if "async_save communicates" in str(each.message)]
+        assert {each.filename for each in ours} <= {__file__}
+        return [str(each.message) for each in ours]
+
+    assert warned(process_group=dist.new_group(backend="gloo")) == []
+    assert warned(no_dist=True) == []
+    assert warned(async_checkpointer_type=AsyncCheckpointerType.PROCESS) == []
+    checkpoints = tl.dcp.Checkpointer(path / "run")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="async_save communicates")
+        checkpoints.async_save(1, {"a": torch.ones(9)}).result(timeout=90)
+    dist.barrier()
+    (text,) = warned()
+    assert "process_group=torch.distributed.new_group(backend='gloo')" in text
+    assert warned() == []
+
+
 def failing(rank: int, path: Path, argument: str) -> None:
     """An error of one rank is an error of all, and the old checkpoint stays."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -604,6 +634,7 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     placements,
     sharded_tensors,
     saving,
+    sharing_a_group,
     failing,
     dying,
     save_stages,

@@ -78,6 +78,10 @@ def test_sharded_tensors_and_ways_of_saving(tmp_path: Path) -> None:
     run_ranks(tmp_path, "sharded_tensors/2", "saving/2")
 
 
+def test_a_save_in_the_background_over_the_group_of_the_training_warns(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "sharing_a_group/2")
+
+
 def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
     run_ranks(tmp_path, "failing/2")
 

@@ -186,6 +186,7 @@ class CheckedFileSet(FileSet):
         replace: bool = True,
         stage_all: bool = False,
         staging_bytes: "int | str | None" = None,
+        access_of: "str | None" = None,
     ) -> None:
         """Create the files; `what` and `path` are for messages."""
         super().__init__(
@@ -195,6 +196,7 @@ class CheckedFileSet(FileSet):
             replace=replace,
             stage_all=stage_all,
             staging_bytes=staging_bytes,
+            access_of=access_of,
         )
         self._sources: Sources | None = sources
         self._what = what
