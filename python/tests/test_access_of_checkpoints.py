@@ -13,6 +13,8 @@ from support_users import open_directory, run_without_privileges
 
 import trunkline as tl
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 def files_of(*directories: Path) -> list[Path]:
     return sorted(path for directory in directories for path in directory.rglob("*") if path.is_file())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import os
 import tarfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest

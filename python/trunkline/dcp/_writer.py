@@ -548,9 +548,14 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
         Each rank looks at its own files, if it has any there, rather than at those of all ranks.
         """
-        found = [*manifests, *(self._directory / name for name in list_torch_metadata(self._directory))]
-        if found:
+        found = list(manifests)
+        names: list[str] = []
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a save of another process failed, and removed its folder
+            found += [self._directory / name for name in list_torch_metadata(self._directory)]
             names = _directory.list_leftovers(self._directory)
+        if found:
             own = [name for name in names if name.startswith(data_file_prefix(self._save.rank))]
             found += [self._directory / name for name in own or names]
         rights: dict[Path, int] = {}
