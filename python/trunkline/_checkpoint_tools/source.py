@@ -11,7 +11,10 @@ from trunkline._errors import Unsupported, exception_of
 from trunkline._export.lazy_state import LazyState
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_rank_manifest_name, is_torch_name
+from trunkline.checkpoint.directory.running_saves import await_saves_at
 from trunkline.checkpoint.directory.stored_step import open_step
+from trunkline.checkpoint.load import awaited_path
+from trunkline.checkpoint.save_order import await_saves_of
 
 Kind = Literal["run", "step", "dcp", "dcp-run", "dcp-torch", "safetensors", "folder", "file", "unknown"]
 
@@ -25,8 +28,13 @@ class Source:
 
 
 def find_source(path: "str | os.PathLike[str]") -> Source:
-    """Return what a path leads to, by the names of files. Raises FileNotFoundError."""
+    """Return what a path leads to, by the names of files, after saves of this process to it have ended.
+
+    Raises FileNotFoundError.
+    """
     name = os.fsdecode(path)
+    await_saves_of(awaited_path(name))
+    await_saves_at(name)
     try:
         names = os.listdir(name)  # noqa: PTH208 - names, not paths
     except NotADirectoryError:
