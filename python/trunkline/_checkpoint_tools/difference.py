@@ -1,6 +1,7 @@
 """Which tensors and values of two checkpoints or files differ, and by how much."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -38,7 +39,10 @@ class TensorDifference:
 
 @dataclass
 class Difference:
-    """How `a` and `b` differ; the names are those of nested keys with dots between them."""
+    """How `a` and `b` differ; the names are those of nested keys with dots between them.
+
+    Where several tensors or values have the same one, each is named by its keys: "['a']['b']".
+    """
 
     a: str
     b: str
@@ -74,7 +78,7 @@ def compare(
     """
     first, second = (_open(each, key, engine) for each in (a, b))
     result = Difference(first.source, second.source)
-    ours, theirs = dict(_leaves(first.value)), dict(_leaves(second.value))
+    ours, theirs = _named_leaves(first.value, second.value)
     result.only_a, result.only_b = _only_in(ours, theirs), _only_in(theirs, ours)
     both = [name for name in ours if name in theirs]
     total = sum(ours[name].nbytes for name in both if isinstance(ours[name], torch.Tensor))
@@ -123,17 +127,45 @@ def _open(path: "str | os.PathLike[str]", key: str | None, engine: Engine | None
     return LazyState(value, Placeholders([]), [], [], source.path)
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is no container, and empty containers, by its place."""
+def _named_leaves(*values: Any) -> list[dict[str, Any]]:
+    """Return the leaves of each value by name.
+
+    Where several in a value have the same name, as of {"a": {"b": 1}, "a.b": 2}, they are named by their
+    keys as Python shows them ("['a']['b']"), in all values.
+    """
+    leaves = [list(_leaves(value)) for value in values]
+    shared = {
+        name
+        for each in leaves
+        for name, count in Counter(_dotted(keys) for keys, _ in each).items()
+        if count > 1
+    }
+
+    def name_of(keys: tuple[Any, ...]) -> str:
+        name = _dotted(keys)
+        return "".join(f"[{key!r}]" for key in keys) if name in shared else name
+
+    return [{name_of(keys): leaf for keys, leaf in each} for each in leaves]
+
+
+def _dotted(keys: tuple[Any, ...]) -> str:
+    name = ""
+    for key in keys:
+        name = f"{name}.{key}" if name else str(key)
+    return name
+
+
+def _leaves(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield what is no container, and empty containers, by the keys that lead to it."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         items = list(enumerate(value))
     if not items:
-        yield prefix, value
+        yield keys, value
     for key, item in items:
-        yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+        yield from _leaves(item, (*keys, key))
 
 
 def _are_same(one: Any, other: Any) -> bool:

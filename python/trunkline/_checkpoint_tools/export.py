@@ -48,7 +48,8 @@ def export_checkpoint(
     bounded however large the checkpoint is; only arrays of numpy, objects, and tensors in unusual layouts are
     held. Every byte is compared with its checksum, and the files have checksums of their own. The file or
     folder appears complete, durable, and at the end. An existing file raises FileExistsError unless `force`
-    is True; a folder that is not empty always raises Error with ENOTEMPTY.
+    is True; a folder that is not empty always raises Error with ENOTEMPTY. Waits for saves of this process
+    into `directory`, so that the last one counts.
 
     Raises FileNotFoundError if there is no such checkpoint; Corrupt, naming file, chunk and tensor, for
     damage; Unsupported, naming the keys, for what .safetensors files cannot hold, and without torch;

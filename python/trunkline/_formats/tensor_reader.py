@@ -1,10 +1,11 @@
 """An open file whose tensors are read one by one, and slices of them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from trunkline._errors import Error
+from trunkline._errors import Error, Unsupported
 from trunkline._formats.slices import Block, block_of, runs_of
 from trunkline._tensor_io.arrays import array_of
 from trunkline._tensor_io.memory import empty_bytes
@@ -31,7 +32,7 @@ class Source(Protocol):
     metadata: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the names of all tensors, in the order of the file."""
+        """Return the names of all tensors, in the order of the file; a name for each tensor that has it."""
 
     def describe(self, name: str) -> Description:
         """Return the description of a tensor."""
@@ -56,7 +57,7 @@ class TensorReader:
         """Not for users: open_tensors() makes readers."""
         self._device = device
         self._source: Source | None = source
-        self._names = dict.fromkeys(source.names())
+        self._names = Counter(source.names())  # how many tensors have each name
         self._path = source.path
         self._verifies_slices = verifies_slices
 
@@ -65,7 +66,10 @@ class TensorReader:
         return list(self._names)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Read a tensor, and verify it as open_tensors() was told. Raises KeyError if there is none."""
+        """Read a tensor, and verify it as open_tensors() was told.
+
+        Raises KeyError if there is none, Unsupported if several tensors have the name.
+        """
         return self._result(name, self._of(name).read(name))
 
     get_tensor = __getitem__  # as safetensors.safe_open
@@ -117,6 +121,13 @@ class TensorReader:
         source = self._opened()
         if name not in self._names:
             raise KeyError(f"{self._path} has no tensor named {name!r}; keys() has all names")
+        if self._names[name] > 1:
+            raise Unsupported(
+                None,
+                f"{self._path} has {self._names[name]} tensors that are named {name!r}, under different keys "
+                '(such as 0 and "0", or "a.b" and "b" in "a"); load them with load()',
+                self._path,
+            )
         return source
 
     def _result(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -564,17 +564,6 @@ def saves_into(directory: str) -> list[tuple[SaveHandle, object]]:
     ]
 
 
-def await_saves_into(directory: str) -> None:
-    """Wait for the saves of Checkpointers of this process into `directory`, which raise their errors there.
-
-    Does not wait for a save that this thread is about to begin, which a signal handler has interrupted.
-    """
-    for handle, owner in saves_into(directory):
-        turn = getattr(owner, "_turn", None)
-        if turn is None or not turn.is_within_call():
-            handle._join()
-
-
 def _take_unobserved(is_wanted: Callable[[SaveHandle], bool]) -> list[SaveHandle]:
     """Remove the saves with unobserved errors from _failed; each is returned to one caller."""
     taken = []

@@ -47,22 +47,19 @@ class _ExpertHooks:
         self._firsts = [first + index * experts.count for index in range(len(experts.weights))]
         self.units = list(range(first, first + experts.count * len(experts.weights)))
         self.following: list[int] = []  # units of the next module
-        self._matrices: list[RoutedMatrices] = []
         for unit, weight in zip(self._firsts, experts.weights, strict=True):
             parameter = module._parameters[weight.name]
             assert parameter is not None
             of_weight = begins[unit - first : unit - first + experts.count]
-            matrices = RoutedMatrices(memory, unit, of_weight, parameter)
-            self._matrices.append(matrices)
+            matrices = RoutedMatrices(memory, group, unit, of_weight, parameter)
             module._parameters[weight.name] = RoutedWeight.routed(weight.path, parameter, matrices)
-        module.forward = _uncompiled_forward(module)
+        module.forward = _uncompiled_forward(module, memory, group)
         module.register_forward_pre_hook(not_compiled(self.before), with_kwargs=True)
         module.register_forward_hook(not_compiled(self.after), always_call=True)
 
     def before(self, module: nn.Module, arguments: Any, named: Any) -> None:
         """Read the experts that the module is going to use."""
         self._memory.release_all()  # an interrupt may have ended the pass before without calling hooks
-        self._set_in_use(True)
         routing = routing_of(arguments, named)
         if routing is None or routing.dim() == 0:
             return
@@ -74,19 +71,22 @@ class _ExpertHooks:
 
     def after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         """Let their memory be reused."""
-        self._set_in_use(False)
         self._memory.release_all()
 
-    def _set_in_use(self, in_use: bool) -> None:
-        for each in self._matrices:
-            each.in_use = in_use
 
+def _uncompiled_forward(module: nn.Module, memory: ExpertMemory, group: int) -> Any:
+    """Return the module's forward, which torch.compile leaves alone: it reads weights from files.
 
-def _uncompiled_forward(module: nn.Module) -> Any:
-    """Return the module's forward, which torch.compile leaves alone: it reads weights from files."""
+    Only within it are the weights of the group usable.
+    """
     kept, forward = weakref.ref(module), type(module).forward
 
     def run(*arguments: Any, **named: Any) -> Any:
-        return forward(kept(), *arguments, **named)
+        before = memory.running
+        try:
+            memory.running = group
+            return forward(kept(), *arguments, **named)
+        finally:
+            memory.running = before
 
     return not_compiled(run)

@@ -33,6 +33,7 @@ from trunkline.checkpoint.directory.agreement import agree, open_store
 from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of, writers_of
 from trunkline.checkpoint.directory.part import Verify, Wanted
 from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
+from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_load import load_state
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
 from trunkline.checkpoint.directory.step_source import StepSource
@@ -42,7 +43,7 @@ from trunkline.checkpoint.ranks.outcomes import (
     give_up,
     mark_earlier,
 )
-from trunkline.checkpoint.save import SaveHandle, await_saves_into, raise_unobserved, take_failures
+from trunkline.checkpoint.save import SaveHandle, raise_unobserved, take_failures
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -764,7 +765,7 @@ class Checkpointer:
         For example after a notebook cell that makes the Checkpointer is run again: reading before these saves
         end would continue from an earlier step.
         """
-        await_saves_into(self._absolute)
+        await_saves_into(self._absolute, but=self)
 
     def _agree(
         self,

@@ -16,6 +16,7 @@ from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._torch_or_numpy import require_torch, torch
 from trunkline._types import Path
+from trunkline.checkpoint.directory.running_saves import await_saves_at
 from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
 from trunkline.checkpoint.save_order import await_saves_of
@@ -47,7 +48,7 @@ def open_tensors(
     (.safetensors, steps) or whole storages (.pt), which are read whole then.
 
     Raises the errors of load(), Unsupported for a .pt file with objects besides dicts, lists, numbers,
-    strings and tensors. Waits for saves of this process to the file, as load() does.
+    strings and tensors. Waits for saves of this process to the file or directory, as load() does.
     """
     if hasattr(path, "read"):
         raise TypeError(f"path: must be the path of a file, not an open file ({type(path).__name__})")
@@ -57,6 +58,7 @@ def open_tensors(
     check_engine(engine)
     target = device_argument(device, name)
     await_saves_of(awaited_path(name))
+    await_saves_at(name)
     return TensorReader(_source(name, target, engine, verify), target, verifies_slices=verify is True)
 
 

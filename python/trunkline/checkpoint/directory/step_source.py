@@ -47,11 +47,13 @@ class StepSource:
         self._engine = engine
         self._verify = verify
         self._whole = json.loads(manifest.state)
-        # Arrays of numpy are tensors here, too. Two keys may have the same name: then the first.
-        self._nodes: dict[str, dict[str, Any]] = {}
-        for name, node in leaves(self._whole):
-            if isinstance(node, dict) and ("tensor" in node or "ndarray" in node):
-                self._nodes.setdefault(name, node)
+        named = [
+            (name, node)
+            for name, node in leaves(self._whole)  # arrays of numpy are tensors here, too
+            if isinstance(node, dict) and ("tensor" in node or "ndarray" in node)
+        ]
+        self._names = [name for name, _ in named]
+        self._nodes: dict[str, dict[str, Any]] = dict(named)
         self._stored = {
             name: (index, dtype, nbytes) for index, (name, dtype, _, nbytes) in enumerate(manifest.tensors())
         }
@@ -64,7 +66,7 @@ class StepSource:
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
-        return list(self._nodes)
+        return list(self._names)
 
     def describe(self, name: str) -> Description:
         """Return the description of a tensor."""
