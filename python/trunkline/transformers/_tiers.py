@@ -10,7 +10,7 @@ from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline._streaming.memory import budget_argument, default_budget
-from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, paged_bytes, slots_bytes
+from trunkline._streaming.roofline import GPU_SLOTS, paged_bytes, slots_bytes
 from trunkline._streaming.stored import FileTensor, StreamUnit
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline.transformers._bound_unit import WeightView
@@ -57,11 +57,11 @@ class StoredUnit:
 
     @classmethod
     def of(cls, unit: Unit, places: dict[str, FileTensor]) -> "StoredUnit":
-        """Lay the unit out so that it is read from the file without a copy."""
+        """Lay the unit out so that it is read from the file without a copy, where that is possible."""
         offsets, at = [], 0
         for weight in unit.weights:
             stored = places[weight.path]
-            at += (stored.offset - at) % PAGE_BYTES
+            at = stored.next_begin(at)
             offsets.append((at, stored))
             at += stored.nbytes
         parts = [(each.file, each.offset, each.nbytes, begin, each.checksum) for begin, each in offsets]
