@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_forked import exit_codes, start_code
-from support_models import make_folder, prompt, stock
+from support_models import checkpoint_of, make_folder, pack_directory, prompt, stock
 
 import trunkline as tl
 from trunkline._streaming import location as pack_location
@@ -338,7 +338,7 @@ def test_a_manifest_does_not_come_back(
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))
     location = PackLocation((a,))
-    checkpoint = _packing.read_checkpoint(folder, None, None)
+    checkpoint = checkpoint_of(folder)
     sums = packing.Source.data_checksums
 
     def removed(source: packing.Source) -> list[int]:
@@ -449,7 +449,7 @@ def test_small_elements_lie_where_they_are_read_best(tmp_path: Path) -> None:
     for path in folder.glob("*.safetensors"):
         shift(path, 24)
     model = tl.transformers.from_pretrained(folder)
-    manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+    manifest = json.loads((pack_directory(folder) / "pack.json").read_text())
     assert {tensor["offset"] % 64 for tensor in manifest["tensors"]} == {0}
     row = torch.arange(7).reshape(1, -1)
     with torch.no_grad():
@@ -512,7 +512,7 @@ def test_files_that_change_while_they_are_loaded_are_told(
 
 def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
     """What is written after the look, and in the same tick of the kernel's clock, would have the same one."""
-    headers = _packing.read_checkpoint(folder, None, None).headers
+    headers = checkpoint_of(folder).headers
     for header in headers:
         os.utime(header.path)
     looked = packing.file_versions(headers)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support_experts import FAMILIES, small_config
-from support_models import make_folder, prompt, save_model, stock
+from support_models import make_folder, pack_directory, prompt, save_model, stock
 from test_streaming import generated, least, logits
 
 import trunkline as tl
@@ -162,17 +162,17 @@ def test_a_damaged_expert_is_named_and_read_again_when_it_is_repaired(tmp_path: 
     folder = make_folder(tmp_path, "qwen3-moe")
     model = routed(folder)
     expected = stock(folder)
-    manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+    manifest = json.loads((pack_directory(folder) / "pack.json").read_text())
     stored = next(each for each in manifest["tensors"] if each["name"].endswith("2.mlp.experts.down_proj"))
     assert len(stored["slices_crc32c"]) == 4
-    with (folder / "trunkline-pack" / "weights.safetensors").open("r+b") as weights:
+    with (pack_directory(folder) / "weights.safetensors").open("r+b") as weights:
         weights.seek(stored["offset"] + 64 * 48 * 2 + 77)  # of expert 1
         byte = weights.read(1)
         weights.seek(-1, 1)
         weights.write(bytes([byte[0] ^ 1]))
     with pytest.raises(tl.Corrupt, match=r"layers\.2\.mlp\.experts\.down_proj\[1\].*remove .* to rebuild"):
         several_passes(model)
-    with (folder / "trunkline-pack" / "weights.safetensors").open("r+b") as weights:
+    with (pack_directory(folder) / "weights.safetensors").open("r+b") as weights:
         weights.seek(stored["offset"] + 64 * 48 * 2 + 77)
         weights.write(byte)
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_a_damaged_expert_is_named_and_read_again_when_it_is_repaired(tmp_path: 
 def test_a_pack_without_checksums_of_experts_is_made_anew(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "qwen3-moe")
     routed(folder)
-    path = folder / "trunkline-pack" / "pack.json"
+    path = pack_directory(folder) / "pack.json"
     manifest = json.loads(path.read_text())
     for tensor in manifest["tensors"]:
         tensor.pop("slices_crc32c", None)
@@ -194,7 +194,7 @@ def test_a_pack_without_checksums_of_experts_is_made_anew(tmp_path: Path) -> Non
 def test_a_manifest_with_checksums_of_too_few_experts_is_rejected(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "qwen3-moe")
     routed(folder)
-    path = folder / "trunkline-pack" / "pack.json"
+    path = pack_directory(folder) / "pack.json"
     manifest = json.loads(path.read_text())
     next(each for each in manifest["tensors"] if "slices_crc32c" in each)["slices_crc32c"].pop()
     path.write_text(json.dumps(manifest))
@@ -207,7 +207,7 @@ def test_files_are_read_in_place(tmp_path: Path) -> None:
 
     folder = make_folder(tmp_path / "model", "qwen3-moe", torch.float32)
     routed(folder)
-    weights = load_file(folder / "trunkline-pack" / "weights.safetensors")
+    weights = load_file(pack_directory(folder) / "weights.safetensors")
     fused = tmp_path / "fused"
     fused.mkdir()
     (fused / "config.json").write_bytes((folder / "config.json").read_bytes())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from trunkline import _core
 from trunkline._streaming.bound_unit import WeightView
 from trunkline._streaming.layers import Unit
-from trunkline._streaming.roofline import PAGE_BYTES
 from trunkline._streaming.stored import FileTensor, StreamUnit
 
 
@@ -19,11 +18,11 @@ class StoredUnit:
 
     @classmethod
     def of(cls, unit: Unit, places: dict[str, FileTensor]) -> "StoredUnit":
-        """Lay the unit out so that it is read from the file without a copy."""
+        """Lay the unit out so that it is read from the file without a copy, where that is possible."""
         offsets, at = [], 0
         for weight in unit.weights:
             stored = places[weight.path]
-            at += (stored.offset - at) % PAGE_BYTES
+            at = stored.next_begin(at)
             offsets.append((at, stored))
             at += stored.nbytes
         parts = [(each.file, each.offset, each.nbytes, begin, each.checksum) for begin, each in offsets]
