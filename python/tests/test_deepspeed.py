@@ -321,7 +321,11 @@ print('good')
     assert run_beside_stand_in(tmp_path, code) == "good\n"
 
 
-@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n"])
+# As accelerate and transformers do when they are imported.
+LOOKS = "import importlib.util\nassert importlib.util.find_spec('deepspeed') is not None\n"
+
+
+@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n", LOOKS])
 def test_the_environment_installs_it_when_deepspeed_is_imported(tmp_path: Path, first: str) -> None:
     code = (
         f"{first}import sys\n"
