@@ -315,7 +315,7 @@ def test_diff_says_which_tensors_differ_and_by_how_much(tmp_path: Path) -> None:
 
 def test_diff_of_large_integers(tmp_path: Path) -> None:
     big, large = 2**62, 2**60
-    pairs = [
+    pairs: list[Any] = [
         ([big, -big], [big + 1, -big], torch.int64, torch.int64, 1, 1.0),
         ([big, -big], [big, -big - 3], torch.int64, torch.int64, 1, 3.0),
         ([large + 2, 5], [large + 1, 5], torch.int64, torch.uint64, 1, 1.0),
@@ -325,10 +325,7 @@ def test_diff_of_large_integers(tmp_path: Path) -> None:
         ([1, 0], [0, 0], torch.bool, torch.int64, 1, 1.0),
     ]
     for name in (0, 1):
-        state = {
-            str(at): torch.tensor(pair[name], dtype=pair[2 + name])  # type: ignore[call-overload]
-            for at, pair in enumerate(pairs)
-        }
+        state = {str(at): torch.tensor(pair[name], dtype=pair[2 + name]) for at, pair in enumerate(pairs)}
         tl.save(state, tmp_path / f"{name}.pt")
     found = compare(tmp_path / "0.pt", tmp_path / "1.pt")
     assert [(each.elements, each.max_abs) for each in found.tensors] == [pair[4:] for pair in pairs]
