@@ -153,15 +153,20 @@ def test_validation_finds_what_differs(handle: aio_handle, tmp_path: Path) -> No
         handle.wait()
 
 
-def test_validation_is_of_the_file_that_was_written(
-    handle: aio_handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reads", [False, True])
+def test_validation_after_a_change_of_the_working_directory(
+    reads: bool, handle: aio_handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the working directory changes, and has another file of that name."""
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").write_bytes(bytes(9000))
     monkeypatch.chdir(tmp_path)
-    handle.pwrite(random_bytes(9000), "file", True, True)
-    monkeypatch.chdir(tmp_path / "other")
+    data = random_bytes(9000)
+    if reads:
+        Path("file").write_bytes(data.numpy().tobytes())
+        handle.pread(torch.empty(9000, dtype=torch.uint8), "file", True, True)
+    else:
+        handle.pwrite(data, "file", True, True)
+    Path("elsewhere").mkdir()
+    Path("elsewhere/file").write_bytes(bytes(9000))
+    monkeypatch.chdir("elsewhere")
     assert handle.wait() == 1
 
 
@@ -316,7 +321,8 @@ print('good')
     assert run_beside_stand_in(tmp_path, code) == "good\n"
 
 
-LOOKS = "import importlib.util\nassert importlib.util.find_spec('deepspeed')\n"  # as accelerate does
+# As accelerate and transformers do when they are imported.
+LOOKS = "import importlib.util\nassert importlib.util.find_spec('deepspeed') is not None\n"
 
 
 @pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n", LOOKS])

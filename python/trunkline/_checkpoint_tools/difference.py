@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
 from trunkline import _core
@@ -19,6 +20,10 @@ from trunkline._tensor_io.tensors import dtype_name
 from trunkline.checkpoint.load import load
 
 _WINDOW_BYTES = 32 << 20  # of each side
+_INTEGERS = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+}
 _FILES = ("safetensors", "folder", "file")
 
 
@@ -230,6 +235,8 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | Non
     """Return how many elements differ, and by how much at most; None where that is no number."""
     if one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
         return 0, None
+    if one.dtype in _INTEGERS and other.dtype in _INTEGERS:
+        return _differing_integers(one.numpy(), other.numpy())
     if one.is_complex() or other.is_complex():
         wide = torch.complex128
     elif one.dtype.is_floating_point or other.dtype.is_floating_point or one.dtype != other.dtype:
@@ -251,3 +258,18 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | Non
     largest = (left[differs].to(number) - right[differs].to(number)).abs()
     finite = largest[largest.isfinite()]
     return count, float(finite.max()) if len(finite) else None
+
+
+def _differing_integers(one: "numpy.ndarray", other: "numpy.ndarray") -> tuple[int, float | None]:
+    """Return how many integers differ, and by how much at most; float64 cannot represent large ones."""
+    # In two's complement, integers of the same sign are ordered as their bits are.
+    left, right = one.astype(numpy.uint64), other.astype(numpy.uint64)
+    same_sign = (one < 0) == (other < 0)
+    differs = (left != right) | ~same_sign
+    count = int(differs.sum())
+    if count == 0:
+        return 0, None
+    near = differs & same_sign
+    largest = numpy.max(numpy.maximum(left, right)[near] - numpy.minimum(left, right)[near], initial=0)
+    far = numpy.abs(one[~same_sign].astype(numpy.float64) - other[~same_sign].astype(numpy.float64))
+    return count, max(float(largest), float(numpy.max(far, initial=0.0)))
