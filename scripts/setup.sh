@@ -63,7 +63,7 @@ collect_missing() {
   need_command ninja ninja-build
   need_command pkg-config pkg-config
   at_least 3.25 "$(cmake --version 2>/dev/null | awk 'NR == 1 { print $3 }')" || missing+=(cmake)
-  need liburing-dev libaio-dev libisal-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+  need liburing-dev libisal-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   if [[ ${wanted[package]:-} ]]; then
     # Debian splits the interpreter; others (pyenv, conda) come whole.
     command -v "$python" >/dev/null || missing+=(python3)
