@@ -45,6 +45,7 @@ class _Place:
     location: PackLocation
     headers: list[Header]
     recipe: Recipe
+    model: str  # the folder
 
 
 def load_streamed(original: Any, runner: Any, settings: Settings) -> Any:
@@ -94,7 +95,7 @@ def _place_of(runner: Any, settings: Settings) -> _Place:
     unit = f" in units of {settings.unit_bytes}" if settings.unit_bytes else ""
     converter = f"sglang {sglang.__version__}, torch {torch.__version__}, {name}{unit}"
     location = PackLocation(tuple(Path(root).absolute() / name for root in roots))
-    return _Place(location, folder_headers(str(folder)), Recipe(digest, dtype, converter))
+    return _Place(location, folder_headers(str(folder)), Recipe(digest, dtype, converter), str(folder))
 
 
 def _layers_class() -> Any:
@@ -182,7 +183,9 @@ def _make(place: _Place, layers: Any) -> Manifest:
 
     with place.location.lock():
         source = Source(place.headers)
-        return packs.make(place.location, place.headers, place.recipe, layout, before, source, contents())
+        return packs.make(
+            place.location, place.headers, place.recipe, layout, before, source, contents(), place.model
+        )
 
 
 def _stream(runner: Any, place: _Place, layers: Any, manifest: Manifest, budget: int) -> None:
