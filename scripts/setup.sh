@@ -166,3 +166,18 @@ for name in package test lint docs models; do
   if [[ ${wanted[$name]:-} ]] && stale "$name"; then requirements+=("$name"); fi
 done
 if ((${#requirements[@]})); then pip_install "${requirements[@]}"; fi
+
+if [[ ${wanted[test]:-} ]] && stale nvidia; then
+  echo "setup: installing NVIDIA's headers of requirements/nvidia"
+  rm -rf .venv/nvidia
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 --no-deps --target .venv/nvidia \
+    -r requirements/nvidia.txt
+  stamp_of nvidia >.venv/stamp-nvidia
+fi
+
+# For tests of trunkline.sglang, which are skipped without it.
+if [[ ${wanted[test]:-} ]] && ! .venv/bin/python scripts/sglang_environment.py --offline >/dev/null; then
+  echo "setup: installing SGLang into an environment of its own (1.5 GB)"
+  .venv/bin/python scripts/sglang_environment.py >/dev/null ||
+    echo "setup: SGLang could not be installed; the tests that need it are skipped" >&2
+fi
