@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_forked import exit_codes, start_code
-from support_models import checkpoint_of, make_folder, pack_directory, prompt, stock
+from support_models import checkpoint_of, make_folder, pack_directory, prompt, shift, stock
 
 import trunkline as tl
 from trunkline._streaming import location as pack_location
@@ -386,15 +386,6 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
     named = a / "trunkline-pack"
     made(folder, [named])
     refused(make_folder(folder.parent / "other", "qwen3"), [named], named, [a])
-
-
-def shift(path: Path, nbytes: int) -> None:
-    """Let the data of a safetensors file begin `nbytes` behind a multiple of 64."""
-    data = path.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    head = data[8:end].rstrip(b" ")
-    head += b" " * ((nbytes - 8 - len(head)) % 64)
-    path.write_bytes(len(head).to_bytes(8, "little") + head + data[end:])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -18,7 +18,8 @@ _QUANTIZED = (
 )
 _PLACED = (
     "Trunkline places the weights itself: memory_budget bounds those in the memory of the device, "
-    "host_memory those in main memory of a model on a GPU, and all others are streamed from the disk; pass these instead"
+    "host_memory those in main memory of a model on a GPU, and all others are streamed from the disk; pass "
+    "these instead"
 )
 _ONE_DEVICE = "a model is streamed on one device; omit it, or load the model with transformers"
 _WEIGHTS_IN_FILES = (
