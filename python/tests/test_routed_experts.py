@@ -273,13 +273,58 @@ def test_other_uses_of_the_experts_are_refused(tmp_path: Path) -> None:
         lambda: torch.bmm(torch.zeros(4, 1, 96), weight),
         lambda: weight.transpose(0, 1),
         lambda: weight.transpose(1, 2)[0],
+        lambda: weight[0],  # the module does not run: its memory is that of other experts
+        lambda: weight[torch.tensor([0, 1])],
+        lambda: weight[0].add_(1),
+        lambda: torch.nn.functional.grouped_mm(
+            torch.zeros(1, 64), weight.transpose(1, 2), offs=torch.ones(4, dtype=torch.int32)
+        ),
     ):
         with pytest.raises(tl.Unsupported, match=r"experts\.gate_up_proj"):
             use()
-    with pytest.raises(IndexError):
-        weight[4]
     with pytest.raises(tl.Unsupported):
         model.state_dict()
+
+
+def test_matrices_of_experts_are_refused_outside_of_their_modules_forward(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "qwen3-moe")
+    model, expected = routed(folder), logits(stock(folder))
+    assert torch.equal(logits(model), expected)
+    modules = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+    weight = modules[0].gate_up_proj
+    uses = (
+        lambda: weight[0],
+        lambda: weight[torch.tensor(0)],
+        lambda: weight[torch.tensor([0, 1])],
+        lambda: weight[0].add_(1),
+        lambda: weight[0].data.zero_(),
+        lambda: torch.nn.functional.grouped_mm(
+            torch.zeros(4, 64, dtype=torch.bfloat16), weight.transpose(1, 2), offs=torch.tensor([1, 2, 3, 4])
+        ),
+    )
+
+    def refused() -> None:
+        for use in uses:
+            with pytest.raises(tl.Unsupported, match=r"experts\.gate_up_proj: it is streamed"):
+                use()
+
+    refused()
+    # The forward of another module does not make them usable, and neither does one that was interrupted.
+    handle = modules[1].act_fn.register_forward_pre_hook(lambda *_: refused())
+    assert torch.equal(logits(model), expected)
+    handle.remove()
+
+    def interrupt(*_: Any) -> None:
+        with pytest.raises(IndexError):
+            weight[4]
+        raise KeyboardInterrupt
+
+    handle = modules[0].act_fn.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        logits(model)
+    handle.remove()
+    refused()
+    assert torch.equal(logits(model), expected)
 
 
 def test_a_plan_knows_routing(tmp_path: Path) -> None:

@@ -20,18 +20,19 @@ from trunkline._modes import independent_of_modes
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as pack_files
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.bound_unit import UnitMemory, advised
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
+from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
 from trunkline._streaming.room import NoRoom
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
+from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import skeleton
-from trunkline.transformers._bound_unit import UnitMemory, advised
 from trunkline.transformers._expert_hooks import route
-from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
 from trunkline.transformers._options import ModelOptions, device_option, dtype_option, model_options
 from trunkline.transformers._packing import (
     WantedPack,
@@ -46,7 +47,6 @@ from trunkline.transformers._tiers import (
     memory_arguments,
     plan_placement,
 )
-from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
 
@@ -307,7 +307,7 @@ def _stream(
     stream = WeightStream(
         list(files), [each.described for each in passing], memory_bytes=plan.host_bytes, device_memory=slots
     )
-    views = [each.views(memory) for each in passing]
+    views = [each.views(memory.on_gpu) for each in passing]
     streaming.stream = stream
     unit_memory = UnitMemory(stream, remedy, slots)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)

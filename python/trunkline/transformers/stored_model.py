@@ -12,19 +12,19 @@ from torch import nn
 from trunkline._errors import Unsupported, exception_of
 from trunkline._formats.safetensors.folder import folder_headers
 from trunkline._formats.safetensors.loader import Header, dtype_and_shape
+from trunkline._streaming import layers as model_layers
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.layers import Unit
 from trunkline._streaming.roofline import ExpertSizes, Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, skeleton
-from trunkline.transformers import layers as model_layers
 from trunkline.transformers._folder import check_model_folder, check_weights
 from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._weights import Weights
 from trunkline.transformers.experts import Experts, experts_per_token, find_experts, routed_parameters
 from trunkline.transformers.hub import ModelFolder, add_download
-from trunkline.transformers.layers import Unit
 
 _DEFAULTS = ModelOptions()
 _MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
