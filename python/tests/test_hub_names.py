@@ -43,7 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("revision", [None, "main", "v1", "refs/pr/1", FIRST, SECOND])
 def test_revisions_are_those_of_transformers(cache: Path, revision: str | None) -> None:
-    options = {} if revision is None else {"revision": revision}
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
     model = tl.transformers.from_pretrained(NAME, memory_budget="400KB", **options)
     expected = transformers.AutoModelForCausalLM.from_pretrained(
         NAME, local_files_only=True, **options

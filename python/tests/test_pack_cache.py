@@ -209,7 +209,7 @@ def test_what_is_written_is_said_before(
 def test_plan_says_where_the_pack_is_or_would_be(
     cache: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    numbers = {"bandwidth": 1e9, "flops": 1e12}
+    numbers: dict[str, Any] = {"bandwidth": 1e9, "flops": 1e12}
     planned = tl.stream.plan(folder, **numbers)["pack"]
     assert (planned["needed"], planned["exists"]) == (True, False)
     assert planned["free_bytes"] > planned["bytes"]

@@ -56,7 +56,8 @@ bool has_data(const std::string& path) {
 bool any_data(const StripeFiles& files, const Found& found) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (has_data(files.members()[i])) return true;
-    if (found[i] && has_data(files.member_path(i, found[i]->member))) return true;
+    const std::optional<Descriptor>& descriptor = found[i];
+    if (descriptor && has_data(files.member_path(i, descriptor->member))) return true;
   }
   return false;
 }
@@ -64,9 +65,10 @@ bool any_data(const StripeFiles& files, const Found& found) {
 bool agree(const Found& found) {
   std::optional<std::string> id;
   for (std::size_t i = 0; i < found.size(); ++i) {
-    if (!found[i]) continue;
-    if (found[i]->member != i || found[i]->id != id.value_or(found[i]->id)) return false;
-    id = found[i]->id;
+    const std::optional<Descriptor>& descriptor = found[i];
+    if (!descriptor) continue;
+    if (descriptor->member != i || descriptor->id != id.value_or(descriptor->id)) return false;
+    id = descriptor->id;
   }
   return true;
 }
@@ -79,10 +81,11 @@ Status check_no_overlap(const StripeFiles& files, const StripeFiles::Presence& p
   if (!found) return std::unexpected(found.error());
   // 1.
   for (std::size_t i = 0; i < found->size(); ++i) {
-    if (!(*found)[i] || (*found)[i]->members == found->size()) continue;
+    const std::optional<Descriptor>& descriptor = (*found)[i];
+    if (!descriptor || descriptor->members == found->size()) continue;
     return refuse(files, action, files.descriptors()[i],
                   fmt::format("belongs to a file that is striped over {} directories, not over these {}",
-                              (*found)[i]->members, found->size()),
+                              descriptor->members, found->size()),
                   "use another name, or remove that file first, with a volume of its own directories");
   }
   // 2.
